@@ -1,0 +1,33 @@
+"""`EngineClient`, the seam every gateway speaks: in-process, over a socket, on Ray, or scripted in tests."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event
+
+
+class EngineClient(Protocol):
+    """A running engine. All methods are safe to call from one event loop concurrently."""
+
+    def info(self) -> EngineInfo:
+        """Facts of the served model. Raises `EngineUnavailable` before the engine is ready."""
+        ...
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """Stream the events of one request until every choice finished or it failed.
+
+        Errors before or during the run arrive as `Failed`, never as exceptions. Closing the iterator aborts.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request at any stage. Idempotent; returns once the engine has acknowledged."""
+        ...
+
+    async def stats(self) -> EngineStats:
+        """A snapshot. Raises `EngineUnavailable` when the engine does not answer within a second."""
+        ...
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when the running ones have ended."""
+        ...

@@ -1,0 +1,48 @@
+"""Frozen settings of one engine. Sizes in tokens, blocks or bytes as named; times in seconds."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step and of the queue."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_adapters_per_step: int = 64
+    max_waiting: int = 1024
+    max_adapter_wait_s: float = 10.0
+    chunked_prefill: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV pool. `num_blocks` None derives the count from `kv_bytes`."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_bytes: int = 1 << 30
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Residency of adapters on the device. `max_bytes` 0 refuses adapters altogether."""
+
+    max_bytes: int = 512 << 20
+    max_rank: int = 256
+    quarantine_after: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine needs to start. `model` is a directory, a `.gguf` file or a hub id."""
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    quantization: str = "none"
+    max_model_len: int | None = None
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
+    lora: LoraConfig = LoraConfig()

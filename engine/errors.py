@@ -1,0 +1,86 @@
+"""Every error the engine raises or reports. Nothing here knows HTTP.
+
+EngineError
+├── InvalidRequest          a request the engine can never run: names the field
+│   ├── PromptTooLong       prompt (+ max_tokens) exceeds the model length or the KV pool
+│   └── UnsupportedFeature  a field whose feature is not built into this engine
+├── EngineOverloaded        the bounded waiting queue is full
+├── EngineUnavailable       the engine process is down, restarting or draining
+├── RequestTimeout          a deadline of the request passed
+├── NonFiniteLogits         this row's logits held NaN or infinity; other rows went on
+├── AdapterError            this request's adapter cannot serve it
+│   ├── AdapterLoadFailed   the blob could not be read or does not fit the model
+│   ├── AdapterTooLarge     one adapter exceeds the whole residency budget
+│   └── AdapterQuarantined  the adapter produced non-finite rows repeatedly
+└── ModelError              the base model cannot be loaded
+    ├── UnsupportedArchitecture
+    └── UnsafeCheckpoint    a pickle checkpoint; only safetensors and GGUF are read
+"""
+
+
+class EngineError(Exception):
+    """Base of all engine errors. `code` travels over the wire in `Failed.code`."""
+
+    code = "engine_error"
+
+
+class InvalidRequest(EngineError):
+    """A request that can never run. `field` names what is wrong with it."""
+
+    code = "invalid_request"
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class PromptTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class UnsupportedFeature(InvalidRequest):
+    code = "unsupported_feature"
+
+
+class EngineOverloaded(EngineError):
+    code = "overloaded"
+
+
+class EngineUnavailable(EngineError):
+    code = "engine_unavailable"
+
+
+class RequestTimeout(EngineError):
+    code = "timeout"
+
+
+class NonFiniteLogits(EngineError):
+    code = "non_finite_logits"
+
+
+class AdapterError(EngineError):
+    code = "adapter_error"
+
+
+class AdapterLoadFailed(AdapterError):
+    code = "adapter_load_failed"
+
+
+class AdapterTooLarge(AdapterError):
+    code = "adapter_too_large"
+
+
+class AdapterQuarantined(AdapterError):
+    code = "adapter_quarantined"
+
+
+class ModelError(EngineError):
+    code = "model_error"
+
+
+class UnsupportedArchitecture(ModelError):
+    code = "unsupported_architecture"
+
+
+class UnsafeCheckpoint(ModelError):
+    code = "unsafe_checkpoint"

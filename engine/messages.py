@@ -1,0 +1,144 @@
+"""The typed messages of the seam between gateway and engine (msgspec structs, msgpack on the wire, never pickle).
+
+For every accepted request the events are: one `Started`, any number of `Delta`, one `Finished` per choice;
+or at any point one `Failed`, which ends the whole request.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from loraplex.engine.sampling_params import SamplingParams
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+
+
+class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
+    """An immutable adapter version. `namespace` is the tenant's 32-byte cache namespace; `digest` is 64 hex digits."""
+
+    namespace: bytes
+    digest: str
+    blob_path: str
+
+    @property
+    def key(self) -> tuple[bytes, str]:
+        """Identity in storage, residency and the prefix cache: never shared across tenants."""
+        return (self.namespace, self.digest)
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, checked and tokenized by the gateway. Times are seconds counted from receipt."""
+
+    request_id: str
+    namespace: bytes
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    weight: float = 1.0
+    adapter: AdapterRef | None = None
+    grammar: bytes | None = None
+    cache_salt: bytes = b""
+    queue_timeout_s: float | None = None
+    total_timeout_s: float | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """Log-probability of the sampled token and of the best alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one choice. `completion_tokens` includes the token that completed a stop."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """The prompt is computed. `digest` is the adapter's that was really used, None for the base model."""
+
+    request_id: str
+    digest: str | None
+    cached_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True, tag="delta"):
+    """New tokens of one choice. `text` may lag behind `token_ids` (partial characters, possible stop strings)."""
+
+    request_id: str
+    choice: int
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """One choice ended. `stop` is the stop string or token id that ended it, if one did."""
+
+    request_id: str
+    choice: int
+    reason: FinishReason
+    usage: Usage
+    stop: str | int | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The whole request ended with an error; `code` is an `EngineError.code`."""
+
+    request_id: str
+    code: str
+    message: str
+    field: str | None = None
+
+
+Event: TypeAlias = Started | Delta | Finished | Failed
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway must know of the model an engine serves."""
+
+    model_digest: str
+    model_path: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot in plain numbers; counters only grow. Exporters live in the gateway."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_for_adapter: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    referenced_blocks: int = 0
+    total_blocks: int = 0
+    resident_adapters: list[str] = []
+    pinned_adapters: int = 0
+    adapter_bytes: int = 0
+    adapter_budget_bytes: int = 0
+    adapter_loads: int = 0
+    adapter_load_failures: int = 0
+    adapter_evictions: int = 0
+    running_adapters: list[str] = []
+    waiting_adapters: list[str] = []
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    preemptions: int = 0
+    corrupted_requests: int = 0
+    admission_rejections: int = 0
+    aborted_requests: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    heartbeat_age_s: float = 0.0
+    draining: bool = False

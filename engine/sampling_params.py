@@ -1,0 +1,77 @@
+"""What a caller may ask of the sampler. Bounds are enforced by the gateway's parameter table and again here."""
+
+import math
+
+import msgspec
+
+from loraplex.engine.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 16
+MAX_STOP_STRINGS = 16
+MAX_LOGIT_BIAS = 1024
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Sampling of one request.
+
+    `top_k` 0 means off. `logprobs` None means none, k means the chosen token's and the k best (0-20).
+    `seed` None draws one at submission; the stream of random numbers is a function of (seed, choice, position).
+    """
+
+    max_tokens: int
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None
+    logprobs: int | None = None
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest` naming the first field out of bounds."""
+        _require(1 <= self.max_tokens, "max_tokens", "must be at least 1")
+        _require(1 <= self.n <= MAX_CHOICES, "n", f"must lie in 1..{MAX_CHOICES}")
+        _in_range("temperature", self.temperature, 0.0, 2.0)
+        _in_range("top_p", self.top_p, 0.0, 1.0)
+        _require(self.top_p > 0.0, "top_p", "must be above 0")
+        _require(self.top_k >= 0, "top_k", "must be at least 0; 0 turns it off")
+        _in_range("min_p", self.min_p, 0.0, 1.0)
+        _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "must lie in 0..max_tokens")
+        _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", f"holds at most {MAX_STOP_STRINGS} strings")
+        _require(all(self.stop), "stop", "must not hold an empty string")
+        _token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        _require(
+            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"holds at most {MAX_LOGIT_BIAS} entries"
+        )
+        _token_ids("logit_bias", tuple(self.logit_bias), vocab_size)
+        for bias in self.logit_bias.values():
+            _in_range("logit_bias", bias, -100.0, 100.0)
+        if self.logprobs is not None:
+            _require(0 <= self.logprobs <= MAX_TOP_LOGPROBS, "logprobs", f"must lie in 0..{MAX_TOP_LOGPROBS}")
+
+
+def _require(condition: bool, field: str, message: str) -> None:
+    if not condition:
+        raise InvalidRequest(field, f"`{field}` {message}")
+
+
+def _in_range(field: str, value: float, low: float, high: float) -> None:
+    _require(math.isfinite(value) and low <= value <= high, field, f"must lie in {low}..{high}")
+
+
+def _token_ids(field: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    _require(all(0 <= i < vocab_size for i in ids), field, f"must hold token ids in 0..{vocab_size - 1}")

@@ -1,0 +1,58 @@
+"""`Sequence`: one choice of one request, from arrival to its last token.
+
+Invariant: the KV of `token_ids[:num_computed_tokens]` lies in `block_table`; what follows is still to be computed.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from loraplex.engine.messages import AdapterRef, EngineRequest, FinishReason
+from loraplex.engine.token_mask import TokenMask
+
+
+class SequenceStatus(Enum):
+    """WAITING covers new, preempted and sibling sequences; LOADING waits for its adapter outside the batch."""
+
+    WAITING = auto()
+    LOADING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable state of one row. Only the scheduler changes it; the runner reads what the plan carries."""
+
+    request: EngineRequest
+    choice: int
+    arrival: float
+    seed: int
+    token_ids: list[int]
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    block_table: list[int] = field(default_factory=list)
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    stopped_by: int | None = None
+    num_preemptions: int = 0
+    token_mask: TokenMask | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        return self.request.adapter
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id

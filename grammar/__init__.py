@@ -1,0 +1,1 @@
+"""Constrained decoding: request forms to grammars, and grammars to next-token masks."""

@@ -1,0 +1,1 @@
+"""Tenants, keys, adapters' catalogue rows and usage: PostgreSQL and Valkey behind repositories."""
