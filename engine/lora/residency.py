@@ -1,0 +1,37 @@
+"""`AdapterResidency`: what the scheduler may ask about adapters on the device. Pure Python; never blocks."""
+
+from enum import Enum, auto
+from typing import Protocol
+
+from loraplex.engine.errors import AdapterError
+from loraplex.engine.messages import AdapterRef
+
+
+class AdapterState(Enum):
+    """FAILED and QUARANTINED carry an error; FAILED is forgotten once reported, so that a later request retries."""
+
+    ABSENT = auto()
+    LOADING = auto()
+    RESIDENT = auto()
+    FAILED = auto()
+    QUARANTINED = auto()
+
+
+class AdapterResidency(Protocol):
+    """Bounded by bytes. A pinned adapter is never evicted; pins count running sequences."""
+
+    def state(self, adapter: AdapterRef) -> AdapterState: ...
+
+    def prefetch(self, adapter: AdapterRef) -> bool:
+        """Start loading, evicting unpinned adapters (LRU) as needed; False when the pinned ones leave no room now."""
+        ...
+
+    def pin(self, adapter: AdapterRef) -> None:
+        """Hold a RESIDENT adapter on the device."""
+        ...
+
+    def unpin(self, adapter: AdapterRef) -> None: ...
+
+    def take_error(self, adapter: AdapterRef) -> AdapterError:
+        """The error of a FAILED or QUARANTINED adapter; clears FAILED."""
+        ...

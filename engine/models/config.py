@@ -1,0 +1,58 @@
+"""`ModelConfig`: the geometry of one decoder of the Llama family, free of torch, so that gateways can read it too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Normalised from a `transformers` configuration. Per-layer tuples have `num_layers` entries.
+
+    `rope` is the configuration object's own dict form, from which `transformers`' initialisers make the inverse
+    frequencies. The four multipliers are 1.0 except for Granite; `attention_scale` is head_dim ** -0.5 elsewhere.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    uses_rope: tuple[bool, ...]
+    sliding_window: tuple[int | None, ...]
+    attention_scale: float
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    hf_config: Mapping[str, Any]
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def projection_shapes(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of each of the seven projections of a layer."""
+        return {
+            "q_proj": (self.q_size, self.hidden_size),
+            "k_proj": (self.kv_size, self.hidden_size),
+            "v_proj": (self.kv_size, self.hidden_size),
+            "o_proj": (self.hidden_size, self.q_size),
+            "gate_proj": (self.intermediate_size, self.hidden_size),
+            "up_proj": (self.intermediate_size, self.hidden_size),
+            "down_proj": (self.hidden_size, self.intermediate_size),
+        }
