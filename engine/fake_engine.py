@@ -1,0 +1,348 @@
+"""A scripted engine with the interface of a real one: for tests, drills and load generators; it loads no model.
+
+Invariant: what a request receives is a function of the script, the prompt, the seed and the choice alone.
+"""
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from loraplex.engine.errors import EngineError, EngineUnavailable, InvalidRequest, PromptTooLong
+from loraplex.engine.messages import (
+    Delta,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Started,
+    TokenLogprob,
+    Usage,
+)
+
+FaultKind: TypeAlias = Literal["crash", "freeze", "hang", "stall", "nan", "fail"]
+
+CRASH_STATUS = 70
+FREEZE_SECONDS = 3600.0
+MAX_DRAIN_POLL_S = 0.01
+
+DEFAULT_INFO = EngineInfo(
+    model_digest="0" * 64,
+    model_path="fake",
+    architecture="FakeForCausalLM",
+    vocab_size=32_000,
+    max_model_len=4096,
+    num_blocks=1024,
+    block_size=16,
+    dtype="float32",
+)
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes wrong in a matching request once `after_tokens` tokens of its first choice are out.
+
+    crash ends the process, freeze blocks its event loop, hang stops every request without a step, stall stops
+    this request, nan fails it with `non_finite_logits`, fail with `code`. `request_id` None matches all;
+    `times` bounds how many requests are hit. `after_tokens` 0 strikes before `Started`.
+    """
+
+    kind: FaultKind
+    after_tokens: int = 0
+    request_id: str | None = None
+    times: int | None = None
+    code: str = "engine_error"
+    message: str = "scripted failure"
+    field: str | None = None
+
+
+class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
+    """How a `FakeEngine` behaves. Times in seconds.
+
+    `answers[c % len]` holds the texts of the tokens of choice c, which then ends with "stop"; without answers
+    text goes on until `max_tokens`. `digest` "echo" reports the adapter asked for; anything else is reported as is.
+    `cached_tokens` is capped at the prompt's length. `stats` overrides numbers of `stats()` by field name.
+    """
+
+    info: EngineInfo = DEFAULT_INFO
+    start_delay_s: float = 0.0
+    token_interval_s: float = 0.0
+    tokens_per_delta: int = 1
+    answers: tuple[tuple[str, ...], ...] = ()
+    cached_tokens: int = 0
+    digest: str | None = "echo"
+    faults: tuple[Fault, ...] = ()
+    stats: EngineStats = EngineStats()
+
+
+class _Abandoned(Exception):
+    """The request was aborted."""
+
+
+class _Struck(Exception):
+    """A scripted failure ends the request."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class FakeEngine:
+    """An `EngineClient` that follows a `FakeScript`. `requests`, `aborts` and `running` are for assertions."""
+
+    def __init__(self, script: FakeScript | None = None) -> None:
+        self.script = script or FakeScript()
+        self.requests: list[EngineRequest] = []
+        self.aborts = 0
+        self._live: dict[str, asyncio.Event] = {}
+        self._adapters: dict[str, str] = {}
+        self._strikes = [0] * len(self.script.faults)
+        self._draining = False
+        self._hung = False
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._tokens = 0
+        self._last_step = time.monotonic()
+
+    @property
+    def running(self) -> int:
+        """Requests that were submitted and have neither ended nor been aborted."""
+        return len(self._live)
+
+    def info(self) -> EngineInfo:
+        """The scripted facts of the model."""
+        return self.script.info
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """Play the script for one request; see `EngineClient.submit`."""
+        self.requests.append(request)
+        try:
+            self._check(request)
+            with self._registered(request) as aborted:
+                async for event in self._play(request, aborted):
+                    yield event
+        except InvalidRequest as error:
+            yield Failed(request.request_id, error.code, str(error), error.field)
+        except EngineError as error:
+            yield Failed(request.request_id, error.code, str(error))
+        except _Struck as strike:
+            yield _failure(request.request_id, strike.fault)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        aborted = self._live.get(request_id)
+        if aborted is not None and not aborted.is_set():
+            aborted.set()
+
+    async def stats(self) -> EngineStats:
+        """The scripted numbers with the live counters in place of theirs."""
+        waits = self.running > 0 or self._hung
+        return msgspec.structs.replace(
+            self.script.stats,
+            running=self.script.stats.running + self.running,
+            running_adapters=sorted(set(self._adapters.values())),
+            prompt_tokens=self._prompt_tokens,
+            cached_prompt_tokens=self._cached_tokens,
+            generation_tokens=self._tokens,
+            aborted_requests=self.aborts,
+            steps=self._tokens,
+            heartbeat_age_s=time.monotonic() - self._last_step if waits else 0.0,
+            draining=self._draining,
+        )
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait for the running ones."""
+        self._draining = True
+        while self._live:
+            await asyncio.sleep(MAX_DRAIN_POLL_S)
+
+    def _check(self, request: EngineRequest) -> None:
+        if self._draining:
+            raise EngineUnavailable("the engine is draining")
+        if request.request_id in self._live:
+            raise InvalidRequest("request_id", "`request_id` is in use")
+        request.sampling.validate(self.script.info.vocab_size)
+        limit = self.script.info.max_model_len
+        if len(request.prompt_token_ids) + request.sampling.max_tokens > limit:
+            raise PromptTooLong("prompt", f"prompt and max_tokens exceed the model's {limit} tokens")
+
+    @contextmanager
+    def _registered(self, request: EngineRequest) -> Iterator[asyncio.Event]:
+        if not self._live:
+            self._last_step = time.monotonic()
+        aborted = self._live[request.request_id] = asyncio.Event()
+        if request.adapter is not None:
+            self._adapters[request.request_id] = request.adapter.digest
+        finished = False
+        try:
+            yield aborted
+            finished = not aborted.is_set()
+        except (_Struck, EngineError):
+            finished = True
+            raise
+        finally:
+            del self._live[request.request_id]
+            self._adapters.pop(request.request_id, None)
+            self.aborts += not finished
+
+    async def _play(self, request: EngineRequest, aborted: asyncio.Event) -> AsyncIterator[Event]:
+        choices = [_Choice(self.script, request, index) for index in range(request.sampling.n)]
+        try:
+            await self._strike(request, 0, aborted)
+            await self._pause(self.script.start_delay_s, aborted)
+            yield self._start(request)
+            produced = 0
+            while any(choice.reason is None for choice in choices):
+                await self._pause(self.script.token_interval_s * self.script.tokens_per_delta, aborted)
+                produced += self.script.tokens_per_delta
+                for choice in choices:
+                    for event in choice.step(self.script.tokens_per_delta):
+                        yield event
+                self._count_step(choices)
+                await self._strike(request, produced, aborted)
+        except _Abandoned:
+            for choice in choices:
+                if choice.reason is None:
+                    yield choice.finish("abort")
+
+    def _start(self, request: EngineRequest) -> Started:
+        cached = min(self.script.cached_tokens, len(request.prompt_token_ids))
+        self._prompt_tokens += len(request.prompt_token_ids)
+        self._cached_tokens += cached
+        asked = request.adapter.digest if request.adapter is not None else None
+        return Started(
+            request.request_id, asked if self.script.digest == "echo" else self.script.digest, cached
+        )
+
+    def _count_step(self, choices: "list[_Choice]") -> None:
+        self._tokens += sum(choice.step_tokens for choice in choices)
+        self._last_step = time.monotonic()
+
+    async def _pause(self, seconds: float, aborted: asyncio.Event) -> None:
+        """Let others run for `seconds`, or for good when the engine hangs; leave at once when aborted."""
+        if seconds <= 0.0 and not self._hung:
+            await asyncio.sleep(0)
+        else:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(aborted.wait(), None if self._hung else seconds)
+        if aborted.is_set():
+            raise _Abandoned
+
+    async def _strike(self, request: EngineRequest, produced: int, aborted: asyncio.Event) -> None:
+        for index, fault in enumerate(self.script.faults):
+            before = produced - self.script.tokens_per_delta if produced else -1
+            due = before < fault.after_tokens <= produced
+            matches = fault.request_id in (None, request.request_id)
+            if due and matches and (fault.times is None or self._strikes[index] < fault.times):
+                self._strikes[index] += 1
+                await self._suffer(fault, aborted)
+
+    async def _suffer(self, fault: Fault, aborted: asyncio.Event) -> None:
+        match fault.kind:
+            case "crash":
+                os._exit(CRASH_STATUS)
+            case "freeze":
+                _freeze()
+            case "hang":
+                self._hung = True
+                await self._pause(0.0, aborted)
+            case "stall":
+                await aborted.wait()
+                raise _Abandoned
+            case "nan" | "fail":
+                raise _Struck(fault)
+
+
+class _Choice:
+    """One answer in the making: its tokens, its visible text and how it ended."""
+
+    def __init__(self, script: FakeScript, request: EngineRequest, index: int) -> None:
+        self._request = request
+        self._index = index
+        self._answer = script.answers[index % len(script.answers)] if script.answers else None
+        self._cached = min(script.cached_tokens, len(request.prompt_token_ids))
+        self._vocab_size = script.info.vocab_size
+        prompt = b",".join(b"%d" % token for token in request.prompt_token_ids)
+        self._key = hashlib.sha256(b"%d|%d|%s" % (request.sampling.seed or 0, index, prompt)).digest()
+        self._tokens = 0
+        self._text = ""
+        self._shown = 0
+        self._stop: str | None = None
+        self.step_tokens = 0
+        self.reason: FinishReason | None = None
+
+    def step(self, count: int) -> Iterator[Delta | Finished]:
+        """Produce up to `count` tokens as one delta, then the end if it was reached."""
+        self.step_tokens = 0
+        if self.reason is not None:
+            return
+        token_ids: list[int] = []
+        while len(token_ids) < count and self.reason is None:
+            token_ids.append(self._next_token())
+        self.step_tokens = len(token_ids)
+        visible = self._visible_end()
+        text, self._shown = self._text[self._shown : visible], max(self._shown, visible)
+        logprobs = [self._logprob(token) for token in token_ids]
+        wanted = self._request.sampling.logprobs is not None
+        yield Delta(self._request.request_id, self._index, token_ids, text, logprobs if wanted else None)
+        if self.reason is not None:
+            yield self.finish(self.reason)
+
+    def finish(self, reason: FinishReason) -> Finished:
+        """The choice's last event."""
+        self.reason = reason
+        usage = Usage(len(self._request.prompt_token_ids), self._cached, self._tokens)
+        return Finished(self._request.request_id, self._index, reason, usage, self._stop)
+
+    def _next_token(self) -> int:
+        digest = hashlib.sha256(self._key + self._tokens.to_bytes(8, "big")).digest()
+        token = int.from_bytes(digest[:4], "big") % self._vocab_size
+        answer = self._answer
+        self._text += (
+            f" w{token}" if answer is None else (answer[self._tokens : self._tokens + 1] or ("",))[0]
+        )
+        self._tokens += 1
+        self._end(answer is not None and self._tokens >= len(answer))
+        return token
+
+    def _end(self, exhausted: bool) -> None:
+        hits = [(self._text.find(stop), stop) for stop in self._request.sampling.stop if stop in self._text]
+        if hits:
+            at, self._stop = min(hits)
+            keep = self._request.sampling.include_stop_str_in_output
+            self._text = self._text[: at + len(self._stop) if keep else at]
+            self.reason = "stop"
+        elif exhausted:
+            self.reason = "stop"
+        elif self._tokens >= self._request.sampling.max_tokens:
+            self.reason = "length"
+
+    def _visible_end(self) -> int:
+        """Text that may begin a stop string is held back until the choice ends."""
+        if self.reason is not None:
+            return len(self._text)
+        return len(self._text) - max((len(stop) - 1 for stop in self._request.sampling.stop), default=0)
+
+    def _logprob(self, token: int) -> TokenLogprob:
+        top = [
+            ((token + rank) % self._vocab_size, -0.5 - rank)
+            for rank in range(self._request.sampling.logprobs or 0)
+        ]
+        return TokenLogprob(token, -0.5, top)
+
+
+def _freeze() -> None:
+    time.sleep(FREEZE_SECONDS)
+
+
+def _failure(request_id: str, fault: Fault) -> Failed:
+    if fault.kind == "nan":
+        return Failed(request_id, "non_finite_logits", "the model produced a non-finite number")
+    return Failed(request_id, fault.code, fault.message, fault.field)
