@@ -1,0 +1,239 @@
+"""The shapes a request parameter may have. Each says what it allows in words and checks one JSON value.
+
+A value outside is refused with the parameter's name, the value and what is allowed; nothing is clamped or coerced.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Final, NoReturn, Protocol
+
+from loraplex.platform.errors import InvalidParameter, UnknownParameter, UnsupportedParameter
+
+SHOWN: Final = 60
+
+
+def shown(value: object) -> str:
+    """A JSON value for an error message, cut to `SHOWN` characters."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    text = json.dumps(value[:SHOWN] if isinstance(value, str) else value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def refuse(name: str, value: object, allowed: str) -> NoReturn:
+    """Raise `InvalidParameter` for one value."""
+    raise InvalidParameter(f"`{name}` is {shown(value)}, but must be {allowed}.", param=name)
+
+
+class Kind(Protocol):
+    """One shape of parameter."""
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, to be read after "must be"."""
+        ...
+
+    def read(self, name: str, value: object) -> object:
+        """The checked value. Raises `InvalidParameter`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    low: int
+    high: int
+
+    @property
+    def allowed(self) -> str:
+        return f"an integer in {self.low}..{self.high}"
+
+    def read(self, name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            refuse(name, value, self.allowed)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    low: float
+    high: float
+    low_allowed: bool = True
+
+    @property
+    def allowed(self) -> str:
+        above = "" if self.low_allowed else f", above {self.low:g}"
+        return f"a number in {self.low:g}..{self.high:g}{above}"
+
+    def read(self, name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            refuse(name, value, self.allowed)
+        inside = math.isfinite(value) if isinstance(value, float) else True
+        if not inside or not self.low <= value <= self.high or (value == self.low and not self.low_allowed):
+            refuse(name, value, self.allowed)
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean:
+    only: bool | None = None
+
+    @property
+    def allowed(self) -> str:
+        return "true or false" if self.only is None else str(self.only).lower()
+
+    def read(self, name: str, value: object) -> bool:
+        if not isinstance(value, bool) or (self.only is not None and value is not self.only):
+            refuse(name, value, self.allowed)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string; `longest` counts bytes of its UTF-8 form."""
+
+    longest: int
+    shortest: int = 1
+
+    @property
+    def allowed(self) -> str:
+        return f"a string of {self.shortest}..{self.longest} bytes in UTF-8"
+
+    def read(self, name: str, value: object) -> str:
+        if not isinstance(value, str) or not self.shortest <= len(value.encode()) <= self.longest:
+            refuse(name, value, self.allowed)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    values: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return "one of " + ", ".join(f'"{value}"' for value in self.values)
+
+    def read(self, name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in self.values:
+            refuse(name, value, self.allowed)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class StopStrings:
+    most: int
+    longest: int
+
+    @property
+    def allowed(self) -> str:
+        return f"a string or a list of up to {self.most} strings of 1..{self.longest} bytes in UTF-8"
+
+    def read(self, name: str, value: object) -> tuple[str, ...]:
+        strings = [value] if isinstance(value, str) else value
+        if not isinstance(strings, list) or len(strings) > self.most:
+            refuse(name, value, self.allowed)
+        for string in strings:
+            if not isinstance(string, str) or not 1 <= len(string.encode()) <= self.longest:
+                refuse(name, string, self.allowed)
+        return tuple(strings)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Ids are checked against the model's vocabulary where the model is known."""
+
+    most: int
+
+    @property
+    def allowed(self) -> str:
+        return f"a list of up to {self.most} token ids"
+
+    def read(self, name: str, value: object) -> tuple[int, ...]:
+        if not isinstance(value, list) or len(value) > self.most or not all(map(is_token_id, value)):
+            refuse(name, value, self.allowed)
+        return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    most: int
+    bias: Number
+
+    @property
+    def allowed(self) -> str:
+        return f"an object of up to {self.most} token ids, each with {self.bias.allowed}"
+
+    def read(self, name: str, value: object) -> dict[int, float]:
+        if not isinstance(value, dict) or len(value) > self.most:
+            refuse(name, value, self.allowed)
+        biases = {}
+        for key, bias in value.items():
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                refuse(name, key, self.allowed)
+            biases[int(key)] = self.bias.read(f"{name}.{key}", bias)
+        return biases
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    most: int
+    key: Text
+    value: Text
+
+    @property
+    def allowed(self) -> str:
+        longest = f"of up to {self.key.longest} to ones of up to {self.value.longest} bytes"
+        return f"an object of up to {self.most} pairs of strings, {longest}"
+
+    def read(self, name: str, value: object) -> dict[str, str]:
+        if not isinstance(value, dict) or len(value) > self.most:
+            refuse(name, value, self.allowed)
+        return {self.key.read(name, k): self.value.read(f"{name}.{k[:64]}", v) for k, v in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """An object of booleans with a closed set of names."""
+
+    names: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return "an object with the booleans " + ", ".join(f"`{name}`" for name in self.names)
+
+    def read(self, name: str, value: object) -> dict[str, bool]:
+        if not isinstance(value, dict):
+            refuse(name, value, self.allowed)
+        for key in value:
+            if key not in self.names:
+                path = f"{name}.{key[:64]}"
+                raise UnknownParameter(f"Unknown parameter `{path}`: `{name}` is {self.allowed}.", param=path)
+        return {
+            key: value.get(key) is not None and Boolean().read(f"{name}.{key}", value[key])
+            for key in self.names
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A known name whose feature is not offered; values that ask for nothing are let through."""
+
+    reason: str
+    harmless: tuple[object, ...] = ()
+
+    @property
+    def allowed(self) -> str:
+        shown = [str(value).lower() if isinstance(value, bool) else repr(value) for value in self.harmless]
+        return " or ".join(["absent", *shown])
+
+    def read(self, name: str, value: object) -> None:
+        if any(value == each and type(value) is type(each) for each in self.harmless):
+            return
+        raise UnsupportedParameter(
+            f"`{name}` is not supported: {self.reason}. It must be {self.allowed}.", param=name
+        )
+
+
+def is_token_id(value: object) -> bool:
+    """A non-negative integer that fits 31 bits."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

@@ -1,0 +1,150 @@
+"""Messages -> prompt ids through the base model's own chat template, sandboxed as transformers renders it.
+
+Invariant: only the template writes control tokens. A control token spelled out in a message becomes plain text, and
+without such spellings the ids are exactly those of the tokenizer's own `apply_chat_template`.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from jinja2.exceptions import TemplateError
+from tokenizers import AddedToken, Tokenizer
+
+from loraplex.platform.chat_messages import ChatMessage
+from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
+
+_PRIVATE_USE: Final = range(0xF0000, 0xFFFFE)
+
+
+class PromptRenderer:
+    """One base model's tokenizer and template. Methods are pure and safe to call from several threads.
+
+    Encoding works on a copy of the tokenizer that matches no control token by its own text, only by an unguessable
+    alias. After rendering, the template's control tokens are replaced by their aliases; those of the messages were
+    broken up by a marker before and are left as text.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer` is a fast tokenizer of transformers."""
+        self._tokenizer = tokenizer
+        self._template: str | None = tokenizer.get_chat_template() if tokenizer.chat_template else None
+        self._plain = _own_copy(tokenizer.backend_tokenizer.to_str())
+        special, control = _control_tokens(tokenizer, self._template or "")
+        self._special_pattern, self._control_pattern = _any_of(special), _any_of(control)
+        self._aliases = {token: f"\U0010fffd{secrets.token_hex(16)}\U0010fffd" for token in control}
+        self._encoder, self._alias_ids = _aliased(tokenizer.backend_tokenizer.to_str(), self._aliases)
+        self._control_ids = frozenset(self._alias_ids.values())
+        self._bos_id: int | None = tokenizer.bos_token_id
+
+    def knows(self, word: str) -> bool:
+        """Whether the chat template mentions `word` at all."""
+        return self._template is not None and word in self._template
+
+    def chat_ids(
+        self, messages: Sequence[ChatMessage], options: Mapping[str, object] | None = None
+    ) -> list[int]:
+        """Ids of the conversation followed by the template's generation prompt.
+
+        Raises `InvalidParameter` when the template refuses the messages.
+        """
+        marker = _absent_character(messages)
+        rendered = self._render([self._marked(message, marker) for message in messages], options or {})
+        return self._encode(rendered, marker)
+
+    def text_ids(self, text: str) -> list[int]:
+        """Ids of a raw prompt; control tokens count as such, and a prompt begins with one begin token at most."""
+        ids: list[int] = self._plain.encode(text).ids
+        doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
+        return ids[1:] if doubled else ids
+
+    def _marked(self, message: ChatMessage, marker: str) -> dict[str, str]:
+        # What an assistant said may hold the markup of its template (`</think>`), which templates look for.
+        pattern = self._special_pattern if message.role == "assistant" else self._control_pattern
+        role = "system" if message.role == "developer" and not self.knows("developer") else message.role
+        fields = {"content": message.content, "name": message.name, "tool_call_id": message.tool_call_id}
+        texts = {key: _broken(pattern, text, marker) for key, text in fields.items() if text is not None}
+        return {"role": role, **texts}
+
+    def _render(self, messages: list[dict[str, str]], options: Mapping[str, object]) -> str:
+        if self._template is None:
+            raise UnsupportedParameter(
+                "`messages` is not supported: the model has no chat template.", param="messages"
+            )
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(
+                messages,
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=True,
+                **options,
+            )
+        except TemplateError as error:
+            raise InvalidParameter(
+                f"The chat template refuses `messages`: {error}", param="messages"
+            ) from error
+        return rendered
+
+    def _encode(self, rendered: str, marker: str) -> list[int]:
+        # A one-character token cannot be broken inside: there the marker stands right behind it.
+        written = re.compile(f"(?:{self._control_pattern.pattern})(?!{marker})")
+        aliased = written.sub(lambda match: self._aliases[match.group()], rendered).replace(marker, "")
+        ids: list[int] = self._encoder.encode(aliased, add_special_tokens=False).ids
+        if not self._control_ids.isdisjoint(ids):
+            raise InvalidParameter(
+                "`messages` spell a control token that cannot be told from text.", param="messages"
+            )
+        return [self._alias_ids.get(token_id, token_id) for token_id in ids]
+
+
+def _control_tokens(tokenizer: Any, template: str) -> tuple[list[str], list[str]]:
+    """(special tokens, these and the other added tokens that the template writes), white space left out."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = [token.content for token in added if token.special]
+    written = [token.content for token in added if token.content in template and not token.content.isspace()]
+    return special, list(dict.fromkeys(special + written))
+
+
+def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _broken(pattern: re.Pattern[str], text: str, marker: str) -> str:
+    """`text` with the marker behind every character of every control token, so that no part of one matches either."""
+    return pattern.sub(lambda match: "".join(character + marker for character in match.group()), text)
+
+
+def _absent_character(messages: Sequence[ChatMessage]) -> str:
+    used = set[str]().union(
+        *(text for each in messages for text in (each.content, each.name or "", each.tool_call_id or ""))
+    )
+    for code in _PRIVATE_USE:
+        if chr(code) not in used:
+            return chr(code)
+    raise InvalidParameter("`messages` holds every character of a private-use plane.", param="messages")
+
+
+def _own_copy(serialized: str) -> Tokenizer:
+    """A tokenizer that nobody else switches to truncation or padding."""
+    copy = Tokenizer.from_str(serialized)
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
+
+
+def _aliased(serialized: str, aliases: Mapping[str, str]) -> tuple[Tokenizer, dict[int, int]]:
+    """(a copy that matches control tokens by alias only, ids of the aliases -> true ids)."""
+    spec = json.loads(serialized)
+    # Tokens marked special are the ones that `encode_special_tokens` stops matching.
+    for token in spec["added_tokens"]:
+        token["special"] = token["content"] in aliases
+    copy = _own_copy(json.dumps(spec))
+    for token in [token for token in spec["added_tokens"] if token["special"]]:
+        flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip")}
+        copy.add_tokens([AddedToken(aliases[token["content"]], normalized=False, special=False, **flags)])
+    copy.encode_special_tokens = True
+    ids = copy.get_vocab(with_added_tokens=True)
+    return copy, {ids[alias]: ids[token] for token, alias in aliases.items()}

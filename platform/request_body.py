@@ -1,0 +1,112 @@
+"""From the bytes of a request to one JSON object, within bounds: size, depth, number of values, finite numbers (RFC 8259).
+
+A name that occurs twice in an object is refused, so that no two readers of one body can disagree about it.
+"""
+
+import asyncio
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from starlette.requests import Request
+
+from loraplex.platform.errors import BodyTooLarge, InvalidBody, InvalidParameter
+
+LARGE_BODY = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`max_bytes` of the body, `max_depth` of nesting, `max_values` counts every value and every name."""
+
+    max_bytes: int = 10 * 1024 * 1024
+    max_depth: int = 64
+    max_values: int = 500_000
+
+
+async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
+    """The body as an object. Raises `BodyTooLarge`, `InvalidBody`. Large bodies are parsed off the event loop."""
+    body = await _read_bytes(request, limits.max_bytes)
+    if len(body) > LARGE_BODY:
+        return await asyncio.to_thread(parse_object, body, limits)
+    return parse_object(body, limits)
+
+
+async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
+    return bytes(body)
+
+
+def parse_object(body: bytes, limits: BodyLimits) -> dict[str, Any]:
+    """`body` as a JSON object within `limits`. Raises `InvalidBody`, or `InvalidParameter` for a name given twice."""
+    try:
+        value = json.loads(
+            body.decode(), object_pairs_hook=_unique, parse_constant=_not_finite, parse_float=_finite
+        )
+    except RecursionError as error:
+        raise InvalidBody(f"The body nests deeper than {limits.max_depth} levels.") from error
+    except ValueError as error:
+        raise InvalidBody(f"The body is not valid JSON in UTF-8: {error}.") from error
+    if not isinstance(value, dict):
+        raise InvalidBody("The body must be a JSON object.")
+    _check_bounds(value, limits)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        name = counts.most_common(1)[0][0]
+        raise InvalidParameter(f"`{name[:64]}` occurs twice in one object.", param=name[:64])
+    return names
+
+
+def _not_finite(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _check_bounds(value: Any, limits: BodyLimits) -> None:
+    level, count = [value], 0
+    for _ in range(limits.max_depth):
+        count += len(level)
+        if count > limits.max_values:
+            raise InvalidBody(f"The body holds more than {limits.max_values} values.")
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise InvalidBody(f"The body nests deeper than {limits.max_depth} levels.")
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str) and not value.isascii():
+        _check_encodable(value)
+    return []
+
+
+def _check_encodable(text: str) -> None:
+    """JSON can spell lone surrogates (RFC 8259, 8.2), which have no UTF-8 form."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidBody("The body holds a string with a lone surrogate.") from error
