@@ -1,0 +1,165 @@
+"""The settings of a process, and the only place that reads the environment.
+
+Flags go before `LORAPLEX_*` (and DATABASE_URL, REDIS_URL), these before the TOML file, this before the defaults.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from tomllib import TOMLDecodeError
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
+from loraplex.platform.start_errors import SettingsError
+
+DEFAULT_CONFIG_FILE = Path("loraplex.toml")
+BUILT_QUANTIZATIONS = ("none",)
+ENGINE_ADDRESS_PREFIX = "ipc://"
+GIB = 1 << 30
+
+
+def _url(name: str) -> AliasChoices:
+    return AliasChoices(name, f"loraplex_{name}")
+
+
+class Settings(BaseSettings):
+    """Every setting with its bounds. Sizes in bytes or tokens, times in seconds, as named."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LORAPLEX_", frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=()
+    )
+
+    model: str | None = Field(default=None, min_length=1)
+    served_model_name: str | None = Field(default=None, min_length=1, max_length=200)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_model_len: int | None = Field(default=None, ge=16, le=10_000_000)
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8000, ge=0, le=65_535)
+    data_dir: Path = Path("./.loraplex")
+    role: Literal["all", "engine", "gateway"] = "all"
+    engine: tuple[str, ...] = Field(default=(), max_length=64)
+
+    database_url: SecretStr | None = Field(default=None, validation_alias=_url("database_url"))
+    redis_url: SecretStr | None = Field(default=None, validation_alias=_url("redis_url"))
+    secret: SecretStr | None = None
+
+    kv_cache_bytes: int = Field(default=GIB, ge=1 << 20, le=1 << 44)
+    kv_block_size: int = Field(default=16, ge=1, le=256)
+    prefix_caching: bool = True
+    adapter_bytes: int = Field(default=GIB // 2, ge=0, le=1 << 44)
+    max_lora_rank: int = Field(default=256, ge=1, le=256)
+    max_num_seqs: int = Field(default=64, ge=1, le=4096)
+    max_num_batched_tokens: int = Field(default=512, ge=1, le=1 << 20)
+    max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
+    max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
+    chunked_prefill: bool = True
+
+    max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
+    max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)
+    max_buffered_tokens: int = Field(default=8192, ge=64, le=1 << 20)
+    reader_stall_s: float = Field(default=60.0, gt=0, le=3600)
+    queue_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
+    total_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
+    drain_s: float = Field(default=30.0, ge=0, le=3600)
+    engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
+    engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    fake_engine: Path | None = Field(default=None, description="a FakeScript as JSON: drills without a model")
+
+    @field_validator("quantization")
+    @classmethod
+    def _quantization_is_built(cls, value: str) -> str:
+        if value not in BUILT_QUANTIZATIONS:
+            raise ValueError(f"{value} is not built yet; allowed now: {', '.join(BUILT_QUANTIZATIONS)}")
+        return value
+
+    @field_validator("engine")
+    @classmethod
+    def _engines_are_local_sockets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for address in value:
+            path = address.removeprefix(ENGINE_ADDRESS_PREFIX)
+            if path == address or not path.startswith("/"):
+                raise ValueError(
+                    f"{address} is no unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path"
+                )
+        return value
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, environment, file: the first that names a setting wins."""
+        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
+
+    def engine_config(self, model: str) -> EngineConfig:
+        """The part an engine needs, for the model at `model`."""
+        return EngineConfig(
+            model=model,
+            dtype=self.dtype,
+            device=self.device,
+            quantization=self.quantization,
+            max_model_len=self.max_model_len,
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_adapters_per_step=self.max_adapters_per_step,
+                max_waiting=self.max_waiting,
+                chunked_prefill=self.chunked_prefill,
+            ),
+            cache=CacheConfig(
+                block_size=self.kv_block_size,
+                kv_bytes=self.kv_cache_bytes,
+                prefix_caching=self.prefix_caching,
+            ),
+            lora=LoraConfig(max_bytes=self.adapter_bytes, max_rank=self.max_lora_rank),
+        )
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | None = None) -> Settings:
+    """Read all sources; flags that are None count as not given. Raises `SettingsError` naming every wrong value."""
+    if config_file is not None and not config_file.is_file():
+        raise SettingsError(f"--config: {config_file} does not exist")
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(toml_file=config_file or DEFAULT_CONFIG_FILE)
+
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    try:
+        return FromFile(**given)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(detail) for detail in error.errors())) from None
+    except TOMLDecodeError as error:
+        raise SettingsError(f"{config_file or DEFAULT_CONFIG_FILE}: not valid TOML: {error}") from None
+
+
+def _explain(detail: ErrorDetails) -> str:
+    name = str(detail["loc"][0]).lower().removeprefix("loraplex_")
+    if detail["type"] == "extra_forbidden":
+        return f"unknown setting `{name}`; allowed: {', '.join(sorted(Settings.model_fields))}"
+    field = Settings.model_fields.get(name)
+    private = field is not None and "SecretStr" in str(field.annotation)
+    value = "(hidden)" if private else repr(detail["input"])
+    allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
+    return f"setting `{name}` (LORAPLEX_{name.upper()}): {value}: {allowed}"

@@ -1,0 +1,107 @@
+"""Settings: the order of sources, and errors that name the setting, its value and what is allowed."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from loraplex.platform.config import load_settings
+from loraplex.platform.start_errors import SettingsError
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATABASE_URL", "REDIS_URL", "LORAPLEX_PORT", "LORAPLEX_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_order_of_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().port == 8000
+    (tmp_path / "loraplex.toml").write_text('port = 1111\nhost = "0.0.0.0"\n')
+    assert load_settings().port == 1111
+    monkeypatch.setenv("LORAPLEX_PORT", "2222")
+    assert load_settings().port == 2222
+    settings = load_settings({"port": 3333, "host": None})
+    assert (settings.port, settings.host) == (3333, "0.0.0.0")
+
+
+def test_urls_and_secret_come_from_the_environment_and_stay_out_of_sight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://u:hush@h/d")
+    monkeypatch.setenv("REDIS_URL", "redis://h")
+    monkeypatch.setenv("LORAPLEX_SECRET", "hushhush")
+    settings = load_settings()
+    assert (
+        settings.database_url is not None and settings.redis_url is not None and settings.secret is not None
+    )
+    assert settings.database_url.get_secret_value() == "postgresql://u:hush@h/d"
+    assert "hush" not in repr(settings)
+
+
+def test_urls_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text('database_url = "postgresql://h/d"\n')
+    settings = load_settings(config_file=file)
+    assert settings.database_url is not None
+    assert settings.database_url.get_secret_value() == "postgresql://h/d"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"dtype": "float8"}, ["dtype", "float8", "bfloat16"]),
+        ({"port": 70000}, ["port", "70000", "65535"]),
+        ({"quantization": "int4"}, ["quantization", "int4", "not built yet", "none"]),
+        ({"quantization": "gguf"}, ["quantization", "gguf", "int8"]),
+        ({"engine": ("tcp://0.0.0.0:1",)}, ["engine", "tcp://0.0.0.0:1", "ipc://"]),
+        ({"engine": ("ipc://relative",)}, ["engine", "ipc://relative", "absolute"]),
+        ({"max_model_len": "many"}, ["max_model_len", "many", "integer"]),
+        ({"colour": "red"}, ["colour", "max_num_seqs"]),
+        ({"port": 70000, "dtype": "x"}, ["port", "dtype"]),
+    ],
+)
+def test_wrong_values_are_named(flags: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(flags)
+    assert caught.value.exit_code == 2
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_wrong_environment_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORAPLEX_PORT", "tcp://10.0.0.1:8000")
+    with pytest.raises(SettingsError, match="LORAPLEX_PORT.*tcp://10.0.0.1:8000"):
+        load_settings()
+
+
+def test_wrong_secret_is_not_shown() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"database_url": 12345})
+    assert "12345" not in str(caught.value) and "database_url" in str(caught.value)
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="does not exist"):
+        load_settings(config_file=tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("port = = 1")
+    with pytest.raises(SettingsError, match="not valid TOML"):
+        load_settings(config_file=broken)
+    broken.write_text("prot = 1")
+    with pytest.raises(SettingsError, match="unknown setting `prot`"):
+        load_settings(config_file=broken)
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValidationError):
+        load_settings().port = 1
+
+
+def test_engine_config_carries_the_limits() -> None:
+    config = load_settings({"max_num_seqs": 3, "kv_cache_bytes": 1 << 21, "adapter_bytes": 0}).engine_config(
+        "/m"
+    )
+    assert (config.model, config.scheduler.max_num_seqs, config.cache.kv_bytes) == ("/m", 3, 1 << 21)
+    assert config.lora.max_bytes == 0
