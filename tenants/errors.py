@@ -1,0 +1,123 @@
+"""Every error the tenants package raises. Nothing here knows HTTP.
+
+TenantsError
+├── InvalidField             a value is not allowed: names the field and what is allowed
+│   ├── InvalidName          a tenant, key, adapter or alias name
+│   └── InvalidScope         an unknown scope, or one this kind of key cannot have
+├── InvalidApiKey            the key does not authenticate
+│   ├── MalformedKey         not the key format, or the checksum shows a typo
+│   ├── UnknownKey           no such key, or the secret is wrong
+│   ├── RevokedKey
+│   └── ExpiredKey
+├── TenantSuspended          the key is good but its tenant is suspended
+├── NotFound                 it does not exist within this tenant
+│   ├── TenantNotFound
+│   ├── KeyNotFound
+│   ├── AdapterNotFound
+│   ├── VersionNotFound
+│   └── AliasNotFound
+├── Conflict                 the present state forbids the change
+│   ├── NameTaken
+│   ├── VersionNotReady
+│   └── NoPreviousVersion
+└── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
+    ├── DatabaseUnavailable
+    └── ValkeyUnavailable
+"""
+
+
+class TenantsError(Exception):
+    """Base of all errors of this package."""
+
+
+class InvalidField(TenantsError):
+    """`field` names the value that is not allowed."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InvalidName(InvalidField):
+    pass
+
+
+class InvalidScope(InvalidField):
+    def __init__(self, message: str) -> None:
+        super().__init__("scopes", message)
+
+
+class InvalidApiKey(TenantsError):
+    """The presented key does not authenticate; subclasses say why, for logs rather than for the caller."""
+
+
+class MalformedKey(InvalidApiKey):
+    pass
+
+
+class UnknownKey(InvalidApiKey):
+    pass
+
+
+class RevokedKey(InvalidApiKey):
+    pass
+
+
+class ExpiredKey(InvalidApiKey):
+    pass
+
+
+class TenantSuspended(TenantsError):
+    pass
+
+
+class NotFound(TenantsError):
+    pass
+
+
+class TenantNotFound(NotFound):
+    pass
+
+
+class KeyNotFound(NotFound):
+    pass
+
+
+class AdapterNotFound(NotFound):
+    pass
+
+
+class VersionNotFound(NotFound):
+    pass
+
+
+class AliasNotFound(NotFound):
+    pass
+
+
+class Conflict(TenantsError):
+    pass
+
+
+class NameTaken(Conflict):
+    pass
+
+
+class VersionNotReady(Conflict):
+    pass
+
+
+class NoPreviousVersion(Conflict):
+    pass
+
+
+class StoreUnavailable(TenantsError):
+    pass
+
+
+class DatabaseUnavailable(StoreUnavailable):
+    pass
+
+
+class ValkeyUnavailable(StoreUnavailable):
+    pass

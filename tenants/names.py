@@ -1,0 +1,41 @@
+"""What tenants, keys, adapters and aliases may be called. Invariant: the database holds the same patterns as checks."""
+
+import re
+
+from loraplex.tenants.errors import InvalidName
+
+TENANT_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+ALIAS_NAME = ADAPTER_NAME
+KEY_NAME_MAX_LENGTH = 100
+ADAPTER_RULE = "1-63 letters, digits, dots, underscores and hyphens, beginning with a letter or digit"
+
+
+def check_tenant_name(name: str) -> str:
+    return check_pattern(
+        "name",
+        name,
+        TENANT_NAME,
+        "1-63 lower-case letters, digits and hyphens, beginning with a letter or digit",
+    )
+
+
+def check_adapter_name(name: str) -> str:
+    return check_pattern("adapter name", name, ADAPTER_NAME, ADAPTER_RULE)
+
+
+def check_alias_name(name: str) -> str:
+    return check_pattern("alias", name, ALIAS_NAME, ADAPTER_RULE)
+
+
+def check_key_name(name: str) -> str:
+    if not 1 <= len(name) <= KEY_NAME_MAX_LENGTH or not name.isprintable():
+        raise InvalidName("name", f"a key's name is 1 to {KEY_NAME_MAX_LENGTH} printable characters")
+    return name
+
+
+def check_pattern(field: str, value: str, pattern: str, rule: str) -> str:
+    """Returns `value`; raises `InvalidName` naming `field` and the rule."""
+    if not re.fullmatch(pattern.strip("^$"), value):
+        raise InvalidName(field, f"{field} {value[:80]!r} is not allowed: {rule}")
+    return value

@@ -1,0 +1,79 @@
+"""The migrations lead to exactly the models, run both ways, and one at a time."""
+
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import create_engine
+
+from loraplex.platform.commands.migrate import current_revision, downgrade, newest_revision, upgrade
+from loraplex.tenants.database import parse_database_url
+from loraplex.tenants.models import Base
+
+
+def tables(url: str) -> set[str]:
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+    return {name for (name,) in rows}
+
+
+def test_up_down_up(empty_database_url: str) -> None:
+    upgrade(empty_database_url)
+    assert tables(empty_database_url) == {*Base.metadata.tables, "alembic_version"}
+    downgrade(empty_database_url, "base")
+    assert tables(empty_database_url) == {"alembic_version"}
+    upgrade(empty_database_url)
+    assert current_revision(empty_database_url) == newest_revision(empty_database_url)
+
+
+def test_schema_equals_models(database_url: str) -> None:
+    engine = create_engine(parse_database_url(database_url))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_check_constraints_equal_the_models(database_url: str, empty_database_url: str) -> None:
+    engine = create_engine(parse_database_url(empty_database_url))
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    assert constraints(database_url) == constraints(empty_database_url)
+
+
+def constraints(url: str) -> dict[str, str]:
+    query = """
+        SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text <> 'alembic_version'
+    """
+    with psycopg.connect(url) as connection:
+        return dict(connection.execute(query).fetchall())
+
+
+def test_two_runs_at_once(empty_database_url: str) -> None:
+    program = "import sys; from loraplex.platform.commands.migrate import upgrade; upgrade(sys.argv[1])"
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, empty_database_url], stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [(run.wait(60), run.stderr.read() if run.stderr else None) for run in runs] == [(0, b"")] * 2
+    assert "tenants" in tables(empty_database_url)
+
+
+def test_versions_are_immutable(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("INSERT INTO tenants (id, name) VALUES (gen_random_uuid(), 'acme')")
+        connection.execute(
+            "INSERT INTO adapters (id, tenant_id, name) SELECT gen_random_uuid(), id, 'support' FROM tenants"
+        )
+        connection.execute(
+            "INSERT INTO adapter_versions (id, tenant_id, adapter_id, version, digest, state, size_bytes, rank, config,"
+            " report) SELECT gen_random_uuid(), tenant_id, id, 1, repeat('a', 64), 'ready', 1, 8, '{}', '{}'"
+            " FROM adapters"
+        )
+        connection.execute("UPDATE adapter_versions SET state = 'deprecated', report = '{\"checks\": []}'")
+        with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="immutable"):
+            connection.execute("UPDATE adapter_versions SET digest = repeat('b', 64)")
