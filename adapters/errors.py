@@ -1,0 +1,77 @@
+"""Every error of a tenant's adapter files. Nothing here knows HTTP.
+
+AdaptersError
+├── InvalidAdapterName      the name under which an adapter is pushed
+├── AdapterRejected         bytes that are not an adapter for this base model: check, subject, message
+│   ├── FolderRejected      a file is missing, too large, a link or not a regular file
+│   ├── ManifestRejected    adapter_config.json; the subject is the field
+│   ├── HeaderRejected      the safetensors header; the subject is the tensor, or the file
+│   └── TensorsRejected     the tensors do not fit the manifest or the base model; carries the report so far
+├── MalformedJson           bytes that are not one strict JSON document
+└── StorageError
+    ├── BlobMissing         no stored adapter under this tenant and digest
+    └── BlobCorrupt         a stored adapter whose content is no longer what its digest says
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loraplex.adapters.report import ValidationReport
+
+
+class AdaptersError(Exception):
+    """Base of all errors of the adapters package."""
+
+
+class InvalidAdapterName(AdaptersError):
+    """A name outside `[a-z0-9][a-z0-9._-]{0,63}`."""
+
+
+class AdapterRejected(AdaptersError):
+    """`check` names the failed check, `subject` the file, field or tensor, `message` what is wrong and allowed."""
+
+    def __init__(self, check: str, subject: str, message: str) -> None:
+        super().__init__(f"{subject}: {message}")
+        self.check = check
+        self.subject = subject
+        self.message = message
+
+
+class FolderRejected(AdapterRejected):
+    def __init__(self, subject: str, message: str) -> None:
+        super().__init__("files", subject, message)
+
+
+class ManifestRejected(AdapterRejected):
+    """`field` is the key of adapter_config.json."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__("manifest", field, message)
+        self.field = field
+
+
+class HeaderRejected(AdapterRejected):
+    def __init__(self, subject: str, message: str) -> None:
+        super().__init__("header", subject, message)
+
+
+class TensorsRejected(AdapterRejected):
+    def __init__(self, check: str, subject: str, message: str, report: "ValidationReport") -> None:
+        super().__init__(check, subject, message)
+        self.report = report
+
+
+class MalformedJson(AdaptersError):
+    """Not UTF-8, not JSON, a repeated key, NaN or infinity, or nested too deeply."""
+
+
+class StorageError(AdaptersError):
+    """Base of the errors of adapter storage."""
+
+
+class BlobMissing(StorageError):
+    pass
+
+
+class BlobCorrupt(StorageError):
+    pass

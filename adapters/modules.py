@@ -1,0 +1,41 @@
+"""The modules of a base model that an adapter may change: PEFT's path, the engine's name and the shapes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from loraplex.engine.models.config import ModelConfig
+
+ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptableModule:
+    """`path` as in transformers, `model.layers.0.mlp.up_proj`; `name` as in the engine, `layers.0.up_proj`.
+
+    A is [rank, in_features], B [out_features, rank]; of the embedding, `in_features` is the vocabulary.
+    """
+
+    path: str
+    name: str
+    out_features: int
+    in_features: int
+    layer: int | None = None
+
+    @property
+    def is_embedding(self) -> bool:
+        return self.name == "embed_tokens"
+
+
+def adaptable_modules(model: ModelConfig) -> Mapping[str, AdaptableModule]:
+    """By PEFT path: the projections of every layer, the embedding and the head."""
+    modules = [
+        AdaptableModule("model.embed_tokens", "embed_tokens", model.hidden_size, model.vocab_size),
+        AdaptableModule("lm_head", "lm_head", model.vocab_size, model.hidden_size),
+    ]
+    for layer in range(model.num_layers):
+        for projection, (out_features, in_features) in model.projection_shapes().items():
+            block = "self_attn" if projection in ATTENTION else "mlp"
+            path = f"model.layers.{layer}.{block}.{projection}"
+            name = f"layers.{layer}.{projection}"
+            modules.append(AdaptableModule(path, name, out_features, in_features, layer))
+    return {module.path: module for module in modules}

@@ -1,0 +1,127 @@
+"""`AdapterRegistry`: a folder of PEFT's two files -> validated, stored by content, and a version of a tenant's adapter.
+
+Files are copied into private storage before they are read, so that what was validated is what is kept.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from loraplex.adapters.errors import FolderRejected, InvalidAdapterName
+from loraplex.adapters.identity import adapter_digest
+from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.manifest import AdapterManifest, parse_manifest
+from loraplex.adapters.regular_file import copy_regular, read_regular
+from loraplex.adapters.report import ValidationReport
+from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, write_private
+from loraplex.adapters.validation import validate_adapter
+from loraplex.engine.models.config import ModelConfig
+from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.database import Database
+
+PRODUCTION = "production"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushedVersion:
+    """`promoted`: whether the alias `production` now names this version. `size_bytes` is that of the weights."""
+
+    name: str
+    version: int
+    digest: str
+    size_bytes: int
+    rank: int
+    promoted: bool
+    report: ValidationReport
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredAdapter:
+    digest: str
+    size_bytes: int
+    manifest: AdapterManifest
+    report: ValidationReport
+
+
+class AdapterRegistry:
+    """`base_model_digest` is part of every adapter's identity: another base model, another digest."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: AdapterStorage,
+        model_config: ModelConfig,
+        base_model_digest: str,
+        limits: AdapterLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._model = model_config
+        self._base_model_digest = base_model_digest
+        self._limits = limits
+
+    async def push(self, tenant_id: UUID, name: str, folder: Path, *, promote: bool = True) -> PushedVersion:
+        """A new version, or the existing one of equal content. The first version is always promoted.
+
+        Raises `InvalidAdapterName` or `AdapterRejected`; nothing is registered then.
+        """
+        check_adapter_name(name)
+        stored = await asyncio.to_thread(self._store, tenant_id, folder)
+        async with self._database.transaction() as session:
+            repository = AdapterRepository(session, tenant_id)
+            await repository.get_or_create(name)
+            promoted = promote or not await repository.versions(name)
+            version = await repository.add_version(
+                name,
+                digest=stored.digest,
+                size_bytes=stored.size_bytes,
+                rank=_max_rank(stored.manifest),
+                config=stored.manifest.document(),
+                report=stored.report.as_dicts(),
+            )
+            if promoted:
+                await repository.set_alias(name, PRODUCTION, version.version)
+        return PushedVersion(
+            name=name,
+            version=version.version,
+            digest=stored.digest,
+            size_bytes=stored.size_bytes,
+            rank=_max_rank(stored.manifest),
+            promoted=promoted,
+            report=stored.report,
+        )
+
+    def _store(self, tenant_id: UUID, folder: Path) -> _StoredAdapter:
+        manifest = parse_manifest(_read_config(folder, self._limits), self._limits)
+        with self._storage.staging() as staged:
+            weights = staged / WEIGHTS_FILE
+            sha256 = copy_regular(folder / WEIGHTS_FILE, weights, max_bytes=self._limits.max_weights_bytes)
+            report = validate_adapter(weights, manifest, self._model, self._limits)
+            write_private(staged / CONFIG_FILE, manifest.canonical())
+            digest = adapter_digest(manifest.canonical(), sha256, self._base_model_digest)
+            size_bytes = weights.stat().st_size
+            self._storage.put(tenant_id, digest, staged)
+        return _StoredAdapter(digest, size_bytes, manifest, report)
+
+
+def check_adapter_name(name: str) -> None:
+    """Raises `InvalidAdapterName`. `:` and `@` separate the alias and the version, so no name holds them."""
+    if not _NAME.fullmatch(name):
+        raise InvalidAdapterName(
+            f"adapter name {name[:80]!r} is not allowed: 1 to 64 of a-z 0-9 . _ - and a letter or digit first"
+        )
+
+
+def _read_config(folder: Path, limits: AdapterLimits) -> bytes:
+    if not folder.is_dir():
+        raise FolderRejected(folder.name, f"is not a folder of {CONFIG_FILE} and {WEIGHTS_FILE}")
+    if (folder / "adapter_model.bin").exists() and not (folder / WEIGHTS_FILE).exists():
+        raise FolderRejected("adapter_model.bin", f"is a pickle; save the adapter as {WEIGHTS_FILE}")
+    return read_regular(folder / CONFIG_FILE, max_bytes=limits.max_config_bytes)
+
+
+def _max_rank(manifest: AdapterManifest) -> int:
+    return max((manifest.rank, *manifest.rank_pattern.values()))

@@ -1,0 +1,87 @@
+"""Opening a tenant's file: only a regular file, never through a symbolic link, never blocking on a pipe."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from loraplex.adapters.errors import FolderRejected
+
+PIECE_BYTES = 4 << 20
+
+
+@contextmanager
+def open_regular(path: Path, *, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """The file's descriptor and its size in bytes. Raises `FolderRejected`.
+
+    Only the last part of the path is guarded against links: the folder is the caller's choice.
+    """
+    descriptor = _open(path)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise FolderRejected(path.name, "is not a regular file")
+        if status.st_size > max_bytes:
+            raise FolderRejected(path.name, f"has {status.st_size} bytes, at most {max_bytes} are allowed")
+        yield descriptor, status.st_size
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path, *, max_bytes: int) -> bytes:
+    """The whole content. Raises `FolderRejected`, or `EOFError` when the file shrinks meanwhile."""
+    with open_regular(path, max_bytes=max_bytes) as (descriptor, size):
+        return read_exactly(descriptor, size, 0)
+
+
+def read_exactly(descriptor: int, length: int, offset: int) -> bytes:
+    """`length` bytes at `offset`. Raises `EOFError` when the file is shorter."""
+    parts = []
+    while length:
+        part = os.pread(descriptor, length, offset)
+        if not part:
+            raise EOFError(f"the file ends {length} bytes early")
+        parts.append(part)
+        length -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def hash_regular(path: Path, *, max_bytes: int) -> bytes:
+    """SHA-256 of the content, 32 bytes. Raises `FolderRejected`."""
+    with open_regular(path, max_bytes=max_bytes) as (descriptor, size):
+        return _hash_into(descriptor, size, None)
+
+
+def copy_regular(source: Path, destination: Path, *, max_bytes: int) -> bytes:
+    """Copies to a new file of mode 0600, synced to disk; SHA-256 of what was written. Raises `FolderRejected`."""
+    with open_regular(source, max_bytes=max_bytes) as (descriptor, size):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(destination, flags, 0o600), "wb") as target:
+            digest = _hash_into(descriptor, size, target)
+            target.flush()
+            os.fsync(target.fileno())
+    return digest
+
+
+def _hash_into(descriptor: int, size: int, target: BinaryIO | None) -> bytes:
+    digest = hashlib.sha256()
+    for offset in range(0, size, PIECE_BYTES):
+        piece = read_exactly(descriptor, min(PIECE_BYTES, size - offset), offset)
+        digest.update(piece)
+        if target is not None:
+            target.write(piece)
+    return digest.digest()
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        raise FolderRejected(path.name, "is missing") from error
+    except OSError as error:
+        kind = "is a symbolic link" if path.is_symlink() else f"cannot be opened: {error.strerror}"
+        raise FolderRejected(path.name, kind) from error

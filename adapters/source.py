@@ -1,0 +1,67 @@
+"""`PeftAdapterSource`: an adapter's stored blob -> the engine's normalised LoRA tensors on the CPU.
+
+The blob was validated when it was pushed; its structure is matched again here, because a kernel trusts the shapes.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loraplex.adapters.errors import AdaptersError
+from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.manifest import parse_manifest
+from loraplex.adapters.regular_file import open_regular, read_exactly, read_regular
+from loraplex.adapters.report import ValidationReport
+from loraplex.adapters.safetensors_header import TensorEntry, read_header_of
+from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.adapters.tensors import LoraPair
+from loraplex.adapters.validation import match_tensors
+from loraplex.engine.errors import AdapterLoadFailed
+from loraplex.engine.lora.weights import LoraModule, LoraWeights
+from loraplex.engine.messages import AdapterRef
+from loraplex.engine.models.config import ModelConfig
+
+_TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class PeftAdapterSource:
+    """Satisfies the engine's `AdapterSource`. Tensors have `dtype`; the scale is folded into B in float32 first."""
+
+    def __init__(
+        self, model: ModelConfig, dtype: torch.dtype, limits: AdapterLimits = DEFAULT_LIMITS
+    ) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._limits = limits
+
+    def load(self, adapter: AdapterRef) -> LoraWeights:
+        """Raises `AdapterLoadFailed` when the blob is missing, damaged, or does not fit the model."""
+        try:
+            modules = self._load_modules(Path(adapter.blob_path))
+        except (AdaptersError, OSError, EOFError) as error:
+            raise AdapterLoadFailed(f"adapter {adapter.digest} cannot be loaded: {error}") from error
+        return LoraWeights(digest=adapter.digest, modules=modules)
+
+    def _load_modules(self, folder: Path) -> dict[str, LoraModule]:
+        config = read_regular(folder / CONFIG_FILE, max_bytes=self._limits.max_config_bytes)
+        manifest = parse_manifest(config, self._limits)
+        with open_regular(folder / WEIGHTS_FILE, max_bytes=self._limits.max_weights_bytes) as (
+            descriptor,
+            size,
+        ):
+            header = read_header_of(descriptor, size, self._limits)
+            pairs, _ = match_tensors(manifest, header, self._model, ValidationReport())
+            return {pair.module.name: self._load_pair(descriptor, pair) for pair in pairs}
+
+    def _load_pair(self, descriptor: int, pair: LoraPair) -> LoraModule:
+        a = self._load_tensor(descriptor, pair.a, 1.0)
+        return LoraModule(a=a, b=self._load_tensor(descriptor, pair.b, pair.scale))
+
+    def _load_tensor(self, descriptor: int, entry: TensorEntry, scale: float) -> Tensor:
+        content = bytearray(read_exactly(descriptor, entry.nbytes, entry.offset))
+        stored = torch.frombuffer(content, dtype=_TORCH_DTYPES[entry.dtype]).view(entry.shape)
+        tensor = (stored.to(torch.float32) * scale).to(self._dtype)
+        if not torch.isfinite(tensor).all():
+            raise AdapterLoadFailed(f"{entry.name} has values that are not finite as {self._dtype}")
+        return tensor

@@ -1,0 +1,115 @@
+"""Content-addressed storage of validated adapters: `root/<tenant uuid>/<digest>/`, private to this user.
+
+No part of a path comes from a client, nothing follows a link, and a blob is there whole or not at all.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from loraplex.adapters.errors import BlobCorrupt, BlobMissing, FolderRejected, StorageError
+from loraplex.adapters.identity import adapter_digest
+from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.regular_file import hash_regular, read_regular
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_STAGING = ".staging"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class AdapterStorage:
+    """Blobs are keyed by (tenant, digest): two tenants never share one, not even of equal content."""
+
+    def __init__(self, root: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> None:
+        self._root = root
+        self._limits = limits
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A private folder on the same file system; removed at the end unless `put` has taken it."""
+        _make_private(self._root)
+        _make_private(self._root / _STAGING)
+        folder = self._root / _STAGING / uuid4().hex
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            if folder.exists():
+                shutil.rmtree(folder)
+
+    def put(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
+        """Takes a staged folder of the two files in one atomic step. An existing equal blob stays as it is."""
+        if sorted(file.name for file in staged.iterdir()) != [CONFIG_FILE, WEIGHTS_FILE]:
+            raise StorageError(f"a blob is made of exactly {CONFIG_FILE} and {WEIGHTS_FILE}")
+        final = self._location(tenant_id, digest)
+        _make_private(final.parent)
+        _sync_folder(staged)
+        if not self.exists(tenant_id, digest):
+            try:
+                staged.rename(final)
+            except OSError:
+                # Lost the race against an equal push: its blob has the same content.
+                if not self.exists(tenant_id, digest):
+                    raise
+        _sync_folder(final.parent)
+        return final
+
+    def exists(self, tenant_id: UUID, digest: str) -> bool:
+        final = self._location(tenant_id, digest)
+        return final.is_dir() and not final.is_symlink() and not final.parent.is_symlink()
+
+    def path(self, tenant_id: UUID, digest: str) -> Path:
+        """The blob's folder. Raises `BlobMissing`."""
+        if not self.exists(tenant_id, digest):
+            raise BlobMissing(f"no adapter {digest} is stored for this tenant")
+        return self._location(tenant_id, digest)
+
+    def delete(self, tenant_id: UUID, digest: str) -> None:
+        """Removes a blob, in one atomic step as seen by readers. Raises `BlobMissing`."""
+        blob = self.path(tenant_id, digest)
+        with self.staging() as folder:
+            blob.rename(folder / digest)
+
+    def verify(self, tenant_id: UUID, digest: str, base_model_digest: str) -> None:
+        """Reads everything again. Raises `BlobMissing`, or `BlobCorrupt` when the content is not the digest's."""
+        blob = self.path(tenant_id, digest)
+        try:
+            config = read_regular(blob / CONFIG_FILE, max_bytes=self._limits.max_config_bytes)
+            weights = hash_regular(blob / WEIGHTS_FILE, max_bytes=self._limits.max_weights_bytes)
+        except FolderRejected as error:
+            raise BlobCorrupt(f"adapter {digest}: {error}") from error
+        if adapter_digest(config, weights, base_model_digest) != digest:
+            raise BlobCorrupt(f"adapter {digest}: its content has changed, or its base model is another")
+
+    def _location(self, tenant_id: UUID, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise StorageError("a digest has 64 hexadecimal digits")
+        return self._root / str(UUID(int=tenant_id.int)) / digest
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A new file of mode 0600, synced to disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise StorageError(f"{folder} is a symbolic link")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

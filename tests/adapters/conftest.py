@@ -1,0 +1,86 @@
+"""A tiny model, adapters for it as PEFT itself writes them, and safetensors files written byte by byte."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loraplex.engine.models.config import ModelConfig
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 40, 16, 24, 2, 4, 2
+
+PeftFactory = Callable[..., tuple[PeftModel, Path]]
+FileWriter = Callable[..., Path]
+
+
+@pytest.fixture
+def model_config() -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HIDDEN // HEADS,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        qkv_bias=False,
+        o_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        uses_rope=(True,) * LAYERS,
+        sliding_window=(None,) * LAYERS,
+        attention_scale=(HIDDEN // HEADS) ** -0.5,
+        hf_config={},
+        eos_token_ids=(2,),
+    )
+
+
+@pytest.fixture
+def peft_adapter(tmp_path: Path) -> PeftFactory:
+    """Makes an adapter with random A and B for a tiny Llama and saves it as PEFT does: (model, folder)."""
+
+    def make(name: str = "adapter", tie: bool = False, **settings: Any) -> tuple[PeftModel, Path]:
+        torch.manual_seed(len(name))
+        base = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=HIDDEN,
+                intermediate_size=INTERMEDIATE,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=HEADS,
+                num_key_value_heads=KV_HEADS,
+                tie_word_embeddings=tie,
+            )
+        )
+        model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **settings))
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                if "lora_" in parameter_name:
+                    parameter.normal_()
+        folder = tmp_path / name
+        model.save_pretrained(str(folder))
+        return model, folder
+
+    return make
+
+
+@pytest.fixture
+def safetensors_file(tmp_path: Path) -> FileWriter:
+    """Writes a file from a header (an object, or raw bytes) and the data behind it."""
+
+    def write(header: object, data: bytes = b"", *, length: int | None = None, name: str = "file") -> Path:
+        raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + data)
+        return path
+
+    return write
