@@ -5,7 +5,7 @@ Invariant: a plan is complete and immutable; the runner needs nothing else, and 
 
 from dataclasses import dataclass
 
-from loraplex.engine.messages import AdapterRef, TokenLogprob
+from loraplex.engine.messages import AdapterRef, FinishReason, TokenLogprob
 from loraplex.engine.sequence import Sequence
 
 
@@ -23,6 +23,17 @@ class PlannedRow:
     adapter: AdapterRef | None
     samples: bool
 
+    @classmethod
+    def of(cls, sequence: Sequence, count: int) -> "PlannedRow":
+        """The next `count` uncomputed tokens of a sequence."""
+        start = sequence.num_computed_tokens
+        tokens = sequence.token_ids
+        stop = start + count
+        table = sequence.planned_block_table
+        return cls(
+            sequence, start, tuple(tokens[start:stop]), table, sequence.request.adapter, stop == len(tokens)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -37,8 +48,23 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What the runner returns for a sampling row. `finite` false: the row's logits held NaN or infinity."""
+    """What the runner returns for a sampling row. `finite` false: the row's logits held NaN or infinity.
+
+    With `nothing_allowed` the model is innocent: the request's grammar and other constraints left no token.
+    """
 
     token_id: int
     logprob: TokenLogprob | None = None
     finite: bool = True
+    nothing_allowed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One token of one sequence. `first` marks the choice's first token, `finish_reason` its last one."""
+
+    sequence: Sequence
+    token_id: int
+    logprob: TokenLogprob | None
+    finish_reason: FinishReason | None
+    first: bool

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from loraplex.engine.messages import AdapterRef, EngineRequest, FinishReason
+from loraplex.engine.prefix_cache import HashChain
 from loraplex.engine.token_mask import TokenMask
 
 
@@ -21,7 +22,10 @@ class SequenceStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable state of one row. Only the scheduler changes it; the runner reads what the plan carries."""
+    """Mutable state of one row. Only the scheduler changes it; the runner reads what the plan carries.
+
+    `order` numbers sequences by submission: the lowest is the oldest. `planned_block_table` is `block_table` frozen.
+    """
 
     request: EngineRequest
     choice: int
@@ -36,6 +40,11 @@ class Sequence:
     stopped_by: int | None = None
     num_preemptions: int = 0
     token_mask: TokenMask | None = None
+    order: int = 0
+    hash_chain: HashChain | None = None
+    num_registered_blocks: int = 0
+    planned_block_table: tuple[int, ...] = ()
+    adapter_wait_since: float | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

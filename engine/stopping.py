@@ -1,0 +1,25 @@
+"""When a choice ends by its tokens alone. Invariant: nothing but a length ends it before `min_tokens` are sampled.
+
+Stop strings are matched on text elsewhere and end a choice from outside.
+"""
+
+from loraplex.engine.messages import FinishReason
+from loraplex.engine.sequence import Sequence
+
+
+def finish_reason(
+    sequence: Sequence, eos_token_ids: frozenset[int], max_model_len: int
+) -> FinishReason | None:
+    """Why a sequence ends with its newest token, or None. Sets `stopped_by` for one of `stop_token_ids`."""
+    sampling = sequence.request.sampling
+    token_id = sequence.token_ids[-1]
+    num_output = sequence.num_output_tokens
+    if num_output >= sampling.min_tokens:
+        if token_id in eos_token_ids and not sampling.ignore_eos:
+            return "stop"
+        if token_id in sampling.stop_token_ids:
+            sequence.stopped_by = token_id
+            return "stop"
+    if num_output >= sampling.max_tokens or len(sequence.token_ids) >= max_model_len:
+        return "length"
+    return None
