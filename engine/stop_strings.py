@@ -1,0 +1,89 @@
+"""Stop strings in a stream of text (Aho and Corasick 1975): found across any cut of the text, never half shown.
+
+Invariant: the text released and the stop found depend on the text alone, not on how it was cut: the stop completed by the
+earliest character wins, of several completed by the same character the longest.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _State:
+    """A prefix of some stop string. `undecided`: length of its longest suffix that more text may extend to a stop."""
+
+    undecided: int = 0
+    match: str | None = None
+    fallback: "_State | None" = None
+    following: "dict[str, _State]" = field(default_factory=dict)
+
+    def step(self, character: str) -> "_State":
+        """The state of the longest suffix that is a prefix of a stop string."""
+        state = self
+        while True:
+            following = state.following.get(character)
+            if following is not None:
+                return following
+            if state.fallback is None:
+                return state
+            state = state.fallback
+
+
+class StopStrings:
+    """The compiled stop strings of one request, shared by its choices. Costs one state per character."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self.start = _State()
+        for stop in stops:
+            self._add(stop)
+        self._link()
+
+    def _add(self, stop: str) -> None:
+        if not stop:
+            raise ValueError("a stop string is empty")
+        state = self.start
+        for character in stop:
+            state = state.following.setdefault(character, _State())
+        state.match = stop
+
+    def _link(self) -> None:
+        """Set fallbacks, inherited matches and `undecided`, shortest prefixes first."""
+        waiting = deque((state, self.start, 1) for state in self.start.following.values())
+        while waiting:
+            state, fallback, length = waiting.popleft()
+            state.fallback = fallback
+            state.match = state.match or fallback.match
+            state.undecided = length if state.following else fallback.undecided
+            for character, following in state.following.items():
+                waiting.append((following, fallback.step(character), length + 1))
+
+
+class StopMatcher:
+    """Watches the text of one choice. With `include_stop` the stop string stays in the text, so nothing is held back."""
+
+    def __init__(self, stops: StopStrings, include_stop: bool = False) -> None:
+        self._state = stops.start
+        self._include_stop = include_stop
+        self._held = ""
+
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop string if `text` completed one; what follows it is dropped.
+
+        With `may_stop` false, stop strings that end in `text` are ordinary text.
+        """
+        state, pending = self._state, self._held + text
+        for end, character in enumerate(text, start=len(self._held) + 1):
+            state = state.step(character)
+            if may_stop and state.match is not None:
+                self._held = ""
+                return pending[: end if self._include_stop else end - len(state.match)], state.match
+        self._state = state
+        shown = len(pending) - (0 if self._include_stop else state.undecided)
+        self._held = pending[shown:]
+        return pending[:shown], None
+
+    def flush(self) -> str:
+        """The text held back, once no more can come."""
+        held, self._held = self._held, ""
+        return held
