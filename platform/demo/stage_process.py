@@ -1,0 +1,38 @@
+"""Runs one child process of the preparation and reads its output line by line.
+
+Invariant: the child inherits the open lock, so an orphan of a killed server keeps others out until it ends too.
+"""
+
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from loraplex.platform.demo.errors import StageFailed
+
+QUOTED_LINES = 8
+
+
+def run_stage(
+    name: str, command: Sequence[str], lock: int, on_line: Callable[[str], None] | None = None
+) -> None:
+    """Run `command` to its end. Raises `StageFailed` with its last lines when it exits with anything but 0."""
+    last_lines: deque[str] = deque(maxlen=QUOTED_LINES)
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        pass_fds=(lock,),
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                last_lines.append(line.rstrip())
+                if on_line is not None:
+                    on_line(line)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise StageFailed("\n".join([f"{name} failed with exit code {process.returncode}:", *last_lines]))
