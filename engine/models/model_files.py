@@ -18,7 +18,7 @@ PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 _PICKLE_REASON = "pickle can run code while it is read; convert the checkpoint to safetensors"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
-_SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors")
+SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors")
 
 
 def locate_model(path: str) -> Path:
@@ -63,7 +63,7 @@ def shard_index(folder: Path) -> dict[str, str]:
     if not isinstance(shards, dict) or not shards:
         raise ModelError(f"{path}: 'weight_map' must be a non-empty object")
     for tensor, name in shards.items():
-        if not isinstance(name, str) or _SHARD.fullmatch(name) is None:
+        if not isinstance(name, str) or SHARD_NAME.fullmatch(name) is None:
             raise ModelError(
                 f"{path}: 'weight_map' gives {name!r} for {tensor!r}: must be a plain *.safetensors file name"
             )

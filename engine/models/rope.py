@@ -3,6 +3,7 @@
 Invariant: the frequencies depend on the longest sequence served, never on a request, since cached keys hold the rotation.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -60,7 +61,8 @@ def _transformers_configuration(config: ModelConfig) -> tuple[Any, dict[str, Any
     from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    values = {**config.hf_config, "head_dim": config.head_dim}
+    # A copy, since the configuration object completes the nested rope parameters in place.
+    values = copy.deepcopy({**config.hf_config, "head_dim": config.head_dim})
     try:
         configuration = CONFIG_MAPPING[values["model_type"]].from_dict(values)
     except (KeyError, TypeError, ValueError, StrictDataclassError) as error:

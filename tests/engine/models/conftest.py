@@ -3,6 +3,7 @@
 Invariant: weights, norms and biases are spread widely enough that a mistake anywhere moves the logits.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,7 @@ class TinyModel:
 
 def make_model(architecture: str, changes: dict[str, Any]) -> Any:
     """A `transformers` model in fp32 with random weights from a fixed seed."""
-    config = getattr(transformers, f"{architecture}Config")(**(GEOMETRY | changes))
+    config = getattr(transformers, f"{architecture}Config")(**copy.deepcopy(GEOMETRY | changes))
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(7)

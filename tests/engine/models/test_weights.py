@@ -8,15 +8,16 @@ from typing import Any, Protocol
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
 from loraplex.engine.errors import ModelError
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.models.rope import rope_tables
 from loraplex.engine.models.weights import decoder_state
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.nn.functional import linear, silu
 
 State = dict[str, Tensor]
 
@@ -130,7 +131,8 @@ def attention(
 ) -> Tensor:
     tokens, groups = len(hidden), config.num_heads // config.num_kv_heads
     qkv = project(own, "qkv", hidden).view(tokens, -1, config.head_dim)
-    query, key, value = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+    heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+    query, key, value = torch.split(qkv, heads, dim=1)
     if config.qk_norm:
         query, key = rms_norm(query, own["q_norm"], config), rms_norm(key, own["k_norm"], config)
     if config.uses_rope[layer]:
