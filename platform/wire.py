@@ -6,6 +6,7 @@ A gateway says `Hello` once per connection and `Ping` every second; an engine th
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -19,7 +20,7 @@ PING_INTERVAL_S: Final = 1.0
 PEER_TIMEOUT_S: Final = 5.0
 ACKNOWLEDGE_S: Final = 1.0
 MAX_MESSAGE_BYTES: Final = 64 << 20
-MAX_SOCKET_PATH: Final = 100
+MAX_SOCKET_PATH: Final = 107
 SCHEME: Final = "ipc://"
 
 
@@ -79,8 +80,8 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 ToGateway: TypeAlias = Welcome | Goodbye | Events | Aborted | Pong
 
 encode: Final = msgspec.msgpack.Encoder().encode
-decode_to_engine: Final = msgspec.msgpack.Decoder(ToEngine).decode
-decode_to_gateway: Final = msgspec.msgpack.Decoder(ToGateway).decode
+decode_to_engine: Final[Callable[[bytes], ToEngine]] = msgspec.msgpack.Decoder(ToEngine).decode
+decode_to_gateway: Final[Callable[[bytes], ToGateway]] = msgspec.msgpack.Decoder(ToGateway).decode
 
 
 def socket_path(address: str) -> Path:
