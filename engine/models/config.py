@@ -9,8 +9,9 @@ from typing import Any
 class ModelConfig:
     """Normalised from a `transformers` configuration. Per-layer tuples have `num_layers` entries.
 
-    `rope` is the configuration object's own dict form, from which `transformers`' initialisers make the inverse
-    frequencies. The four multipliers are 1.0 except for Granite; `attention_scale` is head_dim ** -0.5 elsewhere.
+    `hf_config` is config.json as it was read, from which `rope_tables` has `transformers` make the frequencies. The three
+    multipliers are 1.0 except for Granite; `attention_scale` is head_dim ** -0.5 elsewhere. A window of w lets a
+    token see itself and the w - 1 tokens before it.
     """
 
     architecture: str
