@@ -1,0 +1,205 @@
+"""A tenant's adapters: names, immutable versions and movable aliases. Invariant: every statement is bound to one tenant,
+and a version number, once given, names one digest for ever.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.errors import (
+    AdapterNotFound,
+    AliasNotFound,
+    NoPreviousVersion,
+    VersionNotFound,
+    VersionNotReady,
+)
+from loraplex.tenants.model_reference import parse_model_reference
+from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion
+from loraplex.tenants.names import check_adapter_name, check_alias_name
+
+GONE_STATES = ("rejected", "deleting")
+
+
+@dataclass(frozen=True)
+class ResolvedAdapter:
+    """What a model reference means now; `alias` is None for a pinned version."""
+
+    adapter_id: UUID
+    name: str
+    version: int
+    digest: str
+    alias: str | None
+
+
+class AdapterRepository:
+    """The adapters of `tenant_id`, seen by one session."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def get_or_create(self, name: str) -> Adapter:
+        """Raises `InvalidName`."""
+        values = {"tenant_id": self._tenant_id, "name": check_adapter_name(name)}
+        statement = insert(Adapter).values(values).on_conflict_do_nothing().returning(Adapter)
+        created = (await self._session.scalars(statement)).one_or_none()
+        return created or await self.get(name)
+
+    async def get(self, name: str) -> Adapter:
+        """Raises `AdapterNotFound`."""
+        return await self._one(self._live().where(Adapter.name == name), name)
+
+    async def add_version(
+        self,
+        name: str,
+        *,
+        digest: str,
+        size_bytes: int,
+        rank: int,
+        config: dict[str, Any],
+        report: dict[str, Any],
+        state: str = "ready",
+    ) -> AdapterVersion:
+        """The next version of `name`, or the existing one with the same digest. Raises `AdapterNotFound`."""
+        adapter = await self._locked(name)
+        existing = await self._version_with(adapter.id, digest)
+        if existing is not None:
+            return existing
+        record = AdapterVersion(
+            tenant_id=self._tenant_id,
+            adapter_id=adapter.id,
+            version=await self._next_version(adapter.id),
+            digest=digest,
+            size_bytes=size_bytes,
+            rank=rank,
+            config=config,
+            report=report,
+            state=state,
+        )
+        self._session.add(record)
+        await self._session.flush()
+        await self._session.refresh(record, ["created_at"])
+        return record
+
+    async def versions(self, name: str) -> list[AdapterVersion]:
+        """Every version of `name`, oldest first. Raises `AdapterNotFound`."""
+        adapter = await self.get(name)
+        query = select(AdapterVersion).where(AdapterVersion.adapter_id == adapter.id)
+        return [*await self._session.scalars(query.order_by(AdapterVersion.version))]
+
+    async def aliases(self, name: str) -> list[AdapterAlias]:
+        """Every alias of `name`, in alphabetical order. Raises `AdapterNotFound`."""
+        adapter = await self.get(name)
+        query = select(AdapterAlias).where(AdapterAlias.adapter_id == adapter.id)
+        return [*await self._session.scalars(query.order_by(AdapterAlias.alias))]
+
+    async def set_alias(self, name: str, alias: str, version: int) -> AdapterAlias:
+        """Points `alias` to a ready version. Raises `AdapterNotFound`, `VersionNotFound` or `VersionNotReady`."""
+        adapter = await self._locked(name)
+        await self._check_ready(adapter, version)
+        record = await self._session.get(AdapterAlias, (adapter.id, check_alias_name(alias)))
+        if record is None:
+            keys = {"adapter_id": adapter.id, "tenant_id": self._tenant_id, "alias": alias}
+            record = AdapterAlias(**keys, version=version, updated_at=datetime.now(UTC))
+            self._session.add(record)
+        else:
+            move(record, version)
+        await self._session.flush()
+        return record
+
+    async def rollback(self, name: str, alias: str) -> AdapterAlias:
+        """Points `alias` back to where it was before; twice in a row changes nothing.
+
+        Raises `AdapterNotFound`, `AliasNotFound`, `NoPreviousVersion` or `VersionNotReady`.
+        """
+        adapter = await self._locked(name)
+        record = await self._session.get(AdapterAlias, (adapter.id, alias))
+        if record is None:
+            raise AliasNotFound(f"adapter {name} has no alias {alias[:80]!r}")
+        if record.previous_version is None:
+            raise NoPreviousVersion(f"{name}:{alias} has pointed to version {record.version} only")
+        await self._check_ready(adapter, record.previous_version)
+        move(record, record.previous_version)
+        await self._session.flush()
+        return record
+
+    async def delete(self, name: str) -> None:
+        """Removes the name at once; its versions stay for the ledger. Raises `AdapterNotFound`."""
+        adapter = await self._locked(name)
+        adapter.deleted_at = datetime.now(UTC)
+        await self._session.flush()
+
+    async def resolve(self, model: str) -> ResolvedAdapter | None:
+        """What `<adapter>`, `<adapter>:<alias>` or `<adapter>@<version>` means; None unless it is ready here."""
+        reference = parse_model_reference(model)
+        if reference is None:
+            return None
+        query = self._ready().where(Adapter.name == reference.name)
+        if reference.alias is None:
+            query = query.where(AdapterVersion.version == reference.version)
+        else:
+            query = query.join(
+                AdapterAlias,
+                (AdapterAlias.adapter_id == AdapterVersion.adapter_id)
+                & (AdapterAlias.version == AdapterVersion.version),
+            ).where(AdapterAlias.alias == reference.alias)
+        row = (await self._session.execute(query)).one_or_none()
+        return None if row is None else ResolvedAdapter(*row, alias=reference.alias)
+
+    async def list(self) -> list[Adapter]:
+        """The tenant's live adapters, by name."""
+        return [*await self._session.scalars(self._live().order_by(Adapter.name))]
+
+    def _ready(self) -> Select[UUID, str, int, str]:
+        return (
+            select(Adapter.id, Adapter.name, AdapterVersion.version, AdapterVersion.digest)
+            .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
+            .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
+            .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.state == "ready")
+        )
+
+    def _live(self) -> Select[Adapter]:
+        return select(Adapter).where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
+
+    async def _locked(self, name: str) -> Adapter:
+        return await self._one(self._live().where(Adapter.name == name).with_for_update(), name)
+
+    async def _one(self, query: Select[Adapter], name: str) -> Adapter:
+        adapter = (await self._session.scalars(query)).one_or_none()
+        if adapter is None:
+            raise AdapterNotFound(f"no adapter named {name[:80]!r}")
+        return adapter
+
+    async def _version_with(self, adapter_id: UUID, digest: str) -> AdapterVersion | None:
+        query = select(AdapterVersion).where(
+            AdapterVersion.adapter_id == adapter_id,
+            AdapterVersion.digest == digest,
+            AdapterVersion.state.not_in(GONE_STATES),
+        )
+        return (await self._session.scalars(query.order_by(AdapterVersion.version))).first()
+
+    async def _next_version(self, adapter_id: UUID) -> int:
+        query = select(func.max(AdapterVersion.version)).where(AdapterVersion.adapter_id == adapter_id)
+        return (await self._session.scalar(query) or 0) + 1
+
+    async def _check_ready(self, adapter: Adapter, version: int) -> None:
+        query = select(AdapterVersion.state).where(
+            AdapterVersion.adapter_id == adapter.id, AdapterVersion.version == version
+        )
+        state = await self._session.scalar(query)
+        if state is None:
+            raise VersionNotFound(f"adapter {adapter.name} has no version {version}")
+        if state != "ready":
+            raise VersionNotReady(f"version {version} of adapter {adapter.name} is {state}, not ready")
+
+
+def move(record: AdapterAlias, version: int) -> None:
+    """Points an alias to `version`; pointing it to where it is already keeps its way back."""
+    if record.version != version:
+        record.previous_version, record.version = record.version, version
+        record.updated_at = datetime.now(UTC)
