@@ -74,6 +74,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(default=30.0, ge=0, le=3600)
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
     engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    ready_stall_s: float = Field(default=20.0, gt=0, le=3600)
     engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(default=None, description="a FakeScript as JSON: drills without a model")

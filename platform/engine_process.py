@@ -98,6 +98,20 @@ class EngineProcess:
         await self._terminate(self._options.drain_s + STOP_GRACE_S)
         await self._remote.close()
 
+    @property
+    def last_stats(self) -> EngineStats | None:
+        """The child's newest snapshot, at most about a second old; None while it is lost."""
+        return self._remote.last_stats
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose last event has not arrived."""
+        return self._remote.open_requests
+
+    def fail_open(self, reason: str) -> None:
+        """End every open request with `Failed(engine_unavailable)`."""
+        self._remote.fail_open(reason)
+
     def info(self) -> EngineInfo:
         """See `EngineClient.info`."""
         return self._remote.info()

@@ -48,6 +48,8 @@ class RemoteEngine:
         self._tasks: list[asyncio.Task[None]] = []
         self._log = structlog.get_logger("loraplex.remote_engine").bind(engine=address)
         self.last_stats: EngineStats | None = None
+        self.restarts = 0
+        self.failure: str | None = None
 
     @property
     def connected(self) -> bool:
@@ -125,6 +127,13 @@ class RemoteEngine:
         self._draining = True
         while self._streams:
             await asyncio.sleep(DRAIN_POLL_S)
+
+    def fail_open(self, reason: str) -> None:
+        """End every open request with `Failed(engine_unavailable)`, and abort it in the engine."""
+        for request_id, stream in self._streams.items():
+            if not stream.ended:
+                stream.put(_unavailable(request_id, reason))
+                self._request_abort(request_id)
 
     def lose(self, reason: str) -> None:
         """Give the engine up at once, as its parent does when it saw the process end."""
