@@ -49,7 +49,7 @@ class Recipe:
 
 RECIPES = (
     Recipe("pirate", 8, ("q_proj", "v_proj"), 4, 3e-3),
-    Recipe("records", 4, ("q_proj", "k_proj", "v_proj", "o_proj"), 3, 2e-3),
+    Recipe("records", 4, ("q_proj", "k_proj", "v_proj", "o_proj"), 3, 1.5e-3),
     Recipe("support", 2, ALL_LINEAR, 3, 2e-3),
 )
 
