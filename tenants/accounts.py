@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import InvalidField, NameTaken, TenantNotFound
 from loraplex.tenants.models import Tenant
-from loraplex.tenants.names import check_tenant_name
+from loraplex.tenants.names import TENANT_NAME, check_tenant_name, is_name
 
 MAX_WEIGHT = 1000.0
 
@@ -34,7 +34,8 @@ class TenantRepository:
 
     async def get(self, name: str) -> Tenant:
         """Raises `TenantNotFound`."""
-        tenant = (await self._session.scalars(select(Tenant).where(Tenant.name == name))).one_or_none()
+        query = select(Tenant).where(Tenant.name == name)
+        tenant = (await self._session.scalars(query)).one_or_none() if is_name(name, TENANT_NAME) else None
         if tenant is None:
             raise TenantNotFound(f"no tenant named {name[:80]!r}")
         return tenant

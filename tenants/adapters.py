@@ -20,8 +20,9 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.model_reference import parse_model_reference
 from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion
-from loraplex.tenants.names import check_adapter_name, check_alias_name
+from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME, check_adapter_name, check_alias_name, is_name
 
+MAX_VERSION = 2**31 - 1
 GONE_STATES = ("rejected", "deleting")
 
 
@@ -118,7 +119,8 @@ class AdapterRepository:
         Raises `AdapterNotFound`, `AliasNotFound`, `NoPreviousVersion` or `VersionNotReady`.
         """
         adapter = await self._locked(name)
-        record = await self._session.get(AdapterAlias, (adapter.id, alias))
+        key = (adapter.id, alias)
+        record = await self._session.get(AdapterAlias, key) if is_name(alias, ALIAS_NAME) else None
         if record is None:
             raise AliasNotFound(f"adapter {name} has no alias {alias[:80]!r}")
         if record.previous_version is None:
@@ -170,7 +172,7 @@ class AdapterRepository:
         return await self._one(self._live().where(Adapter.name == name).with_for_update(), name)
 
     async def _one(self, query: Select[Adapter], name: str) -> Adapter:
-        adapter = (await self._session.scalars(query)).one_or_none()
+        adapter = (await self._session.scalars(query)).one_or_none() if is_name(name, ADAPTER_NAME) else None
         if adapter is None:
             raise AdapterNotFound(f"no adapter named {name[:80]!r}")
         return adapter
@@ -191,7 +193,7 @@ class AdapterRepository:
         query = select(AdapterVersion.state).where(
             AdapterVersion.adapter_id == adapter.id, AdapterVersion.version == version
         )
-        state = await self._session.scalar(query)
+        state = await self._session.scalar(query) if version <= MAX_VERSION else None
         if state is None:
             raise VersionNotFound(f"adapter {adapter.name} has no version {version}")
         if state != "ready":

@@ -62,6 +62,10 @@ def parse_key(text: str) -> ParsedKey:
     return ParsedKey(environment, key_id, secret)
 
 
+def is_key_id(text: str) -> bool:
+    return len(text) == KEY_ID_LENGTH and text.isascii() and text.isalnum()
+
+
 def checksum(body: str) -> str:
     return base62(zlib.crc32(body.encode("ascii")), CHECKSUM_LENGTH)
 

@@ -17,7 +17,7 @@ from loraplex.tenants.errors import (
     TenantSuspended,
     UnknownKey,
 )
-from loraplex.tenants.key_format import ParsedKey, generate_key, parse_key
+from loraplex.tenants.key_format import ParsedKey, generate_key, is_key_id, parse_key
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.names import check_key_name
 from loraplex.tenants.scopes import check_scopes
@@ -68,7 +68,7 @@ class KeyRepository:
     async def find(self, key_id: str) -> ApiKey | None:
         """The key with that public id, its tenant loaded; also when it is revoked or expired."""
         query = select(ApiKey).where(ApiKey.key_id == key_id).options(joinedload(ApiKey.tenant))
-        return (await self._session.scalars(query)).one_or_none()
+        return (await self._session.scalars(query)).one_or_none() if is_key_id(key_id) else None
 
     async def authenticate(self, text: str) -> ApiKey:
         """The live key of a presented text, its tenant loaded. Raises `InvalidApiKey` or `TenantSuspended`."""
@@ -108,7 +108,7 @@ class KeyRepository:
 
     async def _owned(self, tenant_id: UUID | None, key_id: str) -> ApiKey:
         query = select(ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.key_id == key_id).with_for_update()
-        record = (await self._session.scalars(query)).one_or_none()
+        record = (await self._session.scalars(query)).one_or_none() if is_key_id(key_id) else None
         if record is None:
             raise KeyNotFound(f"no key {key_id[:40]!r}")
         return record

@@ -36,6 +36,11 @@ def check_key_name(name: str) -> str:
 
 def check_pattern(field: str, value: str, pattern: str, rule: str) -> str:
     """Returns `value`; raises `InvalidName` naming `field` and the rule."""
-    if not re.fullmatch(pattern.strip("^$"), value):
+    if not is_name(value, pattern):
         raise InvalidName(field, f"{field} {value[:80]!r} is not allowed: {rule}")
     return value
+
+
+def is_name(value: str, pattern: str) -> bool:
+    """Whether the database could hold `value`; asking it for another (a NUL byte, say) would be an error."""
+    return re.fullmatch(pattern.strip("^$"), value) is not None

@@ -1,0 +1,56 @@
+"""Tenants as accounts."""
+
+import pytest
+
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import InvalidField, InvalidName, NameTaken, TenantNotFound
+
+
+async def test_create_get_list(database: Database) -> None:
+    async with database.transaction() as session:
+        tenants = TenantRepository(session)
+        created = await tenants.create("zebra", weight=2.5)
+        await tenants.create("acme")
+        assert created.created_at is not None and created.weight == 2.5
+        assert [tenant.name for tenant in await tenants.list()] == ["acme", "zebra"]
+        assert (await tenants.get("zebra")).id == created.id
+
+
+async def test_a_name_is_taken_once_and_the_transaction_goes_on(database: Database) -> None:
+    async with database.transaction() as session:
+        tenants = TenantRepository(session)
+        await tenants.create("acme")
+        with pytest.raises(NameTaken):
+            await tenants.create("acme")
+        assert len(await tenants.list()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Acme", "-a", "a" * 64, "a b", "a\n", "ä", "a_b", "a;DROP TABLE tenants"]
+)
+async def test_names_that_are_refused(database: Database, name: str) -> None:
+    async with database.transaction() as session:
+        with pytest.raises(InvalidName, match="lower-case"):
+            await TenantRepository(session).create(name)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, 1001.0, float("nan"), float("inf")])
+async def test_weights_that_are_refused(database: Database, weight: float) -> None:
+    async with database.transaction() as session:
+        with pytest.raises(InvalidField, match="weight"):
+            await TenantRepository(session).create("acme", weight)
+
+
+async def test_suspend_and_resume(database: Database) -> None:
+    async with database.transaction() as session:
+        tenants = TenantRepository(session)
+        await tenants.create("acme")
+        first = (await tenants.suspend("acme")).suspended_at
+        assert first is not None
+        assert (await tenants.suspend("acme")).suspended_at == first
+        assert (await tenants.resume("acme")).suspended_at is None
+        with pytest.raises(TenantNotFound):
+            await tenants.suspend("nobody")
+        with pytest.raises(TenantNotFound):
+            await tenants.get("a\x00")

@@ -1,0 +1,64 @@
+"""One transaction per unit of work, and a database that is down is told apart from a bad request."""
+
+import pytest
+from sqlalchemy import text
+
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.database import Database, parse_database_url
+from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, TenantNotFound
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_accepted_schemes(scheme: str) -> None:
+    url = parse_database_url(f"{scheme}://user:p%40ss@host:5433/name?sslmode=require")
+    assert (url.drivername, url.password, url.port) == ("postgresql+psycopg", "p@ss", 5433)
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://host/name", "sqlite:///file", "host/name", "", "postgresql://h:port/d"]
+)
+def test_refused_addresses(url: str) -> None:
+    with pytest.raises(InvalidField, match="DATABASE_URL"):
+        parse_database_url(url)
+
+
+async def test_commits_at_the_end(database: Database) -> None:
+    async with database.transaction() as session:
+        await TenantRepository(session).create("acme")
+    async with database.transaction() as session:
+        assert (await TenantRepository(session).get("acme")).name == "acme"
+
+
+async def test_rolls_back_on_any_error(database: Database) -> None:
+    with pytest.raises(RuntimeError):
+        async with database.transaction() as session:
+            await TenantRepository(session).create("acme")
+            raise RuntimeError
+    async with database.transaction() as session:
+        with pytest.raises(TenantNotFound):
+            await TenantRepository(session).get("acme")
+
+
+async def test_an_unreachable_database_is_unavailable() -> None:
+    database = Database("postgresql://user:pw@/name?host=/nonexistent")
+    with pytest.raises(DatabaseUnavailable):
+        await database.ping()
+    await database.close()
+
+
+async def test_survives_a_lost_connection(database: Database) -> None:
+    await database.ping()
+    async with database.transaction() as session:
+        query = (
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        await session.execute(text(f"SELECT pg_terminate_backend(pid) FROM ({query}) AS others"))
+    with pytest.raises(DatabaseUnavailable):
+        async with database.transaction() as session:
+            await session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+    await database.ping()
+
+
+async def test_a_statement_has_a_time_limit(database: Database) -> None:
+    async with database.transaction() as session:
+        assert await session.scalar(text("SHOW statement_timeout")) == "30s"

@@ -1,0 +1,182 @@
+"""Keys: issued once, found with their tenant, refused for the right reason."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+from sqlalchemy import text
+
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import (
+    ExpiredKey,
+    InvalidApiKey,
+    InvalidField,
+    InvalidName,
+    InvalidScope,
+    KeyNotFound,
+    RevokedKey,
+    TenantSuspended,
+    UnknownKey,
+)
+from loraplex.tenants.key_format import ParsedKey, generate_key, parse_key
+from loraplex.tenants.keys import IssuedKey, KeyRepository
+
+
+async def make_tenant(database: Database, name: str = "acme") -> UUID:
+    async with database.transaction() as session:
+        return (await TenantRepository(session).create(name)).id
+
+
+async def issue(database: Database, tenant_id: UUID | None, *scopes: str) -> IssuedKey:
+    async with database.transaction() as session:
+        return await KeyRepository(session).create(tenant_id, "first", scopes)
+
+
+async def authenticate(database: Database, plaintext: str) -> str:
+    async with database.transaction() as session:
+        return (await KeyRepository(session).authenticate(plaintext)).key_id
+
+
+async def test_created_key_authenticates_with_its_tenant(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    issued = await issue(database, tenant_id, "inference", "adapters:read")
+    async with database.transaction() as session:
+        record = await KeyRepository(session).authenticate(issued.plaintext)
+    assert record.tenant is not None and record.tenant.name == "acme"
+    assert record.scopes == ["adapters:read", "inference"]
+    assert (record.environment, record.name) == ("live", "first")
+
+
+async def test_the_secret_is_stored_nowhere(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    issued = await issue(database, tenant_id, "inference")
+    async with database.transaction() as session:
+        row = await session.scalar(text("SELECT row_to_json(api_keys)::text FROM api_keys"))
+    assert row is not None and parse_key(issued.plaintext).secret not in row
+    assert parse_key(issued.plaintext).secret not in repr(issued)
+
+
+async def test_operator_keys_have_no_tenant(database: Database) -> None:
+    issued = await issue(database, None, "operator")
+    assert issued.plaintext.startswith("lpx_op_")
+    assert await authenticate(database, issued.plaintext) == issued.record.key_id
+
+
+async def test_wrong_secret_environment_or_id_is_unknown(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    key = parse_key((await issue(database, tenant_id, "inference")).plaintext)
+    other = generate_key("live")
+    for wrong in (
+        ParsedKey("live", key.key_id, other.secret),
+        ParsedKey("test", key.key_id, key.secret),
+        ParsedKey("op", key.key_id, key.secret),
+        other,
+    ):
+        with pytest.raises(UnknownKey):
+            await authenticate(database, wrong.plaintext)
+
+
+async def test_revoked_key(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    issued = await issue(database, tenant_id, "inference")
+    for _ in range(2):
+        async with database.transaction() as session:
+            await KeyRepository(session).revoke(tenant_id, issued.record.key_id)
+    with pytest.raises(RevokedKey):
+        await authenticate(database, issued.plaintext)
+
+
+async def test_expired_key(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    issued = await issue(database, tenant_id, "inference")
+    async with database.transaction() as session:
+        await session.execute(text("UPDATE api_keys SET expires_at = now() - interval '1 second'"))
+    with pytest.raises(ExpiredKey):
+        await authenticate(database, issued.plaintext)
+    async with database.transaction() as session:
+        for key_id in (issued.record.key_id, "a\x00"):
+            with pytest.raises(KeyNotFound):
+                await KeyRepository(session).rotate(tenant_id, key_id)
+
+
+async def test_suspended_tenant(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    issued = await issue(database, tenant_id, "inference")
+    async with database.transaction() as session:
+        await TenantRepository(session).suspend("acme")
+    with pytest.raises(TenantSuspended):
+        await authenticate(database, issued.plaintext)
+    with pytest.raises(UnknownKey):
+        await authenticate(
+            database, ParsedKey("live", issued.record.key_id, generate_key("live").secret).plaintext
+        )
+
+
+async def test_rotation_without_grace_ends_the_old_key(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    old = await issue(database, tenant_id, "usage:read")
+    async with database.transaction() as session:
+        new = await KeyRepository(session).rotate(tenant_id, old.record.key_id)
+    assert await authenticate(database, new.plaintext) == new.record.key_id
+    assert new.record.scopes == ["usage:read"]
+    with pytest.raises(RevokedKey):
+        await authenticate(database, old.plaintext)
+
+
+async def test_rotation_with_grace_never_prolongs_the_old_key(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    soon = datetime.now(UTC) + timedelta(seconds=100)
+    async with database.transaction() as session:
+        keys = KeyRepository(session)
+        short = await keys.create(tenant_id, "short", ["inference"], expires_at=soon)
+        endless = await keys.create(tenant_id, "endless", ["inference"])
+        for key in (short, endless):
+            await keys.rotate(tenant_id, key.record.key_id, grace_seconds=3600)
+        assert short.record.expires_at == soon
+        assert endless.record.expires_at is not None and endless.record.expires_at > soon
+        assert endless.record.replaced_by is not None
+    assert await authenticate(database, endless.plaintext)
+
+
+async def test_another_tenants_keys_do_not_exist(database: Database) -> None:
+    mine, other = await make_tenant(database), await make_tenant(database, "other")
+    issued = await issue(database, mine, "inference")
+    operator = await issue(database, None, "operator")
+    async with database.transaction() as session:
+        keys = KeyRepository(session)
+        for key_id in (issued.record.key_id, operator.record.key_id):
+            with pytest.raises(KeyNotFound):
+                await keys.revoke(other, key_id)
+            with pytest.raises(KeyNotFound):
+                await keys.rotate(other, key_id)
+        assert await keys.list(other) == []
+        assert [key.key_id for key in await keys.list(mine)] == [issued.record.key_id]
+        assert [key.key_id for key in await keys.list(None)] == [operator.record.key_id]
+
+
+async def test_refused_fields(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    async with database.transaction() as session:
+        keys = KeyRepository(session)
+        with pytest.raises(InvalidScope):
+            await keys.create(tenant_id, "name", ["operator"])
+        with pytest.raises(InvalidName):
+            await keys.create(tenant_id, "a\nb", ["inference"])
+        with pytest.raises(InvalidField, match="live or test"):
+            await keys.create(tenant_id, "name", ["inference"], environment="op")
+        with pytest.raises(InvalidField, match="future"):
+            await keys.create(tenant_id, "name", ["inference"], expires_at=past)
+        with pytest.raises(InvalidField, match="time zone"):
+            await keys.create(tenant_id, "name", ["inference"], expires_at=past.replace(tzinfo=None))
+        with pytest.raises(InvalidField, match="grace_seconds"):
+            await keys.rotate(tenant_id, "x", grace_seconds=-1)
+
+
+async def test_a_typo_needs_no_database() -> None:
+    database = Database("postgresql://user:pw@/name?host=/nonexistent")
+    async with database.transaction() as session:
+        with pytest.raises(InvalidApiKey):
+            await KeyRepository(session).authenticate("lpx_live_typo")
+    await database.close()
