@@ -1,0 +1,51 @@
+"""Row maxima and inverse-CDF draws against plain torch and exact shares."""
+
+import pytest
+import torch
+
+from loraplex.engine.categorical import draw, row_maxima
+
+
+@pytest.mark.parametrize("vocab", [7, 256, 1000, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_row_maxima_is_the_first_maximum(vocab: int, dtype: torch.dtype) -> None:
+    scores = torch.randn(5, vocab, generator=torch.Generator().manual_seed(0)).mul(4).round().to(dtype)
+    values, index = row_maxima(scores)
+    assert torch.equal(values, scores.amax(dim=-1))
+    assert index.tolist() == [row.tolist().index(max(row.tolist())) for row in scores]
+
+
+@pytest.mark.parametrize("vocab", [7, 1024])
+def test_a_nan_wins(vocab: int) -> None:
+    scores = torch.zeros(2, vocab)
+    scores[1, 5] = torch.nan
+    assert row_maxima(scores)[0].isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("vocab", [5, 300, 513])
+def test_draw_inverts_the_distribution_function(vocab: int) -> None:
+    scores = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1))
+    scores -= scores.amax()
+    shares = scores.double().softmax(dim=-1).flatten()
+    edges = shares.cumsum(0)
+    middles = edges - shares / 2
+    drawn = draw(scores.expand(vocab, vocab).contiguous(), None, middles)
+    assert drawn.tolist() == list(range(vocab))
+
+
+@pytest.mark.parametrize("vocab", [40, 600])
+def test_draw_never_takes_what_is_cut_off(vocab: int) -> None:
+    scores = torch.full((4, vocab), -3.0)
+    scores[:, 17] = 0.0
+    scores[:, 30] = -1.0
+    uniforms = torch.tensor([0.0, 0.5, 0.9, 1.0 - 2.0**-53], dtype=torch.float64)
+    assert draw(scores, torch.full((4, 1), -1.0), uniforms).tolist() == [17, 17, 30, 30]
+
+
+def test_a_broken_row_stays_in_range_and_leaves_the_others_alone() -> None:
+    scores = torch.zeros(3, 300)
+    scores[1] = torch.nan
+    uniforms = torch.full((3,), 0.5, dtype=torch.float64)
+    first, broken, last = draw(scores, None, uniforms).tolist()
+    assert first == last == 150
+    assert 0 <= broken < 300
