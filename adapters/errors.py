@@ -24,7 +24,7 @@ class AdaptersError(Exception):
 
 
 class InvalidAdapterName(AdaptersError):
-    """A name outside `[a-z0-9][a-z0-9._-]{0,63}`."""
+    """A name outside `[a-z0-9][a-z0-9._-]{0,62}`."""
 
 
 class AdapterRejected(AdaptersError):

@@ -22,7 +22,7 @@ from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
 
 PRODUCTION = "production"
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class AdapterRegistry:
                 size_bytes=stored.size_bytes,
                 rank=_max_rank(stored.manifest),
                 config=stored.manifest.document(),
-                report=stored.report.as_dicts(),
+                report={"checks": stored.report.as_dicts()},
             )
             if promoted:
                 await repository.set_alias(name, PRODUCTION, version.version)
@@ -93,6 +93,18 @@ class AdapterRegistry:
             promoted=promoted,
             report=stored.report,
         )
+
+    async def delete(self, tenant_id: UUID, name: str) -> None:
+        """Removes the name, and each blob that no other adapter of the tenant holds. Raises `AdapterNotFound`."""
+        async with self._database.transaction() as session:
+            repository = AdapterRepository(session, tenant_id)
+            digests = {version.digest for version in await repository.versions(name)}
+            await repository.delete(name)
+            for adapter in await repository.list():
+                digests -= {version.digest for version in await repository.versions(adapter.name)}
+        for digest in digests:
+            if self._storage.exists(tenant_id, digest):
+                await asyncio.to_thread(self._storage.delete, tenant_id, digest)
 
     def _store(self, tenant_id: UUID, folder: Path) -> _StoredAdapter:
         manifest = parse_manifest(_read_config(folder, self._limits), self._limits)
@@ -111,7 +123,7 @@ def check_adapter_name(name: str) -> None:
     """Raises `InvalidAdapterName`. `:` and `@` separate the alias and the version, so no name holds them."""
     if not _NAME.fullmatch(name):
         raise InvalidAdapterName(
-            f"adapter name {name[:80]!r} is not allowed: 1 to 64 of a-z 0-9 . _ - and a letter or digit first"
+            f"adapter name {name[:80]!r} is not allowed: 1 to 63 of a-z 0-9 . _ - and a letter or digit first"
         )
 
 

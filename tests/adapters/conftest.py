@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from loraplex.engine.models.config import ModelConfig
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from loraplex.engine.models.config import ModelConfig
 
 VOCAB, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 40, 16, 24, 2, 4, 2
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
 from loraplex.adapters.errors import AdapterRejected, FolderRejected, HeaderRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.safetensors_header import read_header
-from safetensors.numpy import save_file
 
 LIMITS = AdapterLimits(max_header_bytes=4096, max_tensors=16)
 FileWriter = Callable[..., Path]
@@ -126,7 +127,7 @@ def test_links_pipes_folders_and_large_files_are_refused(tmp_path: Path) -> None
 
 
 def test_reads_what_the_library_writes(tmp_path: Path) -> None:
-    tensors = {
+    tensors: dict[str, Any] = {
         "b": np.ones((2, 3), np.float32),
         "a": np.ones((5,), np.float16),
         "c": np.full((1, 1), 7, np.float32),

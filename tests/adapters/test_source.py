@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
 from loraplex.adapters.source import PeftAdapterSource
 from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.lora.weights import PROJECTIONS, LoraWeights
 from loraplex.engine.messages import AdapterRef
 from loraplex.engine.models.config import ModelConfig
-from peft import PeftModel
-from safetensors.torch import load_file, save_file
 
 PeftFactory = Callable[..., tuple[PeftModel, Path]]
 SEVEN = list(PROJECTIONS)
@@ -89,7 +90,7 @@ def test_delta_equals_that_of_peft(
 def test_every_stored_type_is_read_as_the_requested_one(
     model_config: ModelConfig, peft_adapter: PeftFactory, stored: torch.dtype, dtype: torch.dtype
 ) -> None:
-    model, folder = peft_adapter(r=4, lora_alpha=7, target_modules=SEVEN)
+    _, folder = peft_adapter(r=4, lora_alpha=7, target_modules=SEVEN)
     file = folder / "adapter_model.safetensors"
     tensors = {name: tensor.to(stored) for name, tensor in load_file(file).items()}
     save_file(tensors, file)
