@@ -2,7 +2,8 @@
 
 DemoError                  a start error: one clear line, exit code 1
 ├── StageFailed            a child process (pip, the conversion) failed: its last lines are quoted
-└── DemoModelUnavailable   the demo model could not be fetched, is not the pinned one, or does not fit the disk
+├── DemoModelUnavailable   the demo model could not be fetched, is not the pinned one, or does not fit the disk
+└── TenantIsNotTheDemos    a tenant with a name of the demo's exists and was not made by it
 """
 
 from loraplex.platform.start_errors import StartError
@@ -19,3 +20,11 @@ class StageFailed(DemoError):
 class DemoModelUnavailable(DemoError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"demo model: {reason} (serve a model of your own with --model PATH)")
+
+
+class TenantIsNotTheDemos(DemoError):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"a tenant named {name!r} exists and was not made by the demo; give the demo another database "
+            "(DATABASE_URL) or data directory (--data-dir)"
+        )

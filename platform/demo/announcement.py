@@ -1,0 +1,32 @@
+"""What a person reads when `serve --demo` is ready: addresses, a key per tenant, and requests to paste."""
+
+from pathlib import Path
+
+from loraplex.platform.demo.demo_file import DemoAccess
+from loraplex.platform.demo.snippet import curl_snippet, python_snippet
+
+
+def announcement(access: DemoAccess, demo_file: Path) -> str:
+    """Plain text without colours or wrapping, so that every line can be copied."""
+    first = access.tenants[0]
+    return "\n".join(
+        (
+            f"Serving {access.model} at {access.base_url}/v1",
+            f"Console: {access.console_url or 'none yet'}",
+            "",
+            *(
+                f"  {tenant.name}: adapter {', '.join(tenant.adapters)}, key {tenant.api_key}"
+                for tenant in access.tenants
+            ),
+            "",
+            f"Admin and operator keys: {demo_file}",
+            "",
+            f"Ask {first.name}'s adapter {first.adapters[0]} with curl:",
+            "",
+            curl_snippet(access.base_url, first.api_key, first.adapters[0]),
+            "",
+            "or in Python:",
+            "",
+            python_snippet(access.base_url, first.api_key, first.adapters[0]),
+        )
+    )
