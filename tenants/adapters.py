@@ -18,7 +18,7 @@ from loraplex.tenants.errors import (
     VersionNotFound,
     VersionNotReady,
 )
-from loraplex.tenants.model_reference import parse_model_reference
+from loraplex.tenants.model_reference import PRODUCTION, parse_model_reference
 from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion
 from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME, check_adapter_name, check_alias_name, is_name
 
@@ -141,21 +141,29 @@ class AdapterRepository:
         reference = parse_model_reference(model)
         if reference is None:
             return None
-        query = self._ready().where(Adapter.name == reference.name)
         if reference.alias is None:
-            query = query.where(AdapterVersion.version == reference.version)
+            query = self._ready().where(AdapterVersion.version == reference.version)
         else:
-            query = query.join(
-                AdapterAlias,
-                (AdapterAlias.adapter_id == AdapterVersion.adapter_id)
-                & (AdapterAlias.version == AdapterVersion.version),
-            ).where(AdapterAlias.alias == reference.alias)
-        row = (await self._session.execute(query)).one_or_none()
+            query = self._aliased().where(AdapterAlias.alias == reference.alias)
+        row = (await self._session.execute(query.where(Adapter.name == reference.name))).one_or_none()
         return None if row is None else ResolvedAdapter(*row, alias=reference.alias)
+
+    async def served(self) -> list[ResolvedAdapter]:
+        """What each live adapter's `production` alias means now, by name; adapters without a ready one are left out."""
+        query = self._aliased().where(AdapterAlias.alias == PRODUCTION).order_by(Adapter.name)
+        rows = await self._session.execute(query)
+        return [ResolvedAdapter(*row, alias=PRODUCTION) for row in rows]
 
     async def list(self) -> list[Adapter]:
         """The tenant's live adapters, by name."""
         return [*await self._session.scalars(self._live().order_by(Adapter.name))]
+
+    def _aliased(self) -> Select[UUID, str, int, str]:
+        return self._ready().join(
+            AdapterAlias,
+            (AdapterAlias.adapter_id == AdapterVersion.adapter_id)
+            & (AdapterAlias.version == AdapterVersion.version),
+        )
 
     def _ready(self) -> Select[UUID, str, int, str]:
         return (

@@ -167,7 +167,7 @@ async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
         adapters = AdapterRepository(session, other)
         for model in ("support", "support:production", "support@1"):
             assert await adapters.resolve(model) is None
-        assert await adapters.list() == []
+        assert await adapters.list() == [] and await adapters.served() == []
         with pytest.raises(AdapterNotFound):
             await adapters.delete("support")
         assert (await add(adapters, 1)).version == 1
