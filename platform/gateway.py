@@ -1,0 +1,179 @@
+"""Wires a gateway: databases, secret, engines and HTTP application, opened in order and closed in reverse.
+
+Invariant: whatever was opened is closed, however the start or the run ends.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from uuid import UUID
+
+from fastapi import FastAPI
+
+from loraplex.adapters.storage import AdapterStorage
+from loraplex.platform.app import create_app
+from loraplex.platform.base_model import BaseModelFacts, write_base_model
+from loraplex.platform.commands.migrate import upgrade
+from loraplex.platform.config import Settings
+from loraplex.platform.embedded import EmbeddedError, EmbeddedServices
+from loraplex.platform.engine_pool import EnginePool
+from loraplex.platform.engine_start import open_engines
+from loraplex.platform.health import Health, Ping, health_router
+from loraplex.platform.metrics import Metrics
+from loraplex.platform.prompt import PromptRenderer
+from loraplex.platform.request_body import BodyLimits
+from loraplex.platform.secret import server_secret, tenant_namespace
+from loraplex.platform.services import GatewayLimits, GatewayServices
+from loraplex.platform.start_errors import DependencyFailed
+from loraplex.platform.token_text import TokenText
+from loraplex.platform.tokenizer import load_tokenizer
+from loraplex.tenants import valkey
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import TenantsError
+
+ADAPTERS_FOLDER = "adapters"
+OnStage = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGateway:
+    """A gateway that is ready to listen."""
+
+    app: FastAPI
+    engines: EnginePool
+    health: Health
+    database: Database
+    adapters: AdapterStorage
+    served_model_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAddresses:
+    """Where PostgreSQL and Valkey are."""
+
+    database_url: str
+    redis_url: str
+
+
+@asynccontextmanager
+async def open_gateway(
+    settings: Settings, model: str | None, on_stage: OnStage
+) -> AsyncIterator[OpenGateway]:
+    """Open everything and yield. `model` is None when other processes run the engines. Raises `StartError`."""
+    async with AsyncExitStack() as stack:
+        opening = asyncio.create_task(_open_services(settings, stack, on_stage))
+        try:
+            engines = await open_engines(settings, model, stack, on_stage)
+        except BaseException:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            raise
+        addresses = await opening
+        yield await _assemble(settings, model, addresses, engines, stack)
+
+
+async def _open_services(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> ServiceAddresses:
+    database_url = settings.database_url.get_secret_value() if settings.database_url else None
+    redis_url = settings.redis_url.get_secret_value() if settings.redis_url else None
+    if database_url is None or redis_url is None:
+        on_stage(f"starting PostgreSQL and Valkey under {settings.data_dir}")
+        embedded = await _embedded(settings.data_dir, stack)
+        database_url, redis_url = database_url or embedded.database_url, redis_url or embedded.redis_url
+    on_stage("bringing the database to the newest schema")
+    try:
+        await asyncio.to_thread(upgrade, database_url)
+    except Exception as error:
+        raise DependencyFailed(f"the database could not be migrated: {error}") from error
+    return ServiceAddresses(database_url, redis_url)
+
+
+async def _embedded(data_dir: Path, stack: AsyncExitStack) -> EmbeddedServices:
+    try:
+        return await stack.enter_async_context(EmbeddedServices(data_dir))
+    except EmbeddedError as error:
+        raise DependencyFailed(str(error)) from error
+
+
+async def _assemble(
+    settings: Settings,
+    model: str | None,
+    addresses: ServiceAddresses,
+    engines: EnginePool,
+    stack: AsyncExitStack,
+) -> OpenGateway:
+    info = engines.info()
+    served_name = settings.served_model_name or _default_name(model or info.model_path)
+    database = Database(addresses.database_url)
+    stack.push_async_callback(database.close)
+    client = valkey.open_valkey(addresses.redis_url)
+    stack.push_async_callback(client.aclose)
+    metrics = Metrics(served_name, version("loraplex"), info.max_model_len, engines)
+    pings: dict[str, Ping] = {"postgresql": database.ping, "valkey": partial(valkey.ping, client)}
+    health = Health(engines=engines, pings=pings, metrics=metrics, stall_s=settings.ready_stall_s)
+    await _require_dependencies(health)
+    watching = asyncio.create_task(health.watch())
+    stack.callback(watching.cancel)
+    storage = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
+    services = await _services(settings, served_name, database, storage, engines, metrics)
+    write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
+    app = create_app(services, routers=[health_router(health)])
+    return OpenGateway(
+        app=app,
+        engines=engines,
+        health=health,
+        database=database,
+        adapters=storage,
+        served_model_name=served_name,
+    )
+
+
+async def _require_dependencies(health: Health) -> None:
+    for name, ping in health.pings.items():
+        try:
+            await ping()
+        except (TenantsError, OSError) as error:
+            raise DependencyFailed(f"{name}: {error}") from error
+    await health.check()
+
+
+async def _services(
+    settings: Settings,
+    served_name: str,
+    database: Database,
+    storage: AdapterStorage,
+    engines: EnginePool,
+    metrics: Metrics,
+) -> GatewayServices:
+    tokenizer = await asyncio.to_thread(load_tokenizer, engines.info().model_path)
+    configured = settings.secret.get_secret_value() if settings.secret else None
+    secret = server_secret(configured, settings.data_dir)
+
+    def namespace_of(tenant_id: UUID) -> bytes:
+        return tenant_namespace(secret, str(tenant_id))
+
+    return GatewayServices(
+        served_model_name=served_name,
+        database=database,
+        engine=engines,
+        prompts=PromptRenderer(tokenizer),
+        token_text=TokenText(tokenizer),
+        recorder=metrics,
+        namespace_of=namespace_of,
+        adapter_path=lambda tenant_id, digest: str(storage.path(tenant_id, digest)),
+        limits=GatewayLimits(
+            body=BodyLimits(max_bytes=settings.max_body_bytes),
+            max_in_flight=settings.max_requests_in_flight,
+            queue_timeout_s=settings.queue_timeout_s,
+            total_timeout_s=settings.total_timeout_s,
+        ),
+    )
+
+
+def _default_name(model: str) -> str:
+    """A hub id as it is; of a path its last part without `.gguf`."""
+    path = Path(model)
+    return path.name.removesuffix(".gguf") if path.exists() else model
