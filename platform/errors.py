@@ -8,14 +8,14 @@ GatewayError
 │   └── ContextTooLong        prompt and completion do not fit the model's context
 ├── InvalidBody               not JSON, not an object, too deep, too many values, not finite
 ├── BodyTooLarge
-├── InvalidApiKey             malformed, unknown, wrong, expired or revoked: one message for all
 ├── InsufficientScope
-├── TenantSuspended
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
-├── DatabaseUnavailable       a dependency that is down is never the caller's fault
 ├── AdapterMismatch           the engine used other weights than those resolved: nothing is delivered
-└── EngineFailed              a `Failed` event; its engine code selects the row
+├── EngineFailed              a `Failed` event; its engine code selects the row
+└── ClientGone                nobody is left to answer
+
+The table holds the errors of the floors below as well; those of unknown class are internal errors.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from typing import Final
 
 from loraplex.engine import errors as engine_errors
 from loraplex.engine.messages import Failed
+from loraplex.tenants import errors as tenants_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,6 @@ class GatewayError(Exception):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
-
-    @property
-    def row(self) -> ErrorRow:
-        """The most specific row of the table."""
-        return next(ERROR_TABLE[cls] for cls in type(self).__mro__ if cls in ERROR_TABLE)
 
 
 class InvalidParameter(GatewayError):
@@ -76,15 +72,7 @@ class BodyTooLarge(GatewayError):
     pass
 
 
-class InvalidApiKey(GatewayError):
-    pass
-
-
 class InsufficientScope(GatewayError):
-    pass
-
-
-class TenantSuspended(GatewayError):
     pass
 
 
@@ -93,10 +81,6 @@ class ModelNotFound(GatewayError):
 
 
 class Overloaded(GatewayError):
-    pass
-
-
-class DatabaseUnavailable(GatewayError):
     pass
 
 
@@ -111,12 +95,14 @@ class EngineFailed(GatewayError):
         super().__init__(failure.message, failure.field)
         self.code = failure.code
 
-    @property
-    def row(self) -> ErrorRow:
-        return ENGINE_TABLE.get(self.code, INTERNAL)
+
+class ClientGone(GatewayError):
+    pass
 
 
 _INVALID: Final = "invalid_request_error"
+_AUTHENTICATION: Final = "authentication_error"
+_PERMISSION: Final = "permission_error"
 _SERVER: Final = "server_error"
 
 INTERNAL: Final = ErrorRow(500, _SERVER, "internal_error")
@@ -130,13 +116,17 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     ContextTooLong: ErrorRow(400, _INVALID, "context_length_exceeded"),
     InvalidBody: ErrorRow(400, _INVALID, "invalid_json"),
     BodyTooLarge: ErrorRow(413, _INVALID, "request_too_large"),
-    InvalidApiKey: ErrorRow(401, "authentication_error", "invalid_api_key"),
-    InsufficientScope: ErrorRow(403, "permission_error", "insufficient_scope"),
-    TenantSuspended: ErrorRow(403, "permission_error", "tenant_suspended"),
+    InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
-    DatabaseUnavailable: ErrorRow(503, _SERVER, "database_unavailable", retry_after_s=2),
     AdapterMismatch: ErrorRow(500, _SERVER, "adapter_mismatch"),
+    ClientGone: ErrorRow(499, _INVALID, "client_closed_request"),
+    tenants_errors.InvalidApiKey: ErrorRow(401, _AUTHENTICATION, "invalid_api_key"),
+    tenants_errors.TenantSuspended: ErrorRow(403, _PERMISSION, "tenant_suspended"),
+    tenants_errors.InvalidField: ErrorRow(400, _INVALID, "invalid_value"),
+    tenants_errors.NotFound: ErrorRow(404, _INVALID, "not_found"),
+    tenants_errors.Conflict: ErrorRow(409, _INVALID, "conflict"),
+    tenants_errors.StoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=2),
 }
 
 ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
@@ -154,12 +144,41 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
 }
 
 
-def from_engine_error(error: engine_errors.EngineError) -> EngineFailed:
-    """The client's view of an engine error that was raised in this process."""
-    field = error.field if isinstance(error, engine_errors.InvalidRequest) else None
-    return EngineFailed(Failed(request_id="", code=error.code, message=str(error), field=field))
+@dataclass(frozen=True, slots=True)
+class ClientError:
+    """What a client is told of one error: never the inside of a server fault, never why a key was refused."""
+
+    row: ErrorRow
+    message: str
+    param: str | None = None
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The OpenAI error object: `{"error": {"message", "type", "param", "code"}}`."""
+        row = self.row
+        return {"error": {"message": self.message, "type": row.type, "param": self.param, "code": row.code}}
 
 
-def error_body(row: ErrorRow, message: str, param: str | None = None) -> dict[str, dict[str, str | None]]:
-    """The OpenAI error object: `{"error": {"message", "type", "param", "code"}}`."""
-    return {"error": {"message": message, "type": row.type, "param": param, "code": row.code}}
+def describe(error: Exception) -> ClientError:
+    """The client's view of any exception."""
+    row = _row(error)
+    if row.status == 401:
+        return ClientError(row, "The API key is missing, wrong, expired or revoked.")
+    if row.status == 500:
+        return ClientError(row, f"The server could not complete the request ({row.code}).")
+    if isinstance(error, tenants_errors.StoreUnavailable):
+        return ClientError(row, "A store this server depends on does not answer; try again.")
+    return ClientError(row, str(error), _param(error))
+
+
+def _row(error: Exception) -> ErrorRow:
+    if isinstance(error, EngineFailed | engine_errors.EngineError):
+        return ENGINE_TABLE.get(error.code, INTERNAL)
+    return next((ERROR_TABLE[cls] for cls in type(error).__mro__ if cls in ERROR_TABLE), INTERNAL)
+
+
+def _param(error: Exception) -> str | None:
+    if isinstance(error, GatewayError):
+        return error.param
+    return (
+        error.field if isinstance(error, engine_errors.InvalidRequest | tenants_errors.InvalidField) else None
+    )

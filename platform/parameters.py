@@ -192,6 +192,17 @@ def _check_together(endpoint: Endpoint, values: Values) -> None:
         raise InvalidParameter("Give `messages` or `prompt`, not both.", param="prompt")
 
 
+def sampling_fields(endpoint: Endpoint, values: Values) -> dict[str, Any]:
+    """The values of `SamplingParams` fields, `max_tokens` apart."""
+    fields = {
+        row.sampling: values[row.name] for row in _TABLES[endpoint].values() if row.sampling is not None
+    }
+    fields["top_k"] = max(fields["top_k"], 0)
+    if endpoint == "chat":
+        fields["logprobs"] = (values["top_logprobs"] or 0) if values["logprobs"] else None
+    return fields
+
+
 def render_markdown(rows: Iterable[Parameter] = PARAMETERS) -> str:
     """The table as Markdown, one line per row."""
     lines = ["| Parameter | Endpoints | Must be | Default | Meaning |", "|---|---|---|---|---|"]

@@ -1,0 +1,51 @@
+"""`model` -> base or one immutable adapter version, within the caller's tenant only, once per request.
+
+What another tenant owns does not exist here: the answer is the same as for a name nobody ever used.
+"""
+
+from dataclasses import dataclass
+
+from loraplex.platform.auth import Caller
+from loraplex.platform.errors import ModelNotFound
+from loraplex.platform.services import GatewayServices
+from loraplex.tenants.adapters import AdapterRepository
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """`name` as the caller wrote it; `adapter` is `name@version`; both adapter fields are None for the base model."""
+
+    name: str
+    adapter: str | None = None
+    digest: str | None = None
+
+    def headers(self) -> dict[str, str]:
+        """`x-loraplex-adapter` and its digest; none for the base model."""
+        if self.adapter is None or self.digest is None:
+            return {}
+        return {"x-loraplex-adapter": self.adapter, "x-loraplex-adapter-digest": self.digest}
+
+    def card(self, created: int, base: str) -> dict[str, object]:
+        """The model object of the OpenAI API; `parent` names the base model of an adapter."""
+        parent = None if self.adapter is None else base
+        card = {"id": self.name, "object": "model", "created": created, "owned_by": "loraplex"}
+        return card | {"root": self.adapter or self.name, "parent": parent}
+
+
+async def resolve_model(services: GatewayServices, caller: Caller, name: str) -> ResolvedModel:
+    """Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants."""
+    if name == services.served_model_name:
+        return ResolvedModel(name)
+    async with services.database.transaction() as session:
+        adapter = await AdapterRepository(session, caller.tenant_id).resolve(name)
+    if adapter is None:
+        raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
+    return ResolvedModel(name, f"{adapter.name}@{adapter.version}", adapter.digest)
+
+
+async def list_models(services: GatewayServices, caller: Caller) -> list[ResolvedModel]:
+    """The base model and the caller's adapters that have a ready `production` version."""
+    async with services.database.transaction() as session:
+        adapters = await AdapterRepository(session, caller.tenant_id).served()
+    own = [ResolvedModel(each.name, f"{each.name}@{each.version}", each.digest) for each in adapters]
+    return [ResolvedModel(services.served_model_name), *own]

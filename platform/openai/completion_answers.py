@@ -1,0 +1,77 @@
+"""Answers of `/v1/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes."""
+
+import msgspec
+
+from loraplex.engine.messages import Delta, Finished
+from loraplex.platform.openai.envelope import AnswerHead, event_of
+from loraplex.platform.openai.logprobs import CompletionLogprobs
+from loraplex.platform.openai.usage import usage_of
+from loraplex.platform.serving import Generation
+from loraplex.platform.token_text import TokenText
+
+KIND = "text_completion"
+_encode = msgspec.json.encode
+
+
+class CompletionChunks:
+    """Encodes one stream: text, the reason of each choice, and usage when asked."""
+
+    def __init__(
+        self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+    ) -> None:
+        self._head = head
+        self._timings = generation.timings
+        self._include_usage = include_usage
+        self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
+        self._open_end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._running = b',"logprobs":null,"finish_reason":null}]' + self._open_end
+        start = head.prefix(KIND) + b'"choices":[{"index":'
+        self._before = [start + b'%d,"text":' % choice for choice in range(generation.choices)]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        if event.logprobs is None:
+            return self._before[choice] + _encode(event.text) + self._running if event.text else b""
+        logprobs = self._logprobs[choice]
+        logprobs.add(event.logprobs)
+        lists = b',"logprobs":' + _encode(logprobs.take()) + b',"finish_reason":null}]'
+        return self._before[choice] + _encode(event.text) + lists + self._open_end
+
+    def finished(self, choice: int, event: Finished) -> bytes:
+        reason = b'"","logprobs":null,"finish_reason":' + _encode(event.reason) + b"}]"
+        return self._before[choice] + reason + self._open_end
+
+    def closing(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        return event_of(self._head.fields(KIND) | {"choices": [], "usage": usage_of(self._timings)})
+
+
+async def collect_completion(
+    head: AnswerHead, generation: Generation, text_of: TokenText
+) -> dict[str, object]:
+    """The whole answer, once every choice of every prompt has finished."""
+    texts: list[list[str]] = [[] for _ in range(generation.choices)]
+    logprobs = [CompletionLogprobs(text_of) for _ in texts]
+    reasons = [""] * generation.choices
+    with_logprobs = False
+    async for choice, event in generation.events():
+        if isinstance(event, Finished):
+            reasons[choice] = event.reason
+            continue
+        texts[choice].append(event.text)
+        if event.logprobs is not None:
+            with_logprobs = True
+            logprobs[choice].add(event.logprobs)
+    choices = [
+        {
+            "index": choice,
+            "text": "".join(texts[choice]),
+            "logprobs": logprobs[choice].take() if with_logprobs else None,
+            "finish_reason": reasons[choice],
+        }
+        for choice in range(generation.choices)
+    ]
+    return head.fields(KIND) | {"choices": choices, "usage": usage_of(generation.timings)}

@@ -1,0 +1,108 @@
+"""The routes of `/v1`. Every route names the scope it needs; bodies go through the closed parameter table."""
+
+import time
+from typing import Annotated
+from uuid import uuid4
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from loraplex.platform.auth import Authenticator, Caller
+from loraplex.platform.model_names import list_models, resolve_model
+from loraplex.platform.openai.chat_answers import ChatChunks, collect_chat
+from loraplex.platform.openai.completion_answers import CompletionChunks, collect_completion
+from loraplex.platform.openai.envelope import AnswerHead
+from loraplex.platform.openai.request_schema import body_schema
+from loraplex.platform.parameters import Endpoint, Values, read_parameters
+from loraplex.platform.request_body import read_object
+from loraplex.platform.services import GatewayServices
+from loraplex.platform.serving import Generation, Inference
+from loraplex.platform.streaming import EventStream, unless_disconnected
+
+SCOPE = "inference"
+
+
+def inference_router(services: GatewayServices, authenticator: Authenticator) -> APIRouter:
+    """All routes of the inference plane."""
+    router = APIRouter(prefix="/v1", tags=["inference"])
+    inference = Inference(services)
+    authorized = Depends(authenticator.requires(SCOPE))
+    started, base = int(time.time()), services.served_model_name
+
+    @router.post("/chat/completions", openapi_extra=body_schema("chat"))
+    async def chat_completions(request: Request, caller: Annotated[Caller, authorized]) -> Response:
+        return await _answer(services, inference, request, caller, "chat")
+
+    @router.post("/completions", openapi_extra=body_schema("completions"))
+    async def completions(request: Request, caller: Annotated[Caller, authorized]) -> Response:
+        return await _answer(services, inference, request, caller, "completions")
+
+    @router.get("/models")
+    async def models(caller: Annotated[Caller, authorized]) -> Response:
+        found = await list_models(services, caller)
+        return json_response({"object": "list", "data": [each.card(started, base) for each in found]})
+
+    @router.get("/models/{name:path}")
+    async def one_model(name: str, caller: Annotated[Caller, authorized]) -> Response:
+        found = await resolve_model(services, caller, name)
+        return json_response(found.card(started, base), found.headers())
+
+    @router.post("/tokenize", openapi_extra=body_schema("tokenize"))
+    async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
+        values = read_parameters("tokenize", await read_object(request, services.limits.body))
+        found = await resolve_model(services, caller, values["model"])
+        prompts = await inference.prompt_ids(values)
+        return json_response(_tokens(services, prompts), found.headers())
+
+    return router
+
+
+async def _answer(
+    services: GatewayServices, inference: Inference, request: Request, caller: Caller, endpoint: Endpoint
+) -> Response:
+    values = read_parameters(endpoint, await read_object(request, services.limits.body))
+    kind = "chatcmpl" if endpoint == "chat" else "cmpl"
+    head = AnswerHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
+    if not values["stream"]:
+        work = _whole(services, inference, caller, endpoint, values, head)
+        return await unless_disconnected(request.receive, work)
+    begun = inference.begin(caller, endpoint, values)
+    generation = await unless_disconnected(request.receive, begun)
+    encoder = ChatChunks if endpoint == "chat" else CompletionChunks
+    include_usage = bool((values["stream_options"] or {}).get("include_usage"))
+    chunks = encoder(head, generation, services.token_text, include_usage)
+    return EventStream(generation, chunks, generation.model.headers())
+
+
+async def _whole(
+    services: GatewayServices,
+    inference: Inference,
+    caller: Caller,
+    endpoint: Endpoint,
+    values: Values,
+    head: AnswerHead,
+) -> Response:
+    generation: Generation = await inference.begin(caller, endpoint, values)
+    collect = collect_chat if endpoint == "chat" else collect_completion
+    failure: BaseException | None = None
+    try:
+        answer = await collect(head, generation, services.token_text)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        await generation.close(failure)
+    return json_response(answer, generation.model.headers())
+
+
+def _tokens(services: GatewayServices, prompts: list[list[int]]) -> dict[str, object]:
+    limit = services.engine.info().max_model_len
+    if len(prompts) == 1:
+        return {"count": len(prompts[0]), "max_model_len": limit, "tokens": prompts[0]}
+    return {"count": sum(map(len, prompts)), "max_model_len": limit, "tokens": prompts}
+
+
+def json_response(content: object, headers: dict[str, str] | None = None) -> Response:
+    """`content` as JSON."""
+    return Response(msgspec.json.encode(content), media_type="application/json", headers=headers)

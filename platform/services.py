@@ -1,0 +1,41 @@
+"""What the gateway's routes are given: everything from outside, frozen, in one place; and the numbers that bound them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from loraplex.engine.client import EngineClient
+from loraplex.platform.prompt import PromptRenderer
+from loraplex.platform.request_body import BodyLimits
+from loraplex.platform.timings import RequestRecorder
+from loraplex.platform.token_text import TokenText
+from loraplex.tenants.database import Database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """Times in seconds. `max_in_flight` counts prompts; `max_completion_tokens` is prompts x n x max_tokens."""
+
+    body: BodyLimits = field(default_factory=BodyLimits)
+    max_in_flight: int = 2048
+    max_prompt_characters: int = 2_000_000
+    default_max_tokens: int = 1024
+    max_completion_tokens: int = 131_072
+    queue_timeout_s: float | None = 120.0
+    total_timeout_s: float | None = 1800.0
+    key_cache_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayServices:
+    """`namespace_of`: tenant -> its 32-byte cache namespace; `adapter_path`: (tenant, digest) -> folder of the blob."""
+
+    served_model_name: str
+    database: Database
+    engine: EngineClient
+    prompts: PromptRenderer
+    token_text: TokenText
+    recorder: RequestRecorder
+    namespace_of: Callable[[UUID], bytes]
+    adapter_path: Callable[[UUID, str], str]
+    limits: GatewayLimits = field(default_factory=GatewayLimits)

@@ -1,0 +1,118 @@
+"""A gateway on a real port with a real database and a scripted engine, in the test's own event loop."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+
+from loraplex.engine.fake_engine import FakeEngine, FakeScript
+from loraplex.platform.app import create_app
+from loraplex.platform.prompt import PromptRenderer
+from loraplex.platform.services import GatewayLimits, GatewayServices
+from loraplex.platform.timings import RequestTimings
+from loraplex.platform.token_text import TokenText
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.keys import KeyRepository
+
+BASE_MODEL = "demo/base"
+
+
+def namespace_of(tenant_id: UUID) -> bytes:
+    return hashlib.sha256(tenant_id.bytes).digest()
+
+
+@dataclass
+class Recorder:
+    """Keeps what it is given."""
+
+    timings: list[RequestTimings] = field(default_factory=list)
+
+    def record(self, timings: RequestTimings) -> None:
+        self.timings.append(timings)
+
+
+@dataclass
+class Gateway:
+    """A running gateway and what stands behind it."""
+
+    app: FastAPI
+    url: str
+    engine: FakeEngine
+    database: Database
+    recorder: Recorder
+    key: str
+
+    def client(self, key: str | None = None) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0)
+
+    async def tenant(self, name: str, scopes: tuple[str, ...] = ("inference",)) -> str:
+        """A new tenant's key."""
+        async with self.database.transaction() as session:
+            tenant = await TenantRepository(session).create(name, weight=2.0)
+            return (await KeyRepository(session).create(tenant.id, "key", scopes)).plaintext
+
+    async def adapter(self, tenant: str, name: str, digest: str) -> None:
+        """A further version of a tenant's adapter, in production."""
+        async with self.database.transaction() as session:
+            owner = await TenantRepository(session).get(tenant)
+            adapters = AdapterRepository(session, owner.id)
+            await adapters.get_or_create(name)
+            version = await adapters.add_version(
+                name, digest=digest, size_bytes=1, rank=8, config={}, report={}
+            )
+            await adapters.set_alias(name, "production", version.version)
+
+
+StartGateway = Callable[..., Awaitable[Gateway]]
+
+
+@asynccontextmanager
+async def served(app: FastAPI) -> AsyncIterator[str]:
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+    )
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    host, port = server.servers[0].sockets[0].getsockname()
+    yield f"http://{host}:{port}"
+    server.should_exit = True
+    server.force_exit = True
+    await task
+
+
+@pytest.fixture
+async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterator[StartGateway]:
+    """(script, limits) -> a running gateway with the tenant `acme`."""
+    async with AsyncExitStack() as stack:
+
+        async def start(script: FakeScript | None = None, limits: GatewayLimits | None = None) -> Gateway:
+            engine, recorder = FakeEngine(script), Recorder()
+            services = GatewayServices(
+                served_model_name=BASE_MODEL,
+                database=database,
+                engine=engine,
+                prompts=PromptRenderer(chat_tokenizer),
+                token_text=TokenText(chat_tokenizer),
+                recorder=recorder,
+                namespace_of=namespace_of,
+                adapter_path=lambda tenant, digest: f"/blobs/{tenant}/{digest}",
+                limits=limits or GatewayLimits(key_cache_s=0.0),
+            )
+            app = create_app(services)
+            url = await stack.enter_async_context(served(app))
+            gateway = Gateway(app, url, engine, database, recorder, "")
+            gateway.key = await gateway.tenant("acme")
+            return gateway
+
+        yield start

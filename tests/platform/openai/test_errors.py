@@ -1,0 +1,192 @@
+"""The client's error classes for every way a request can go wrong, before and after the first byte."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from loraplex.engine.errors import AdapterQuarantined, EngineOverloaded, EngineUnavailable, RequestTimeout
+from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.platform.request_body import BodyLimits
+from loraplex.platform.services import GatewayLimits
+
+MODEL = "demo/base"
+USER: Any = [{"role": "user", "content": "hello"}]
+ENDLESS = FakeScript(token_interval_s=0.005)
+
+
+async def post(gateway: Any, body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        return await client.post(
+            path, content=content, headers={"authorization": f"Bearer {gateway.key}", **headers}
+        )
+
+
+async def test_an_unknown_parameter_is_named(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    with pytest.raises(openai.BadRequestError) as refused:
+        await gateway.client().chat.completions.create(model=MODEL, messages=USER, extra_body={"tempo": 1})
+    assert (refused.value.code, refused.value.param) == ("unknown_parameter", "tempo")
+    assert refused.value.type == "invalid_request_error"
+
+
+async def test_a_bad_value_names_parameter_value_and_bounds(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    with pytest.raises(openai.BadRequestError, match=r"`temperature` is 2.5.*0\.\.2") as refused:
+        await gateway.client().chat.completions.create(model=MODEL, messages=USER, temperature=2.5)
+    assert refused.value.param == "temperature"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tool_choice": "auto"},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a"}},
+        {"parallel_tool_calls": True},
+        {"reasoning_effort": "low"},
+    ],
+)
+async def test_features_not_offered_are_refused_by_name(start_gateway: Any, extra: dict[str, object]) -> None:
+    gateway = await start_gateway()
+    with pytest.raises(openai.BadRequestError) as refused:
+        await gateway.client().chat.completions.create(model=MODEL, messages=USER, extra_body=extra)
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", next(iter(extra)))
+
+
+async def test_token_ids_outside_the_vocabulary_are_refused(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    create = gateway.client().completions.create
+    for extra in ({"prompt": [32_000]}, {"prompt": "a", "logit_bias": {"32000": 1}}):
+        with pytest.raises(openai.BadRequestError, match=r"0\.\.31999"):
+            await create(model=MODEL, **extra)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "retry"),
+    [
+        (EngineOverloaded.code, 503, True),
+        (EngineUnavailable.code, 503, True),
+        (AdapterQuarantined.code, 503, True),
+        (RequestTimeout.code, 504, False),
+        ("invalid_request", 400, False),
+        ("never heard of", 500, False),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_engine_failures_before_the_first_byte(
+    start_gateway: Any, code: str, status: int, retry: bool, stream: bool
+) -> None:
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code=code, message="inner words"),)))
+    answer = await post(gateway, {"model": MODEL, "messages": USER, "stream": stream})
+    assert answer.status_code == status
+    assert ("retry-after" in answer.headers) == retry
+    assert answer.headers["x-request-id"]
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert ("inner words" in answer.text) == (status != 500)
+    assert [each.finish_reason for each in gateway.recorder.timings] == ["error"]
+
+
+async def test_a_failure_after_the_first_byte_is_an_error_event(start_gateway: Any) -> None:
+    fault = Fault(kind="nan", after_tokens=2)
+    gateway = await start_gateway(FakeScript(faults=(fault,)))
+    answer = await post(gateway, {"model": MODEL, "messages": USER, "stream": True})
+    assert answer.status_code == 200
+    *_, error, end = answer.text.split("\n\n")
+    assert end == "" and error.startswith("event: error\ndata: ")
+    assert json.loads(error.removeprefix("event: error\ndata: "))["error"]["code"] == "non_finite_logits"
+    assert "[DONE]" not in answer.text
+    with pytest.raises(openai.APIError):
+        stream = await gateway.client().chat.completions.create(model=MODEL, messages=USER, stream=True)
+        [chunk async for chunk in stream]
+
+
+async def test_a_whole_answer_that_fails_midway_delivers_nothing(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="nan", after_tokens=2),)))
+    with pytest.raises(openai.InternalServerError):
+        await gateway.client().chat.completions.create(model=MODEL, messages=USER)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_other_weights_than_resolved_deliver_nothing(start_gateway: Any, stream: bool) -> None:
+    gateway = await start_gateway(FakeScript(answers=(("secret",),), digest="f" * 64))
+    answer = await post(gateway, {"model": MODEL, "messages": USER, "stream": stream})
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "adapter_mismatch"
+    assert "secret" not in answer.text and gateway.engine.running == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 400), (b"[]", 400), (b'{"model": NaN}', 400), (b'{"a": 1, "a": 2}', 400), (b"[" * 5000, 400)],
+)
+async def test_bodies_that_are_no_object(start_gateway: Any, body: bytes, status: int) -> None:
+    assert (await post(await start_gateway(), body)).status_code == status
+
+
+async def test_a_body_over_the_limit_is_413_whether_declared_or_not(start_gateway: Any) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(body=BodyLimits(max_bytes=1000)))
+
+    async def pieces() -> Any:
+        for _ in range(3):
+            yield b"x" * 500
+
+    assert (await post(gateway, b"x" * 1001)).status_code == 413
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        headers = {"authorization": f"Bearer {gateway.key}"}
+        answer = await client.post("/v1/completions", content=pieces(), headers=headers)
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+
+
+async def test_a_full_gateway_refuses_and_recovers(start_gateway: Any) -> None:
+    gateway = await start_gateway(ENDLESS, GatewayLimits(max_in_flight=2))
+    body = {"model": MODEL, "messages": USER, "max_tokens": 40}
+    first = [asyncio.create_task(post(gateway, body)) for _ in range(2)]
+    while gateway.engine.running < 2:
+        await asyncio.sleep(0.005)
+    refused = await post(gateway, body)
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert [answer.status_code for answer in await asyncio.gather(*first)] == [200, 200]
+    assert (await post(gateway, body)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("before_start", [False, True])
+async def test_a_client_that_leaves_aborts_its_request(
+    start_gateway: Any, stream: bool, before_start: bool
+) -> None:
+    delay = 30.0 if before_start else 0.0
+    gateway = await start_gateway(
+        FakeScript(token_interval_s=0.005, start_delay_s=delay), GatewayLimits(max_in_flight=1)
+    )
+    body = {"model": MODEL, "messages": USER, "stream": stream, "max_tokens": 4000}
+    leaving = asyncio.create_task(post(gateway, body))
+    while not gateway.engine.running:
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    for _ in range(200):
+        if gateway.recorder.timings:
+            break
+        await asyncio.sleep(0.005)
+    assert gateway.engine.running == 0 and gateway.engine.aborts == 1
+    assert [each.finish_reason for each in gateway.recorder.timings] == ["abort"]
+
+
+async def test_unknown_paths_and_methods_answer_in_the_same_shape(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    assert (await post(gateway, {}, "/v1/nothing")).json()["error"]["code"] == "not_found"
+    assert (await post(gateway, {}, "/v1/models")).status_code == 405
+
+
+@pytest.mark.parametrize("hostile", ["a b", "x" * 65, "é", "a\tb"])
+async def test_a_hostile_request_id_is_replaced(start_gateway: Any, hostile: str) -> None:
+    gateway = await start_gateway()
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        answer = await client.get("/v1/models", headers={b"x-request-id": hostile.encode()})
+    assert answer.status_code == 401 and len(answer.headers["x-request-id"]) == 32

@@ -1,0 +1,80 @@
+"""Bodies at their bounds: size, depth, values, numbers, names."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex.platform.errors import GatewayError, InvalidBody, InvalidParameter
+from loraplex.platform.request_body import BodyLimits, parse_object
+
+LIMITS = BodyLimits(max_bytes=1000, max_depth=5, max_values=10)
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+
+def test_depth_is_bounded() -> None:
+    assert parse_object(nested(5), LIMITS)
+    with pytest.raises(InvalidBody, match="deeper than 5"):
+        parse_object(nested(6), LIMITS)
+
+
+def test_a_body_deeper_than_the_stack_is_refused() -> None:
+    with pytest.raises(InvalidBody):
+        parse_object(nested(200_000), BodyLimits())
+
+
+def test_values_are_bounded() -> None:
+    # One object, one name, one list and seven numbers.
+    assert parse_object(json.dumps({"a": [0] * 7}).encode(), LIMITS)
+    with pytest.raises(InvalidBody, match="more than 10"):
+        parse_object(json.dumps({"a": [0] * 8}).encode(), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": "\xff"}',
+        b'{"a": "\\ud800"}',
+        b'{"\\udfff": 1}',
+        b"{'a': 1}",
+        b'\xef\xbb\xbf{"a": 1}',
+    ],
+)
+def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidBody):
+        parse_object(body, LIMITS)
+
+
+@pytest.mark.parametrize("body", [b'{"model": 1, "model": 2}', b'{"a": {"b": 1, "b": 1}}'])
+def test_a_name_given_twice_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidParameter, match="twice"):
+        parse_object(body, LIMITS)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
+    try:
+        assert isinstance(parse_object(body, LIMITS), dict)
+    except GatewayError:
+        return
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3), st.integers() | st.text(max_size=3) | st.booleans() | st.none(), max_size=3
+    )
+)
+def test_small_objects_are_read_as_they_are(value: dict[str, object]) -> None:
+    assert parse_object(json.dumps(value).encode(), LIMITS) == value
