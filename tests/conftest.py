@@ -10,8 +10,8 @@ import pytest
 import redis
 from psycopg import sql
 
-from loraplex.platform.commands.migrate import upgrade
 from loraplex.platform.embedded import EmbeddedServices
+from loraplex.platform.schema import upgrade
 from loraplex.tenants.database import Database
 
 TEMPLATE = "template_migrated"

@@ -1,45 +1,32 @@
-"""`loraplex migrate`: brings a database to the newest schema. Invariant: alembic runs inside this process and finds its
-scripts inside the installed package, so a wheel migrates as a checkout does.
-"""
+"""`loraplex migrate`: brings the database of DATABASE_URL, or the embedded one, to the newest schema."""
 
-from importlib.resources import files
-from typing import Any
+import asyncio
+from pathlib import Path
+from typing import Annotated
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
+import typer
 
-from loraplex.tenants.database import parse_database_url
+from loraplex.platform.commands.context import database_address, ensure_schema, run_command
+from loraplex.platform.commands.printing import print_document
+from loraplex.platform.config import load_settings
+from loraplex.platform.schema import current_revision, upgrade
 
-
-def alembic_config(url: str) -> Config:
-    """An alembic configuration for `url` that needs no file."""
-    attributes: dict[str, Any] = {"url": parse_database_url(url)}
-    config = Config(attributes=attributes)
-    config.set_main_option("script_location", str(files("loraplex.migrations")).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
+__all__ = ["migrate", "upgrade"]
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Migrates `url` up to `revision`. A second run at the same time waits for the first."""
-    command.upgrade(alembic_config(url), revision)
+app = typer.Typer(add_completion=False)
 
 
-def downgrade(url: str, revision: str) -> None:
-    """Migrates `url` down to `revision` ("base" removes everything)."""
-    command.downgrade(alembic_config(url), revision)
+@app.command()
+def migrate(
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Bring the database to the newest schema; running it again changes nothing."""
 
+    async def work() -> None:
+        async with database_address(load_settings({"data_dir": data_dir})) as (url, _):
+            await asyncio.to_thread(ensure_schema, url, migrate=True)
+            print_document({"revision": await asyncio.to_thread(current_revision, url)}, as_json)
 
-def newest_revision(url: str) -> str | None:
-    return ScriptDirectory.from_config(alembic_config(url)).get_current_head()
-
-
-def current_revision(url: str) -> str | None:
-    """The revision the database is at; None when it was never migrated."""
-    engine = create_engine(parse_database_url(url), poolclass=NullPool)
-    with engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+    run_command(work())

@@ -1,0 +1,135 @@
+"""`loraplex key`: create, list, rotate and revoke API keys of a tenant, or of operators.
+
+Invariant: every command names whose keys it means, with `--tenant NAME` or `--operator`, never both.
+"""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.platform.commands.context import open_database, run_command
+from loraplex.platform.commands.printing import print_document, print_key, print_rows
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.models import ApiKey
+from loraplex.tenants.scopes import INFERENCE, OPERATOR
+
+app = typer.Typer(name="key", help="API keys of tenants and operators.", no_args_is_help=True)
+
+TenantName = Annotated[str | None, typer.Option("--tenant", help="The tenant's name.")]
+Operator = Annotated[bool, typer.Option("--operator", help="Operator keys, which belong to no tenant.")]
+KeyId = Annotated[str, typer.Argument(help="The public id: the third part of the key.")]
+Scopes = Annotated[list[str] | None, typer.Option("--scope", help="May be repeated. Default: inference.")]
+KeyName = Annotated[str, typer.Option("--name", help="What the key is for.")]
+Environment = Annotated[str, typer.Option(help="live or test.")]
+ExpiresInDays = Annotated[int | None, typer.Option(min=1, max=3650, help="Days until it expires.")]
+GraceSeconds = Annotated[int, typer.Option(help="Seconds the old key goes on, at most 30 days.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+COLUMNS = ("key_id", "name", "environment", "scopes", "created_at", "expires_at", "revoked_at")
+
+
+@app.command()
+def create(
+    tenant: TenantName = None,
+    operator: Operator = False,
+    scope: Scopes = None,
+    name: KeyName = "cli",
+    environment: Environment = "live",
+    expires_in_days: ExpiresInDays = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a key and print it once."""
+    check_owner(tenant, operator)
+    scopes = scope or [OPERATOR if operator else INFERENCE]
+    expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.transaction() as session:
+            owner = await owner_id(session, tenant)
+            issued = await KeyRepository(session).create(owner, name, scopes, environment, expires_at)
+        print_key(issued.plaintext, as_json)
+
+    run_command(work())
+
+
+@app.command("list")
+def list_keys(
+    tenant: TenantName = None, operator: Operator = False, data_dir: DataDir = None, as_json: AsJson = False
+) -> None:
+    """List keys; secrets are stored nowhere and so never shown."""
+    check_owner(tenant, operator)
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.transaction() as session:
+            keys = await KeyRepository(session).list(await owner_id(session, tenant))
+        print_rows([key_document(key) for key in keys], as_json, COLUMNS)
+
+    run_command(work())
+
+
+@app.command()
+def rotate(
+    key_id: KeyId,
+    tenant: TenantName = None,
+    operator: Operator = False,
+    grace_seconds: GraceSeconds = 0,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace a key by a new one with the same rights and print it once."""
+    check_owner(tenant, operator)
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.transaction() as session:
+            owner = await owner_id(session, tenant)
+            issued = await KeyRepository(session).rotate(owner, key_id, grace_seconds)
+        print_key(issued.plaintext, as_json)
+
+    run_command(work())
+
+
+@app.command()
+def revoke(
+    key_id: KeyId,
+    tenant: TenantName = None,
+    operator: Operator = False,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a key at once."""
+    check_owner(tenant, operator)
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.transaction() as session:
+            key = await KeyRepository(session).revoke(await owner_id(session, tenant), key_id)
+        print_document(key_document(key), as_json)
+
+    run_command(work())
+
+
+def check_owner(tenant: str | None, operator: bool) -> None:
+    if (tenant is None) != operator:
+        raise typer.BadParameter("name whose keys are meant: either --tenant NAME or --operator")
+
+
+async def owner_id(session: AsyncSession, tenant: str | None) -> UUID | None:
+    return None if tenant is None else (await TenantRepository(session).get(tenant)).id
+
+
+def key_document(key: ApiKey) -> dict[str, Any]:
+    times = {name: getattr(key, name) for name in ("created_at", "expires_at", "revoked_at")}
+    return {
+        "key_id": key.key_id,
+        "name": key.name,
+        "environment": key.environment,
+        "scopes": key.scopes,
+        **{
+            name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()
+        },
+    }

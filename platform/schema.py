@@ -1,0 +1,45 @@
+"""The database's schema: which revision it has, and how it gets to another. Invariant: alembic runs inside this process
+and finds its scripts inside the installed package, so a wheel migrates as a checkout does.
+"""
+
+from importlib.resources import files
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+from loraplex.tenants.database import parse_database_url
+
+
+def alembic_config(url: str) -> Config:
+    """An alembic configuration for `url` that needs no file."""
+    attributes: dict[str, Any] = {"url": parse_database_url(url)}
+    config = Config(attributes=attributes)
+    config.set_main_option("script_location", str(files("loraplex.migrations")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Migrates `url` up to `revision`. A second run at the same time waits for the first."""
+    command.upgrade(alembic_config(url), revision)
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Migrates `url` down to `revision` ("base" removes everything)."""
+    command.downgrade(alembic_config(url), revision)
+
+
+def newest_revision(url: str) -> str | None:
+    return ScriptDirectory.from_config(alembic_config(url)).get_current_head()
+
+
+def current_revision(url: str) -> str | None:
+    """The revision the database is at; None when it was never migrated."""
+    engine = create_engine(parse_database_url(url), poolclass=NullPool)
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()

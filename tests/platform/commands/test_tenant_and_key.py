@@ -1,0 +1,133 @@
+"""`loraplex tenant` and `loraplex key` against a real database: what they print, and how they end."""
+
+import asyncio
+import json
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from loraplex.platform.commands import key, tenant
+from loraplex.tenants.database import Database
+from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.scopes import effective_scopes
+
+
+@pytest.fixture(autouse=True)
+def configured(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+
+
+def tenant_command(*arguments: str) -> Result:
+    return CliRunner().invoke(tenant.app, arguments)
+
+
+def key_command(*arguments: str) -> Result:
+    return CliRunner().invoke(key.app, arguments)
+
+
+def issued(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return str(json.loads(result.stdout)["api_key"])
+
+
+async def scopes_of(database_url: str, plaintext: str) -> frozenset[str]:
+    database = Database(database_url)
+    async with database.transaction() as session:
+        record = await KeyRepository(session).authenticate(plaintext)
+    await database.close()
+    return effective_scopes(record.scopes)
+
+
+def test_create_prints_the_first_key_alone(database_url: str) -> None:
+    result = tenant_command("create", "acme")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("lpx_live_") and len(result.stdout.split()) == 1
+    assert "shown once" in result.stderr
+
+
+def test_the_first_key_may_do_everything_in_its_tenant(database_url: str) -> None:
+    plaintext = issued(tenant_command("create", "acme", "--json"))
+    scopes = asyncio.run(scopes_of(database_url, plaintext))
+    assert {"tenant:admin", "inference", "keys:write"} <= scopes and "operator" not in scopes
+
+
+def test_list_show_suspend_resume() -> None:
+    tenant_command("create", "acme", "--weight", "2")
+    tenant_command("create", "beta")
+    listed = json.loads(tenant_command("list", "--json").stdout)
+    assert [(row["name"], row["weight"]) for row in listed] == [("acme", 2.0), ("beta", 1.0)]
+    assert json.loads(tenant_command("suspend", "acme", "--json").stdout)["suspended_at"] is not None
+    shown = json.loads(tenant_command("show", "acme", "--json").stdout)
+    assert shown["suspended_at"] is not None and len(shown["key_ids"]) == 1 and shown["adapters"] == []
+    assert json.loads(tenant_command("resume", "acme", "--json").stdout)["suspended_at"] is None
+    assert "beta" in tenant_command("list").stdout
+
+
+def test_exit_codes() -> None:
+    assert tenant_command("create", "acme").exit_code == 0
+    taken = tenant_command("create", "acme", "--json")
+    assert taken.exit_code == 1 and taken.stdout == "" and "exists already" in taken.stderr
+    assert tenant_command("create", "Not Allowed").exit_code == 2
+    assert tenant_command("create", "acme2", "--weight", "0").exit_code == 2
+    assert tenant_command("show", "nobody").exit_code == 1
+    assert key_command("create", "--tenant", "nobody").exit_code == 1
+    assert key_command("create").exit_code == 2
+    assert key_command("create", "--tenant", "acme", "--operator").exit_code == 2
+    refused = key_command("create", "--tenant", "acme", "--scope", "operator")
+    assert refused.exit_code == 2 and "allowed: adapters:read" in refused.stderr
+
+
+def test_key_defaults_to_inference(database_url: str) -> None:
+    tenant_command("create", "acme")
+    plaintext = issued(key_command("create", "--tenant", "acme", "--json"))
+    assert asyncio.run(scopes_of(database_url, plaintext)) == {"inference"}
+    several = issued(
+        key_command(
+            *("create", "--tenant", "acme", "--json", "--environment", "test"),
+            *("--scope", "usage:read", "--scope", "adapters:read", "--expires-in-days", "1"),
+        )
+    )
+    assert several.startswith("lpx_test_")
+    assert asyncio.run(scopes_of(database_url, several)) == {"usage:read", "adapters:read"}
+
+
+def test_operator_key(database_url: str) -> None:
+    plaintext = issued(key_command("create", "--operator", "--json"))
+    assert plaintext.startswith("lpx_op_")
+    assert asyncio.run(scopes_of(database_url, plaintext)) == {"operator"}
+    rows = json.loads(key_command("list", "--operator", "--json").stdout)
+    assert [row["key_id"] for row in rows] == [plaintext.split("_")[2]]
+
+
+def test_rotate_and_revoke() -> None:
+    tenant_command("create", "acme")
+    old = issued(key_command("create", "--tenant", "acme", "--json")).split("_")[2]
+    new = issued(key_command("rotate", old, "--tenant", "acme", "--grace-seconds", "60", "--json")).split(
+        "_"
+    )[2]
+    revoked = json.loads(key_command("revoke", new, "--tenant", "acme", "--json").stdout)
+    assert revoked["revoked_at"] is not None
+    rows = {
+        row["key_id"]: row for row in json.loads(key_command("list", "--tenant", "acme", "--json").stdout)
+    }
+    assert rows[old]["expires_at"] is not None and rows[old]["revoked_at"] is None
+    assert key_command("rotate", new, "--tenant", "acme").exit_code == 1
+    assert key_command("revoke", "nonesuch", "--tenant", "acme").exit_code == 1
+    table = key_command("list", "--tenant", "acme").stdout
+    assert old in table and new in table
+
+
+def test_no_listing_shows_a_secret() -> None:
+    plaintext = issued(tenant_command("create", "acme", "--json"))
+    secret = plaintext.split("_")[3]
+    for result in (
+        key_command("list", "--tenant", "acme", "--json"),
+        tenant_command("show", "acme", "--json"),
+    ):
+        assert result.exit_code == 0 and secret not in result.output
+
+
+def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORAPLEX_PORT", "none")
+    result = tenant_command("list")
+    assert result.exit_code == 2 and "port" in result.stderr
