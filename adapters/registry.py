@@ -94,18 +94,6 @@ class AdapterRegistry:
             report=stored.report,
         )
 
-    async def delete(self, tenant_id: UUID, name: str) -> None:
-        """Removes the name, and each blob that no other adapter of the tenant holds. Raises `AdapterNotFound`."""
-        async with self._database.transaction() as session:
-            repository = AdapterRepository(session, tenant_id)
-            digests = {version.digest for version in await repository.versions(name)}
-            await repository.delete(name)
-            for adapter in await repository.list():
-                digests -= {version.digest for version in await repository.versions(adapter.name)}
-        for digest in digests:
-            if self._storage.exists(tenant_id, digest):
-                await asyncio.to_thread(self._storage.delete, tenant_id, digest)
-
     def _store(self, tenant_id: UUID, folder: Path) -> _StoredAdapter:
         manifest = parse_manifest(_read_config(folder, self._limits), self._limits)
         with self._storage.staging() as staged:
@@ -117,6 +105,19 @@ class AdapterRegistry:
             size_bytes = weights.stat().st_size
             self._storage.put(tenant_id, digest, staged)
         return _StoredAdapter(digest, size_bytes, manifest, report)
+
+
+async def delete_adapter(database: Database, storage: AdapterStorage, tenant_id: UUID, name: str) -> None:
+    """Removes the name, and each blob that no other adapter of the tenant holds. Raises `AdapterNotFound`."""
+    async with database.transaction() as session:
+        repository = AdapterRepository(session, tenant_id)
+        digests = {version.digest for version in await repository.versions(name)}
+        await repository.delete(name)
+        for adapter in await repository.list():
+            digests -= {version.digest for version in await repository.versions(adapter.name)}
+    for digest in digests:
+        if storage.exists(tenant_id, digest):
+            await asyncio.to_thread(storage.delete, tenant_id, digest)
 
 
 def check_adapter_name(name: str) -> None:

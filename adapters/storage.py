@@ -16,6 +16,8 @@ from loraplex.adapters.identity import adapter_digest
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.regular_file import hash_regular, read_regular
 
+ADAPTERS_FOLDER = "adapters"
+"""The storage's root below a data directory."""
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _STAGING = ".staging"

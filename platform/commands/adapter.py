@@ -12,19 +12,19 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import typer
-from loraplex.platform.commands.context import open_database
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from loraplex.adapters.errors import AdapterRejected, AdaptersError, InvalidAdapterName, TensorsRejected
-from loraplex.adapters.registry import AdapterRegistry, PushedVersion
+from loraplex.adapters.registry import AdapterRegistry, PushedVersion, delete_adapter
 from loraplex.adapters.report import ValidationReport
-from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.engine.errors import EngineError
 from loraplex.engine.models.digest import model_digest
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import BaseModelFacts, read_base_model
+from loraplex.platform.commands.context import open_database
 from loraplex.platform.config import load_settings
 from loraplex.platform.start_errors import StartError
 from loraplex.tenants.accounts import TenantRepository
@@ -33,7 +33,6 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError
 from loraplex.tenants.models import AdapterAlias, AdapterVersion
 
-ADAPTERS_FOLDER = "adapters"
 DIGEST_CACHE = "model_digests.json"
 
 app = typer.Typer(name="adapter", help="A tenant's LoRA adapters.", no_args_is_help=True)
@@ -140,14 +139,11 @@ def rollback(
 
 
 @app.command()
-def delete(
-    name: Name, tenant: Tenant, model: Model = None, data_dir: DataDir = None, as_json: AsJson = False
-) -> None:
+def delete(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Delete an adapter: its name, its aliases and its stored files."""
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        registry = await asyncio.to_thread(_registry, database, home, model)
-        await registry.delete(tenant_id, name)
+        await delete_adapter(database, AdapterStorage(home / ADAPTERS_FOLDER), tenant_id, name)
         _print({"deleted": name}, as_json, f"deleted {escape(name)}")
 
     _run(run, tenant, data_dir, as_json)

@@ -8,7 +8,7 @@ import pytest
 from peft import PeftModel
 
 from loraplex.adapters.errors import AdapterRejected, InvalidAdapterName
-from loraplex.adapters.registry import AdapterRegistry, check_adapter_name
+from loraplex.adapters.registry import AdapterRegistry, check_adapter_name, delete_adapter
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.engine.models.config import ModelConfig
 from loraplex.tenants.accounts import TenantRepository
@@ -81,7 +81,7 @@ async def test_equal_content_of_two_tenants_is_stored_twice(
     digest = (await registry.push(acme, "voice", folder)).digest
     assert await resolved(database, bolt, "voice") is None and not storage.exists(bolt, digest)
     assert (await registry.push(bolt, "voice", folder)).digest == digest
-    await registry.delete(acme, "voice")
+    await delete_adapter(database, storage, acme, "voice")
     assert storage.exists(bolt, digest) and not storage.exists(acme, digest)
     assert await resolved(database, acme, "voice") is None
     assert await resolved(database, bolt, "voice") == (1, digest)
@@ -94,12 +94,12 @@ async def test_deleting_keeps_what_another_adapter_holds(
     _, folder = peft_adapter(r=4, target_modules=["q_proj"])
     digest = (await registry.push(tenant_id, "one", folder)).digest
     await registry.push(tenant_id, "two", folder)
-    await registry.delete(tenant_id, "one")
+    await delete_adapter(database, storage, tenant_id, "one")
     assert storage.exists(tenant_id, digest)
-    await registry.delete(tenant_id, "two")
+    await delete_adapter(database, storage, tenant_id, "two")
     assert not storage.exists(tenant_id, digest)
     with pytest.raises(AdapterNotFound):
-        await registry.delete(tenant_id, "two")
+        await delete_adapter(database, storage, tenant_id, "two")
 
 
 @pytest.mark.parametrize("fault", ["pickle", "config link", "weights link", "no folder", "tensors"])
