@@ -73,7 +73,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     row = ErrorRow(status, "invalid_request_error", code)
     return error_response(
-        ClientError(row, f"{request.method} {request.url.path[:200]}: {code.replace('_', ' ')}")
+        ClientError(row, f"{request.method} {request.scope['path'][:200]}: {code.replace('_', ' ')}")
     )
 
 

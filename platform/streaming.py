@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from loraplex.engine.messages import Delta, Finished
 from loraplex.platform.errors import ClientError, ClientGone, describe
-from loraplex.platform.serving import Generation
+from loraplex.platform.generation import Generation
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished
+from loraplex.platform.generation import Generation
 from loraplex.platform.openai.envelope import AnswerHead, event_of
 from loraplex.platform.openai.logprobs import chat_entries
 from loraplex.platform.openai.usage import usage_of
-from loraplex.platform.serving import Generation
 from loraplex.platform.token_text import TokenText
 
 _encode = msgspec.json.encode

@@ -3,10 +3,10 @@
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished
+from loraplex.platform.generation import Generation
 from loraplex.platform.openai.envelope import AnswerHead, event_of
 from loraplex.platform.openai.logprobs import CompletionLogprobs
 from loraplex.platform.openai.usage import usage_of
-from loraplex.platform.serving import Generation
 from loraplex.platform.token_text import TokenText
 
 KIND = "text_completion"

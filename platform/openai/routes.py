@@ -17,7 +17,7 @@ from loraplex.platform.openai.request_schema import body_schema
 from loraplex.platform.parameters import Endpoint, Values, read_parameters
 from loraplex.platform.request_body import read_object
 from loraplex.platform.services import GatewayServices
-from loraplex.platform.serving import Generation, Inference
+from loraplex.platform.serving import Inference
 from loraplex.platform.streaming import EventStream, unless_disconnected
 
 SCOPE = "inference"
@@ -83,7 +83,7 @@ async def _whole(
     values: Values,
     head: AnswerHead,
 ) -> Response:
-    generation: Generation = await inference.begin(caller, endpoint, values)
+    generation = await inference.begin(caller, endpoint, values)
     collect = collect_chat if endpoint == "chat" else collect_completion
     failure: BaseException | None = None
     try:

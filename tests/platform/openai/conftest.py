@@ -2,12 +2,14 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -51,9 +53,25 @@ class Gateway:
     database: Database
     recorder: Recorder
     key: str
+    stack: AsyncExitStack
 
     def client(self, key: str | None = None) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0)
+        """The official client, closed at the end of the test."""
+        client = AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key or self.key, max_retries=0)
+        self.stack.push_async_callback(client.close)
+        return client
+
+    async def get(self, path: str, headers: list[tuple[str, str]]) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=self.url, verify=False) as client:
+            return await client.get(path, headers=headers)
+
+    async def post(self, path: str, body: object, **headers: str) -> httpx.Response:
+        """`body` as JSON, or bytes as they are, with the tenant's key."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with httpx.AsyncClient(base_url=self.url, verify=False) as client:
+            return await client.post(
+                path, content=content, headers={"authorization": f"Bearer {self.key}", **headers}
+            )
 
     async def tenant(self, name: str, scopes: tuple[str, ...] = ("inference",)) -> str:
         """A new tenant's key."""
@@ -85,22 +103,27 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
     while not server.started:
         await asyncio.sleep(0.005)
     host, port = server.servers[0].sockets[0].getsockname()
-    yield f"http://{host}:{port}"
-    server.should_exit = True
-    server.force_exit = True
-    await task
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
 
 
 @pytest.fixture
 async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterator[StartGateway]:
-    """(script, limits) -> a running gateway with the tenant `acme`."""
+    """(script, limits, other) -> a running gateway with the tenant `acme`, unless it is given another database."""
     async with AsyncExitStack() as stack:
 
-        async def start(script: FakeScript | None = None, limits: GatewayLimits | None = None) -> Gateway:
+        async def start(
+            script: FakeScript | None = None,
+            limits: GatewayLimits | None = None,
+            other: Database | None = None,
+        ) -> Gateway:
             engine, recorder = FakeEngine(script), Recorder()
             services = GatewayServices(
                 served_model_name=BASE_MODEL,
-                database=database,
+                database=other or database,
                 engine=engine,
                 prompts=PromptRenderer(chat_tokenizer),
                 token_text=TokenText(chat_tokenizer),
@@ -111,8 +134,8 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
             )
             app = create_app(services)
             url = await stack.enter_async_context(served(app))
-            gateway = Gateway(app, url, engine, database, recorder, "")
-            gateway.key = await gateway.tenant("acme")
+            gateway = Gateway(app, url, engine, database, recorder, "", stack)
+            gateway.key = "" if other else await gateway.tenant("acme")
             return gateway
 
         yield start

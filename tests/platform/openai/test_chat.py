@@ -57,7 +57,7 @@ async def test_a_stream_is_role_text_reason_usage(start_gateway: Any) -> None:
 
 async def test_the_bytes_of_a_stream(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
-    async with httpx.AsyncClient(base_url=gateway.url) as client:
+    async with httpx.AsyncClient(base_url=gateway.url, verify=False) as client:
         answer = await client.post(
             "/v1/chat/completions",
             json={"model": MODEL, "messages": USER, "stream": True},

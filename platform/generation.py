@@ -1,0 +1,181 @@
+"""One answer in the making, from submission to its end: verifies, times, and gives back what it holds.
+
+Invariant: nothing is delivered before the engine has named the adapter it used and it is the resolved one.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeAlias
+
+from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
+from loraplex.platform.errors import AdapterMismatch, EngineFailed, Overloaded
+from loraplex.platform.model_names import ResolvedModel
+from loraplex.platform.services import GatewayServices
+from loraplex.platform.timings import RequestTimings
+
+QUEUED_EVENTS = 256
+
+ChoiceEvent: TypeAlias = Delta | Finished
+
+
+class InFlight:
+    """Counts prompts between acceptance and end; refuses beyond `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.count = 0
+
+    def enter(self, prompts: int) -> None:
+        """Raises `Overloaded`."""
+        if self.count + prompts > self._limit:
+            raise Overloaded(f"More than {self._limit} prompts are in flight; try again.")
+        self.count += prompts
+
+    def leave(self, prompts: int) -> None:
+        self.count -= prompts
+
+
+class Generation:
+    """One answer in the making: one engine request per prompt, `n` choices each. `close` ends it at any stage.
+
+    Choice c of prompt p has the index p * n + c, as in the OpenAI API.
+    """
+
+    def __init__(
+        self,
+        services: GatewayServices,
+        in_flight: InFlight,
+        model: ResolvedModel,
+        requests: list[EngineRequest],
+        arrival: float,
+    ) -> None:
+        self.model = model
+        self.n = requests[0].sampling.n
+        self.choices = len(requests) * self.n
+        self.timings = RequestTimings(
+            arrival=arrival,
+            n=self.n,
+            max_tokens=requests[0].sampling.max_tokens,
+            prompt_tokens=sum(len(request.prompt_token_ids) for request in requests),
+        )
+        self._services = services
+        self._in_flight = in_flight
+        self._requests = requests
+        self._streams = [services.engine.submit(request) for request in requests]
+        self._merged = self._merge() if len(requests) > 1 else self._single()
+        self._started: set[int] = set()
+        self._finished = 0
+        self._last: dict[int, float] = {}
+        self._closed = False
+
+    async def start(self) -> None:
+        """Wait for the first event of the engine. Raises `EngineFailed`, `AdapterMismatch`."""
+        prompt, event = await anext(self._merged, (0, None))
+        self._begin(prompt, event)
+
+    async def events(self) -> AsyncGenerator[tuple[int, ChoiceEvent], None]:
+        """(choice, event) until every choice has finished. Raises `EngineFailed`, `AdapterMismatch`."""
+        async for prompt, event in self._merged:
+            if prompt not in self._started:
+                self._begin(prompt, event)
+                continue
+            if isinstance(event, Delta):
+                choice = prompt * self.n + event.choice
+                self._time(choice, len(event.token_ids))
+                yield choice, event
+            elif isinstance(event, Finished):
+                self._finish(event)
+                yield prompt * self.n + event.choice, event
+            else:
+                raise _failure(event)
+        if self._finished < self.choices:
+            raise _failure(None)
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """Abort what still runs, give the slots back and record the timings; harmless when repeated."""
+        if self._closed:
+            return
+        self._closed = True
+        if isinstance(error, Exception):
+            self.timings.finish_reason = "error"
+        elif self._finished < self.choices:
+            self.timings.finish_reason = "abort"
+        try:
+            await asyncio.shield(self._release())
+        finally:
+            self._in_flight.leave(len(self._requests))
+            self.timings.finished = time.monotonic()
+            self._services.recorder.record(self.timings)
+
+    async def _release(self) -> None:
+        await self._merged.aclose()
+        for request, stream in zip(self._requests, self._streams, strict=True):
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+            else:
+                await self._services.engine.abort(request.request_id)
+
+    def _begin(self, prompt: int, event: Event | None) -> None:
+        if not isinstance(event, Started):
+            raise _failure(event)
+        if event.digest != self.model.digest:
+            raise AdapterMismatch(f"resolved {self.model.digest}, the engine used {event.digest}")
+        self._started.add(prompt)
+        self.timings.cached_tokens += event.cached_tokens
+
+    def _time(self, choice: int, tokens: int) -> None:
+        now, timings = time.monotonic(), self.timings
+        last = self._last.get(choice)
+        if timings.first_token is None:
+            timings.first_token = now
+        if last is not None and tokens:
+            timings.token_gaps.extend([(now - last) / tokens] * tokens)
+        self._last[choice] = timings.last_token = now
+
+    def _finish(self, event: Finished) -> None:
+        if event.reason == "abort":
+            raise _failure(None)
+        self._finished += 1
+        self.timings.completion_tokens += event.usage.completion_tokens
+        self.timings.finish_reason = event.reason
+
+    async def _single(self) -> AsyncGenerator[tuple[int, Event], None]:
+        async for event in self._streams[0]:
+            yield 0, event
+
+    async def _merge(self) -> AsyncGenerator[tuple[int, Event], None]:
+        queue: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue(QUEUED_EVENTS)
+        tasks = [asyncio.create_task(_forward(i, stream, queue)) for i, stream in enumerate(self._streams)]
+        running = len(tasks)
+        try:
+            while running:
+                prompt, event = await queue.get()
+                if event is None:
+                    running -= 1
+                else:
+                    yield prompt, event
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(
+    prompt: int, stream: AsyncIterator[Event], queue: asyncio.Queue[tuple[int, Event | None]]
+) -> None:
+    try:
+        async for event in stream:
+            await queue.put((prompt, event))
+    except Exception:
+        await queue.put((prompt, None))
+        raise
+    await queue.put((prompt, None))
+
+
+def _failure(event: Event | None) -> EngineFailed:
+    if isinstance(event, Failed):
+        return EngineFailed(event)
+    return EngineFailed(
+        Failed("", "engine_unavailable", "The engine ended the request before it was complete.")
+    )
