@@ -4,15 +4,17 @@ Invariant: it ends with its parent. torch is imported only here, after the death
 """
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.fake_engine import FakeEngine
+from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.platform import engine_spawn
 from loraplex.platform.engine_server import EngineServer
 from loraplex.platform.engine_spawn import Broken, EngineSpawn, Ready, Report, Stage
@@ -20,7 +22,9 @@ from loraplex.platform.logs import configure_logs
 from loraplex.platform.parent_death import die_at_end_of_input, die_with_parent
 
 MAX_SPAWN_BYTES = 1 << 20
-START_FAILED_STATUS = 1
+BROKEN_STATUS = 71
+
+EngineOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[EngineClient]]
 
 
 class Reporter:
@@ -43,37 +47,48 @@ def main() -> None:
     configure_logs(spawn.log_level)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        engine = build_engine(spawn, report)
+        opener = prepare_engine(spawn, report)
     except Exception as error:
         report(Broken(f"{type(error).__name__}: {error}"))
         raise
-    asyncio.run(_serve(engine, spawn, report))
+    sys.exit(asyncio.run(_serve(opener, spawn, report)))
 
 
-def build_engine(spawn: EngineSpawn, report: Reporter) -> EngineClient:
-    """The scripted engine, or the real one with its adapter source and mask factory."""
+def prepare_engine(spawn: EngineSpawn, report: Reporter) -> EngineOpener:
+    """Do what may block, and return what opens the engine on a running event loop."""
     if spawn.fake is not None:
-        return FakeEngine(spawn.fake)
-    from loraplex.platform.engine_build import build_local_engine
+        return partial(_scripted, spawn.fake)
+    from loraplex.platform.engine_build import load_engine, running
 
     report(Stage(f"loading the model {Path(spawn.config.model).name}"))
-    return build_local_engine(spawn.config)
+    return partial(running, load_engine(spawn.config))
 
 
-async def _serve(engine: EngineClient, spawn: EngineSpawn, report: Reporter) -> None:
-    server = EngineServer(engine, spawn.address)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    try:
-        await server.start()
-    except Exception as error:
-        report(Broken(str(error)))
-        raise
-    report(Ready())
-    await stop.wait()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(engine.drain(), spawn.drain_s)
-    await server.close()
+@asynccontextmanager
+async def _scripted(script: FakeScript) -> AsyncIterator[EngineClient]:
+    yield FakeEngine(script)
+
+
+async def _serve(opener: EngineOpener, spawn: EngineSpawn, report: Reporter) -> int:
+    """Serve until SIGTERM and drain, or until the engine is broken. Returns the exit status."""
+    async with opener() as engine:
+        server = EngineServer(engine, spawn.address)
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        try:
+            await server.start()
+        except Exception as error:
+            report(Broken(str(error)))
+            raise
+        report(Ready())
+        ends = {asyncio.create_task(event.wait()) for event in (stop, server.broken)}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if server.broken.is_set():
+            os._exit(BROKEN_STATUS)  # its threads may hang, and the parent starts a new one
+        with suppress(TimeoutError):
+            await asyncio.wait_for(engine.drain(), spawn.drain_s)
+        await server.close()
+    return 0
 
 
 if __name__ == "__main__":

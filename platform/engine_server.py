@@ -6,7 +6,6 @@ Invariant: every running request belongs to a live peer; a peer silent for `PEER
 import asyncio
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
 
 import msgspec
 import structlog
@@ -35,7 +34,10 @@ class Peer:
 
 
 class EngineServer:
-    """Serves `engine` on `address` until `close`. Runs on one event loop; a tenant's bytes never raise in it."""
+    """Serves `engine` on `address` until `close`. Runs on one event loop; a tenant's bytes never raise in it.
+
+    `broken` is set once the engine itself has failed and its process had better end.
+    """
 
     def __init__(self, engine: EngineClient, address: str) -> None:
         self._engine = engine
@@ -49,6 +51,7 @@ class EngineServer:
         self._malformed_logged_at = 0.0
         self._log = structlog.get_logger("loraplex.engine_server")
         self.malformed = 0
+        self.broken = asyncio.Event()
 
     async def start(self) -> None:
         """Listen. The socket file is 0600 in a 0700 folder. Raises `SettingsError` or `zmq.ZMQError`."""
@@ -162,8 +165,11 @@ class EngineServer:
             task.cancel()
 
     async def _pong(self, peer: Peer, number: int) -> None:
-        with suppress(EngineError):
+        try:
             self._send(peer.identity, wire.Pong(number, await self._engine.stats()))
+        except EngineError as error:
+            self._log.error("the engine gives no account of itself", error=str(error))
+            self.broken.set()
 
     async def _watch_peers(self) -> None:
         while True:

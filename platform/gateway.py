@@ -12,12 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from uuid import UUID
 
+from alembic.util import CommandError
 from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.platform.app import create_app
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
-from loraplex.platform.commands.migrate import upgrade
 from loraplex.platform.config import Settings
 from loraplex.platform.embedded import EmbeddedError, EmbeddedServices
 from loraplex.platform.engine_pool import EnginePool
@@ -26,6 +27,7 @@ from loraplex.platform.health import Health, Ping, health_router
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
+from loraplex.platform.schema import current_revision, newest_revision, upgrade
 from loraplex.platform.secret import server_secret, tenant_namespace
 from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.platform.start_errors import DependencyFailed
@@ -66,13 +68,14 @@ async def open_gateway(
     """Open everything and yield. `model` is None when other processes run the engines. Raises `StartError`."""
     async with AsyncExitStack() as stack:
         opening = asyncio.create_task(_open_services(settings, stack, on_stage))
+        starting = asyncio.create_task(open_engines(settings, model, stack, on_stage))
         try:
-            engines = await open_engines(settings, model, stack, on_stage)
+            addresses, engines = await asyncio.gather(opening, starting)
         except BaseException:
             opening.cancel()
-            await asyncio.gather(opening, return_exceptions=True)
+            starting.cancel()
+            await asyncio.gather(opening, starting, return_exceptions=True)
             raise
-        addresses = await opening
         yield await _assemble(settings, model, addresses, engines, stack)
 
 
@@ -83,12 +86,23 @@ async def _open_services(settings: Settings, stack: AsyncExitStack, on_stage: On
         on_stage(f"starting PostgreSQL and Valkey under {settings.data_dir}")
         embedded = await _embedded(settings.data_dir, stack)
         database_url, redis_url = database_url or embedded.database_url, redis_url or embedded.redis_url
-    on_stage("bringing the database to the newest schema")
-    try:
-        await asyncio.to_thread(upgrade, database_url)
-    except Exception as error:
-        raise DependencyFailed(f"the database could not be migrated: {error}") from error
+    on_stage("checking the database's schema")
+    await asyncio.to_thread(_bring_schema, database_url, settings.database_url is None)
     return ServiceAddresses(database_url, redis_url)
+
+
+def _bring_schema(url: str, embedded: bool) -> None:
+    """An empty or embedded database is migrated; one in production by its operator alone. Raises `DependencyFailed`."""
+    try:
+        found, newest = current_revision(url), newest_revision(url)
+        if embedded or found is None:
+            upgrade(url)
+        elif found != newest:
+            raise DependencyFailed(
+                f"the database is at schema {found}, this version needs {newest}: run `loraplex migrate`"
+            )
+    except (SQLAlchemyError, CommandError, TenantsError) as error:
+        raise DependencyFailed(f"the database cannot be used: {error}") from error
 
 
 async def _embedded(data_dir: Path, stack: AsyncExitStack) -> EmbeddedServices:

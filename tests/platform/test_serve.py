@@ -1,5 +1,6 @@
 """`loraplex serve` as a process, with real PostgreSQL and Valkey and the scripted engine: answers, drains, leaves nothing."""
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,10 @@ import msgspec
 import pytest
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.scopes import INFERENCE
 
 RUN = "from loraplex.platform.cli import main; main()"
 START_S = 60.0
@@ -114,21 +119,24 @@ def script(**changes: Any) -> FakeScript:
     return FakeScript(info=info, **changes)
 
 
-def make_key(serve: Serve, name: str = "acme") -> str:
-    command = [
-        sys.executable,
-        "-c",
-        RUN,
-        "tenant",
-        "create",
-        name,
-        "--json",
-        "--data-dir",
-        str(serve.folder / "data"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    key: str = json.loads(done.stdout)["api_key"]
-    return key
+def make_key(database_url: str, name: str = "acme") -> str:
+    """A tenant and its key, in the database that the server uses."""
+
+    async def make() -> str:
+        database = Database(database_url)
+        async with database.transaction() as session:
+            tenant = await TenantRepository(session).create(name)
+            key = (await KeyRepository(session).create(tenant.id, "test", [INFERENCE])).plaintext
+        await database.close()
+        return key
+
+    return asyncio.run(make())
+
+
+@pytest.fixture
+def stores(database_url: str, valkey_url: str) -> dict[str, str]:
+    """Running stores, as production has them."""
+    return {"database_url": database_url, "redis_url": valkey_url}
 
 
 def chat(url: str, key: str, **fields: Any) -> httpx.Response:
@@ -138,13 +146,17 @@ def chat(url: str, key: str, **fields: Any) -> httpx.Response:
     )
 
 
-def test_answers_probes_metrics_and_drains(tmp_path: Path, model_folder: Path) -> None:
-    with serving(tmp_path / "s", model_folder, script(token_interval_s=0.05), drain_s="10") as serve:
+def test_answers_probes_metrics_and_drains(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    with serving(
+        tmp_path / "s", model_folder, script(token_interval_s=0.05), drain_s="10", **stores
+    ) as serve:
         pids = descendants(serve.process.pid)
-        assert len(pids) >= 3
+        assert len(pids) == 1
         assert "libtorch" not in Path(f"/proc/{serve.process.pid}/maps").read_text()
         until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200, 10)
-        key = make_key(serve)
+        key = make_key(stores["database_url"])
         answer = chat(serve.url, key)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 5
@@ -182,9 +194,13 @@ def check_drain(serve: Serve, key: str) -> None:
     assert serve.process.wait(15) == 0
 
 
-def test_streams_that_do_not_finish_get_an_error_event(tmp_path: Path, model_folder: Path) -> None:
-    with serving(tmp_path / "s", model_folder, script(token_interval_s=0.2), drain_s="0.5") as serve:
-        key = make_key(serve)
+def test_streams_that_do_not_finish_get_an_error_event(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    with serving(
+        tmp_path / "s", model_folder, script(token_interval_s=0.2), drain_s="0.5", **stores
+    ) as serve:
+        key = make_key(stores["database_url"])
         body = {"model": "tiny", "prompt": "hi", "max_tokens": 1000, "stream": True}
         headers = {"authorization": f"Bearer {key}"}
         with httpx.stream(
@@ -203,8 +219,10 @@ def test_a_killed_engine_returns_and_a_killed_serve_leaves_nothing(
     tmp_path: Path, model_folder: Path
 ) -> None:
     with serving(tmp_path / "s", model_folder, script(token_interval_s=0.05)) as serve:
-        key = make_key(serve)
+        facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
+        key = make_key(facts["database_url"])
         pids = descendants(serve.process.pid)
+        assert len(pids) >= 3
         (engine,) = (p for p in pids if "engine_main" in Path(f"/proc/{p}/cmdline").read_text())
         os.kill(engine, signal.SIGKILL)
         until(
@@ -224,16 +242,16 @@ def test_a_killed_engine_returns_and_a_killed_serve_leaves_nothing(
         until(lambda: not any(lives(pid) for pid in pids), 5)
 
 
-def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path) -> None:
+def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, stores: dict[str, str]) -> None:
     address = f"ipc://{tmp_path}/shared/e.sock"
     fake = script(token_interval_s=0.02)
     with serving(
         tmp_path / "e", model_folder, fake, "--role", "engine", "--engine", address, wait=False
     ) as engine:
         arguments = ("--role", "gateway", "--engine", address, "--served-model-name", "tiny")
-        with serving(tmp_path / "g", None, fake, *arguments) as one:
-            key = make_key(one)
-            with serving(tmp_path / "g", None, fake, *arguments) as two:
+        with serving(tmp_path / "g", None, fake, *arguments, **stores) as one:
+            key = make_key(stores["database_url"])
+            with serving(tmp_path / "g", None, fake, *arguments, **stores) as two:
                 assert chat(one.url, key).status_code == 200
                 assert chat(two.url, key).status_code == 200
                 two.process.kill()
