@@ -27,26 +27,34 @@ def row_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
     return values, winner * block + offsets
 
 
-def draw(scores: Tensor, cutoff: Tensor | None, uniforms: Tensor) -> Tensor:
-    """Token ids [rows] with probability proportional to exp(score) among the scores at or above the cutoff.
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Token ids [rows] with probability proportional to `weights` float32 [rows, vocab], never one of weight 0.
 
-    `scores` float32 [rows, vocab] with row maxima 0, `cutoff` float32 [rows, 1], `uniforms` float64 [rows].
-    Sums run in float64: in float32 a CDF over 150k tokens would lose the tail and bias the last tokens.
+    `uniforms` float64 [rows] in [0, 1). Blocks are summed in float32, everything across blocks in float64: a float32
+    CDF over 150k tokens would lose the tail.
     """
-    weights = torch.exp(scores) if cutoff is None else kept_weights(scores, cutoff)
-    weights = functional.pad(weights, (0, -weights.shape[1] % _BLOCK))
-    blocks = weights.view(weights.shape[0], -1, _BLOCK)
-    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    blocks = _blocks(weights)
+    sums = blocks.sum(dim=-1).double()
     block, rest = _invert(sums, uniforms * sums.sum(dim=-1))
     offset, _ = _invert(_pick_block(blocks, block).double(), rest)
     return block * _BLOCK + offset
 
 
-def kept_weights(scores: Tensor, cutoff: Tensor) -> Tensor:
-    """exp(score) where at or above the row's cutoff, else 0. Shapes and type as in `draw`."""
+def total_mass(weights: Tensor) -> Tensor:
+    """Sum of every row of `weights` [rows, vocab] as float64 [rows, 1]."""
+    return _blocks(weights).sum(dim=-1).double().sum(dim=-1, keepdim=True)
+
+
+def keep_from(weights: Tensor, cutoff: Tensor) -> Tensor:
+    """`weights` [rows, vocab] with 0 in place of what is below the row's cutoff [rows, 1]."""
     # A float mask: on a CPU a product with a boolean one takes ten times as long.
-    keep = torch.ge(scores, cutoff, out=torch.empty_like(scores))
-    return keep.mul_(torch.exp(scores))
+    return torch.ge(weights, cutoff, out=torch.empty_like(weights)).mul_(weights)
+
+
+def _blocks(weights: Tensor) -> Tensor:
+    padding = -weights.shape[1] % _BLOCK
+    padded = functional.pad(weights, (0, padding)) if padding else weights
+    return padded.view(weights.shape[0], -1, _BLOCK)
 
 
 def _pick_block(blocks: Tensor, index: Tensor) -> Tensor:

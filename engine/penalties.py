@@ -43,7 +43,8 @@ class TokenHistory:
     def extend(self, token_ids: list[int]) -> None:
         """Count the tokens of the sequence that came since the last call."""
         for position in range(self.consumed, len(token_ids)):
-            self._counts[self._slot(token_ids[position])] += 1.0
+            slot = self._slot(token_ids[position])
+            self._counts[slot] += 1.0
         self.consumed = len(token_ids)
 
     def _slot(self, token: int) -> int:

@@ -23,7 +23,7 @@ from loraplex.engine.penalties import TokenHistories, apply_penalties, has_penal
 from loraplex.engine.plan import SampledToken
 from loraplex.engine.random_numbers import uniform
 from loraplex.engine.sequence import Sequence
-from loraplex.engine.truncation import Truncation, cutoffs
+from loraplex.engine.truncation import Truncation, truncate
 
 LOWEST_TEMPERATURE = 1e-5
 """Below it sampling is greedy: the quotient would leave float32."""
@@ -142,8 +142,8 @@ def _draw(logits: Tensor, maxima: Tensor, sequences: list[Sequence]) -> Tensor:
     temperatures = torch.tensor([p.temperature for p in params], device=logits.device).unsqueeze(-1)
     numbers = [uniform(s.seed, s.choice, s.num_output_tokens) for s in sequences]
     uniforms = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
-    scores = logits.sub_(maxima.unsqueeze(-1)).div_(temperatures)
-    return draw(scores, cutoffs(scores, [Truncation(p.top_k, p.top_p, p.min_p) for p in params]), uniforms)
+    weights = logits.sub_(maxima.unsqueeze(-1)).div_(temperatures).exp_()
+    return draw(truncate(weights, [Truncation(p.top_k, p.top_p, p.min_p) for p in params]), uniforms)
 
 
 def _logprobs(logits: Tensor, ids: list[int], sequences: list[Sequence]) -> dict[int, TokenLogprob]:

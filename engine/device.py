@@ -1,0 +1,33 @@
+"""The two questions about the machine that are not a tensor's: which device, and which type to compute in."""
+
+import torch
+
+from loraplex.engine.errors import ModelError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes CUDA where there is one. Raises `ModelError` for a device this machine lacks."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ModelError(f"`device` must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("`device` is cuda, but this machine has no CUDA device torch can use")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
+    """`auto` takes the checkpoint's type; on a CPU bfloat16 where it has instructions for it, else float32.
+
+    float16 is slow on CPUs at more than one row, so `auto` never picks it there.
+    """
+    if name != "auto":
+        if name not in DTYPES:
+            raise ModelError(f"`dtype` must be auto, float32, bfloat16 or float16, got {name!r}")
+        return DTYPES[name]
+    wanted = DTYPES.get(checkpoint or "", torch.float32)
+    if device.type != "cpu" or wanted is torch.float32:
+        return wanted
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32

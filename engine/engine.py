@@ -1,0 +1,191 @@
+"""`Engine`: scheduler, adapter pool and runner, driven one step at a time by one thread. Deterministic, does no I/O."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import EngineError, NonFiniteLogits, UnsupportedFeature
+from loraplex.engine.fairness import FairShare, Policy
+from loraplex.engine.kv_cache import allocate_kv_cache
+from loraplex.engine.loading import LoadedModel
+from loraplex.engine.lora.pool import AdapterPool
+from loraplex.engine.lora.source import AdapterSource
+from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
+from loraplex.engine.model_runner import ModelRunner
+from loraplex.engine.plan import StepOutput
+from loraplex.engine.prefix_cache import PrefixCache
+from loraplex.engine.sampler import Sampler
+from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step brought forth. Both empty: nothing could run."""
+
+    outputs: list[StepOutput]
+    failures: list[tuple[Sequence, EngineError]]
+    ran: bool
+
+
+class Engine:
+    """All calls come from one thread."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        source: AdapterSource,
+        *,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        cache = config.cache
+        self.model = model
+        self._clock = clock
+        self._block_pool = BlockPool(model.num_blocks)
+        prefix_cache = PrefixCache(
+            self._block_pool,
+            cache.block_size,
+            model_digest=model.digest,
+            cache_dtype=str(model.dtype),
+            enabled=cache.prefix_caching,
+        )
+        self.adapters = AdapterPool(
+            model.decoder.sites,
+            source,
+            max_bytes=config.lora.max_bytes,
+            max_rank=config.lora.max_rank,
+            max_slots=model.decoder.max_adapter_slots,
+            quarantine_after=config.lora.quarantine_after,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self.scheduler = Scheduler(
+            config.scheduler,
+            prefix_cache,
+            self.adapters,
+            policy or FairShare(),
+            clock,
+            model.max_model_len,
+            model.config.eos_token_ids,
+            vocab_size=model.config.vocab_size,
+        )
+        sampler = Sampler(model.config.vocab_size, model.device, model.config.eos_token_ids)
+        kv_cache = allocate_kv_cache(
+            model.config, model.num_blocks, cache.block_size, model.dtype, model.device
+        )
+        self.runner = ModelRunner(model.decoder, kv_cache, cache.block_size, sampler, self.adapters)
+        self._block_size = cache.block_size
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+        self._steps = self._corrupted = self._aborted = 0
+        self._step_seconds = 0.0
+
+    def info(self) -> EngineInfo:
+        """Facts of the served model."""
+        model = self.model
+        return EngineInfo(
+            model_digest=model.digest,
+            model_path=model.path,
+            architecture=model.config.architecture,
+            vocab_size=model.config.vocab_size,
+            max_model_len=model.max_model_len,
+            num_blocks=model.num_blocks,
+            block_size=self._block_size,
+            dtype=str(model.dtype).removeprefix("torch."),
+        )
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def add(self, request: EngineRequest) -> list[Sequence]:
+        """Queue a request and return its choices. Raises `InvalidRequest` or `EngineOverloaded`."""
+        if request.grammar is not None:
+            raise UnsupportedFeature("grammar", "this engine decodes without grammars")
+        return self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at any stage. Idempotent."""
+        ended = self.scheduler.abort(request_id)
+        self._aborted += bool(ended)
+        for sequence in ended:
+            self.runner.forget(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End one choice from outside."""
+        self.scheduler.finish(sequence, reason)
+        self.runner.forget(sequence)
+
+    def step(self) -> StepResult:
+        """Install arrived adapters, plan, execute, follow the results."""
+        self.adapters.poll()
+        began = self._clock()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return StepResult([], self._failures(), ran=False)
+        outputs = self.scheduler.complete(plan, self.runner.execute(plan))
+        failures = self._failures()
+        for output in outputs:
+            self._count(output)
+        self._steps += 1
+        self._step_seconds += self._clock() - began
+        return StepResult(outputs, failures, ran=True)
+
+    def stats(self) -> EngineStats:
+        """A snapshot of everything countable."""
+        scheduler, adapters, blocks = self.scheduler, self.adapters, self._block_pool
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            waiting_for_adapter=scheduler.num_waiting_for_adapter,
+            free_blocks=blocks.num_free,
+            cached_blocks=blocks.num_cached,
+            referenced_blocks=blocks.num_referenced,
+            total_blocks=blocks.total,
+            resident_adapters=adapters.resident_digests,
+            pinned_adapters=adapters.num_pinned,
+            adapter_bytes=adapters.resident_bytes,
+            adapter_budget_bytes=adapters.max_bytes,
+            adapter_loads=adapters.num_loads,
+            adapter_load_failures=adapters.num_load_failures,
+            adapter_evictions=adapters.num_evictions,
+            running_adapters=scheduler.running_adapters,
+            waiting_adapters=scheduler.waiting_adapters,
+            prompt_tokens=self._prompt_tokens,
+            cached_prompt_tokens=self._cached_tokens,
+            generation_tokens=self._generated_tokens,
+            prefix_cache_queries=scheduler.prefix_cache_queries,
+            prefix_cache_hits=scheduler.prefix_cache_hits,
+            preemptions=scheduler.num_preemptions,
+            corrupted_requests=self._corrupted,
+            admission_rejections=scheduler.num_rejections,
+            aborted_requests=self._aborted,
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+        )
+
+    def close(self) -> None:
+        """Stop the loader thread."""
+        self.adapters.close()
+
+    def _count(self, output: StepOutput) -> None:
+        sequence = output.sequence
+        self._generated_tokens += 1
+        if output.first and sequence.choice == 0:
+            self._prompt_tokens += sequence.num_prompt_tokens
+            self._cached_tokens += sequence.num_cached_tokens
+        if output.finish_reason is not None:
+            self.runner.forget(sequence)
+
+    def _failures(self) -> list[tuple[Sequence, EngineError]]:
+        failures = self.scheduler.take_failures()
+        for sequence, error in failures:
+            self.runner.forget(sequence)
+            if isinstance(error, NonFiniteLogits):
+                self._corrupted += 1
+                if sequence.adapter is not None:
+                    self.adapters.report_non_finite(sequence.adapter)
+        return failures

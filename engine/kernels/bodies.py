@@ -1,0 +1,27 @@
+"""Which body serves a tensor: Triton on CUDA, compiled on a CPU that has it, the torch reference elsewhere."""
+
+from enum import Enum, auto
+from functools import cache
+
+import torch
+
+
+class Body(Enum):
+    """The bodies of one operation; all have one signature and one meaning."""
+
+    REFERENCE = auto()
+    COMPILED = auto()
+    TRITON = auto()
+
+
+@cache
+def _cpu_body() -> Body:
+    # Imported here: loading the compiler costs a second that a machine with a GPU need not pay.
+    from loraplex.engine.kernels.compiled import machine
+
+    return Body.COMPILED if machine.is_available() else Body.REFERENCE
+
+
+def body_for(tensor: torch.Tensor) -> Body:
+    """The choice is by the tensor's device, never by a flag in the model."""
+    return Body.TRITON if tensor.is_cuda else _cpu_body()

@@ -1,0 +1,191 @@
+"""The bridge between numba and torch's threads: typed loads and stores by address, and one parallel region.
+
+Invariant: a body is `void(int64*)`, run once by every thread of torch's OpenMP team; a second team would fight it for cores.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.core.typing import Signature
+from numba.extending import intrinsic
+
+BFLOAT16, FLOAT16, FLOAT32 = 0, 1, 2
+KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT32}
+
+_ELEMENTS_WORTH_A_TEAM = 32768
+
+BODY_SIGNATURE = types.void(types.CPointer(types.int64))
+
+_I16, _I32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
+
+
+def _openmp_library() -> ctypes.CDLL:
+    """The OpenMP runtime torch itself runs on, so that both share one team of threads."""
+    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libgomp.so.1"))
+
+
+@cache
+def is_available() -> bool:
+    """False where torch runs on another OpenMP runtime; the reference bodies serve there."""
+    try:
+        library = _openmp_library()
+    except OSError:
+        return False
+    for name in ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num"):
+        address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        llvmlite.binding.add_symbol(f"loraplex_{name}", address)
+    return True
+
+
+_gomp_parallel = types.ExternalFunction(
+    "loraplex_GOMP_parallel", types.void(types.intp, types.intp, types.uint32, types.uint32)
+)
+barrier = types.ExternalFunction("loraplex_GOMP_barrier", types.void())
+thread_number = types.ExternalFunction("loraplex_omp_get_thread_num", types.int32())
+
+Codegen = Callable[[Any, Any, Any, Any], Any]
+
+
+def _loader(element: ir.Type, result: types.Type, widen: Callable[[Any, Any], Any]) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def load(typing_context: Any, address: Any, index: Any) -> tuple[Signature, Codegen]:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], element.as_pointer())
+            return widen(builder, builder.load(builder.gep(pointer, [arguments[1]])))
+
+        return result(types.int64, types.int64), codegen
+
+    return load
+
+
+def _storer(element: ir.Type, value: types.Type, narrow: Callable[[Any, Any], Any]) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def store(typing_context: Any, address: Any, index: Any, number: Any) -> tuple[Signature, Codegen]:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], element.as_pointer())
+            builder.store(narrow(builder, arguments[2]), builder.gep(pointer, [arguments[1]]))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, value), codegen
+
+    return store
+
+
+def _widen_bfloat16(builder: Any, bits: Any) -> Any:
+    return builder.bitcast(builder.shl(builder.zext(bits, _I32), _I32(16)), _FLOAT)
+
+
+def _narrow_bfloat16(builder: Any, number: Any) -> Any:
+    # Round to nearest even; a NaN is kept a NaN, since the carry could turn it into infinity or zero.
+    bits = builder.bitcast(number, _I32)
+    odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
+    rounded = builder.add(builder.add(bits, _I32(0x7FFF)), odd)
+    is_nan = builder.fcmp_unordered("uno", number, number)
+    return builder.trunc(builder.lshr(builder.select(is_nan, _I32(0x7FC00000), rounded), _I32(16)), _I16)
+
+
+_load_bfloat16 = _loader(_I16, types.float32, _widen_bfloat16)
+_load_float16 = _loader(_HALF, types.float32, lambda builder, value: builder.fpext(value, _FLOAT))
+load_float = _loader(_FLOAT, types.float32, lambda builder, value: value)
+load_int = _loader(_I32, types.int32, lambda builder, value: value)
+load_long = _loader(ir.IntType(64), types.int64, lambda builder, value: value)
+_store_bfloat16 = _storer(_I16, types.float32, _narrow_bfloat16)
+_store_float16 = _storer(_HALF, types.float32, lambda builder, value: builder.fptrunc(value, _HALF))
+store_float = _storer(_FLOAT, types.float32, lambda builder, value: value)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def load(kind: int, address: int, index: int) -> Any:
+    """Element `index` at `address` as float32; `kind` is a compile-time constant."""
+    if kind == 0:
+        return _load_bfloat16(address, index)
+    if kind == 1:
+        return _load_float16(address, index)
+    return load_float(address, index)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def store(kind: int, address: int, index: int, value: Any) -> None:
+    """Round `value` to the element type and write it."""
+    if kind == 0:
+        _store_bfloat16(address, index, value)
+    elif kind == 1:
+        _store_float16(address, index, value)
+    else:
+        store_float(address, index, value)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def width(kind: int) -> int:
+    """Bytes of an element."""
+    return 4 if kind == 2 else 2
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _float_bits(typing_context: Any, number: Any) -> tuple[Signature, Codegen]:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _I32)
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _bits_float(typing_context: Any, bits: Any) -> tuple[Signature, Codegen]:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], _FLOAT)
+
+    return types.float32(types.int32), codegen
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def exp(x: Any) -> Any:
+    """e**x for x <= 0 in vectorisable arithmetic: 2**n by exponent bits, the fraction by a degree-6 polynomial."""
+    scaled = max(x, np.float32(-87.0)) * np.float32(1.4426950408889634)
+    whole = np.floor(scaled + np.float32(0.5))
+    f = (scaled - whole) * np.float32(0.6931471805599453)
+    p = np.float32(1.0 / 720.0)
+    p = p * f + np.float32(1.0 / 120.0)
+    p = p * f + np.float32(1.0 / 24.0)
+    p = p * f + np.float32(1.0 / 6.0)
+    p = p * f + np.float32(0.5)
+    p = p * f + np.float32(1.0)
+    p = p * f + np.float32(1.0)
+    # The clamp would swallow a NaN; x * 0 hands it on.
+    return p * _bits_float((np.int32(whole) + np.int32(127)) << np.int32(23)) + x * np.float32(0)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _launch(body: int, arguments: int, threads: int) -> None:
+    # The GIL stays held: a region lasts microseconds, and taking it back could wait for another thread's slice.
+    _gomp_parallel(body, arguments, np.uint32(threads), np.uint32(0))
+
+
+class ParallelBody:
+    """A compiled body and its argument block. Not safe for concurrent calls: one engine loop owns it."""
+
+    def __init__(self, function: Callable[[Any], None], num_arguments: int) -> None:
+        if not is_available():
+            raise RuntimeError("compiled kernels need torch's GNU OpenMP runtime")
+        self._body = cfunc(BODY_SIGNATURE, fastmath={"reassoc", "contract", "nsz", "arcp"}, cache=True)(
+            function
+        )
+        self._arguments = np.zeros(num_arguments, dtype=np.int64)
+        self._address = self._arguments.ctypes.data
+
+    def __call__(self, threads: int, *arguments: int) -> None:
+        """Run the body on `threads` threads of torch's team; argument 0 of the block is their number."""
+        self._arguments[:] = (threads, *arguments)
+        _launch(self._body.address, self._address, threads)
+
+
+def threads_for(elements: int) -> int:
+    """One thread for work too small to be worth waking the team, else all of torch's."""
+    return 1 if elements < _ELEMENTS_WORTH_A_TEAM else torch.get_num_threads()

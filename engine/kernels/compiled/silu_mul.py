@@ -1,0 +1,46 @@
+"""SiLU(gate) * up of a gated MLP (Shazeer 2020), rows split over threads."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray
+
+from loraplex.engine.kernels.compiled.machine import (
+    KINDS,
+    ParallelBody,
+    exp,
+    load,
+    store,
+    thread_number,
+    threads_for,
+    width,
+)
+
+
+@cache
+def _body(kind: int) -> ParallelBody:
+    def silu_mul_rows(block: Any) -> None:
+        arguments = carray(block, (5,))
+        threads, rows, size = arguments[0], arguments[1], arguments[2]
+        for row in range(np.int64(thread_number()), rows, threads):
+            gate = arguments[3] + row * 2 * size * width(kind)
+            up = gate + size * width(kind)
+            out = arguments[4] + row * size * width(kind)
+            for i in range(size):
+                g = load(kind, gate, i)
+                # exp takes arguments <= 0 only: sigmoid(g) = e^min(g, 0) / (1 + e^-|g|)
+                sigmoid = exp(min(g, np.float32(0))) / (np.float32(1) + exp(-abs(g)))
+                store(kind, out, i, g * sigmoid * load(kind, up, i))
+
+    return ParallelBody(silu_mul_rows, 5)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """See `reference.silu_mul`."""
+    rows, doubled = gate_up.shape
+    out = gate_up.new_empty(rows, doubled // 2)
+    elements = rows * doubled
+    _body(KINDS[gate_up.dtype])(threads_for(elements), rows, doubled // 2, gate_up.data_ptr(), out.data_ptr())
+    return out

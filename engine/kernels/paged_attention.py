@@ -1,0 +1,27 @@
+"""Attention over the paged KV cache: all decodes of a step at once, and one prefill chunk at a time."""
+
+import torch
+
+from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.reference import paged_attention as reference
+from loraplex.engine.kernels.reference.paged_attention import prefill_attention
+
+__all__ = ["decode_attention", "prefill_attention"]
+
+
+def decode_attention(
+    qkv: torch.Tensor,
+    out: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+) -> None:
+    """See `reference.decode_attention`."""
+    if body_for(qkv) is Body.COMPILED:
+        from loraplex.engine.kernels.compiled import paged_attention as compiled
+
+        compiled.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
+    else:
+        reference.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)

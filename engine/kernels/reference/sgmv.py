@@ -1,0 +1,20 @@
+"""SGMV in torch: one pair of products per group and slice. The specification of every other body."""
+
+import torch
+import torch.nn.functional as F
+
+from loraplex.engine.lora.batch import LoraGroups
+from loraplex.engine.lora.site import LoraSite
+
+
+def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -> None:
+    """y[rows of g] += (x[rows of g] @ A_g.T) @ B_g per slice, in place. x [rows, inputs], y [rows, outputs]."""
+    for index, slot in enumerate(groups.host_slots):
+        rows = groups.order[groups.host_starts[index] : groups.host_starts[index + 1]]
+        selected = x.index_select(0, rows)
+        for s, part in enumerate(site.slots.get(slot, ())):
+            if part is None:
+                continue
+            delta = F.linear(selected, part.a) @ part.b
+            columns = y[:, site.host_offsets[s] : site.host_offsets[s + 1]]
+            columns.index_add_(0, rows, delta)

@@ -1,0 +1,18 @@
+"""The paged K and V of all layers (PagedAttention, Kwon et al. 2023): one tensor per layer, K and V of a token together."""
+
+import torch
+
+from loraplex.engine.models.config import ModelConfig
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers."""
+    return 2 * config.kv_size * block_size * config.num_layers * dtype.itemsize
+
+
+def allocate_kv_cache(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[torch.Tensor]:
+    """Per layer [num_blocks, block_size, 2, kv_heads, head_dim]. Zeroed, so that no row can ever read a stale NaN."""
+    shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]

@@ -1,0 +1,62 @@
+"""The attention of one layer: projections with their adapters, positions, KV write, paged attention."""
+
+import torch
+
+from loraplex.engine.forward_batch import ForwardBatch
+from loraplex.engine.kernels.paged_attention import decode_attention, prefill_attention
+from loraplex.engine.kernels.rotary import rotary_write_kv
+from loraplex.engine.layers.lora_linear import LoraLinear
+
+
+class Attention:
+    """Grouped-query attention (Ainslie et al. 2023), optionally with q/k norm, without positions, or windowed."""
+
+    def __init__(
+        self,
+        qkv: LoraLinear,
+        o: LoraLinear,
+        *,
+        q_size: int,
+        scale: float,
+        rope: tuple[torch.Tensor, torch.Tensor] | None,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        epsilon: float,
+        window: int | None,
+    ) -> None:
+        self._qkv = qkv
+        self._o = o
+        self._q_size = q_size
+        self._scale = scale
+        self._rope = rope
+        self._norms = norms
+        self._epsilon = epsilon
+        self._window = window
+
+    def __call__(self, x: torch.Tensor, kv_cache: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """x [tokens, hidden] -> [tokens, hidden]; writes this step's K and V into `kv_cache`."""
+        qkv = self._qkv(x, batch.lora)
+        rotary_write_kv(qkv, kv_cache, batch.positions, batch.slots, self._rope, self._norms, self._epsilon)
+        attended = qkv.new_empty(qkv.shape[0], self._q_size)
+        decodes = batch.num_decodes
+        if decodes:
+            decode_attention(
+                qkv[:decodes],
+                attended[:decodes],
+                kv_cache,
+                batch.decode_tables,
+                batch.decode_lengths,
+                self._scale,
+                self._window,
+            )
+        for chunk in batch.chunks:
+            rows = slice(chunk.begin, chunk.end)
+            prefill_attention(
+                qkv[rows],
+                attended[rows],
+                kv_cache,
+                chunk.block_table,
+                chunk.length,
+                self._scale,
+                self._window,
+            )
+        return self._o(attended, batch.lora)

@@ -1,0 +1,33 @@
+"""Token embedding, with adapters that were trained on it."""
+
+import torch
+import torch.nn.functional as F
+
+from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.site import LoraSite
+
+
+class Embedding:
+    """E[token], plus B A[:, token] for rows whose adapter trained the embedding."""
+
+    def __init__(self, weight: torch.Tensor, site: LoraSite, multiplier: float = 1.0) -> None:
+        self._weight = weight
+        self._site = site
+        self._multiplier = multiplier
+
+    def __call__(self, token_ids: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
+        """token_ids [rows] -> [rows, hidden]. Few adapters train it, so groups without a part cost nothing."""
+        hidden = F.embedding(token_ids, self._weight)
+        if lora is not None and self._site.slots:
+            self._add(token_ids, hidden, lora)
+        return hidden if self._multiplier == 1.0 else hidden * self._multiplier
+
+    def _add(self, token_ids: torch.Tensor, hidden: torch.Tensor, lora: LoraBatch) -> None:
+        groups = lora.groups
+        for index, slot in enumerate(groups.host_slots):
+            (part,) = self._site.slots.get(slot, (None,))
+            if part is None:
+                continue
+            rows = groups.order[groups.host_starts[index] : groups.host_starts[index + 1]]
+            columns = part.a.index_select(1, token_ids.index_select(0, rows))  # [rank, rows]
+            hidden.index_add_(0, rows, columns.t() @ part.b)

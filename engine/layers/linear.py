@@ -1,0 +1,31 @@
+"""A linear layer whose weight is laid out once for the device's matrix product.
+
+On a CPU oneDNN otherwise reorders the weight in every call: at 16 rows that is 40 % of the time of a step's GEMMs.
+"""
+
+import torch
+import torch.nn.functional as F
+
+_PACK_ROWS = 16
+"""The row count the packed layout is chosen for: a decode batch."""
+
+
+class Linear:
+    """y = x W^T + b with W [outputs, inputs]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.outputs, self.inputs = weight.shape
+        self._bias = bias
+        self._packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
+            if self._packed
+            else weight
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, inputs] -> [rows, outputs], a new tensor."""
+        if self._packed:
+            y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return y
+        return F.linear(x, self._weight, self._bias)

@@ -1,0 +1,285 @@
+"""`LocalEngine`: an `EngineClient` in this process: the step loop and the output processor each in a thread of their own.
+
+Invariant: the step thread alone touches the `Engine`; it takes commands from an inbox between steps and awaits nobody.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+import msgspec
+import structlog
+
+from loraplex.engine.engine import Engine, StepResult
+from loraplex.engine.errors import EngineError, EngineUnavailable, InvalidRequest
+from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event, Failed, Finished
+from loraplex.engine.output_processor import ChoiceKey, OutputProcessor, TokenOutput
+from loraplex.engine.plan import StepOutput
+from loraplex.engine.sampling_params import MAX_CHOICES
+from loraplex.engine.sequence import Sequence
+
+IDLE_WAIT_S = 0.2
+STATS_INTERVAL_S = 0.05
+
+
+class _Add(msgspec.Struct, frozen=True):
+    request: EngineRequest
+
+
+class _Abort(msgspec.Struct, frozen=True):
+    request_id: str
+    done: Future[None]
+
+
+class _Stop(msgspec.Struct, frozen=True):
+    choices: list[ChoiceKey]
+
+
+class _Started(msgspec.Struct, frozen=True):
+    request: EngineRequest
+
+
+class _Dropped(msgspec.Struct, frozen=True):
+    request_id: str
+
+
+_Command: TypeAlias = _Add | _Abort | _Stop | None
+_Output: TypeAlias = _Started | _Dropped | StepResult | Failed | None
+
+
+class LocalEngine:
+    """Made on a running event loop; `close` ends both threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._info = engine.info()
+        self._loop = asyncio.get_running_loop()
+        self._inbox: SimpleQueue[_Command] = SimpleQueue()
+        self._outputs: SimpleQueue[_Output] = SimpleQueue()
+        self._streams: dict[str, asyncio.Queue[Event]] = {}
+        self._sequences: dict[ChoiceKey, Sequence] = {}
+        self._stats = engine.stats()
+        self._stats_at = self._heartbeat = time.monotonic()
+        self._draining = False
+        self._broken = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._log = structlog.get_logger("loraplex.engine")
+        self._processor = OutputProcessor(engine.model.tokenizer, engine.model.config.eos_token_ids)
+        self._threads = [
+            threading.Thread(target=self._run_steps, name="engine-steps", daemon=True),
+            threading.Thread(target=self._run_outputs, name="engine-outputs", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def info(self) -> EngineInfo:
+        return self._info
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """See `EngineClient.submit`."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            yield refusal
+            return
+        request_id = request.request_id
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        self._streams[request_id] = events
+        self._idle.clear()
+        self._inbox.put(_Add(request))
+        unfinished = request.sampling.n
+        try:
+            while unfinished:
+                event = await events.get()
+                unfinished = 0 if isinstance(event, Failed) else unfinished - isinstance(event, Finished)
+                yield event
+        finally:
+            if unfinished:
+                self._inbox.put(_Abort(request_id, Future()))
+            self._end_stream(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        done: Future[None] = Future()
+        self._inbox.put(_Abort(request_id, done))
+        if not self._broken:
+            await asyncio.wrap_future(done)
+        events = self._streams.get(request_id)
+        if events is not None:
+            events.put_nowait(Failed(request_id, "aborted", "the request was aborted"))
+
+    async def stats(self) -> EngineStats:
+        """The latest snapshot, at most `STATS_INTERVAL_S` older than the last step."""
+        if self._broken:
+            raise EngineUnavailable("the engine failed")
+        age = time.monotonic() - self._heartbeat
+        return msgspec.structs.replace(self._stats, heartbeat_age_s=age, draining=self._draining)
+
+    async def drain(self) -> None:
+        self._draining = True
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """End the threads; what still runs is aborted."""
+        self._inbox.put(None)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+        self._engine.close()
+
+    def _refusal(self, request: EngineRequest) -> Failed | None:
+        if self._broken:
+            return Failed(request.request_id, EngineUnavailable.code, "the engine failed")
+        if self._draining:
+            return Failed(request.request_id, EngineUnavailable.code, "the engine is draining")
+        if request.request_id in self._streams:
+            return Failed(request.request_id, InvalidRequest.code, "`request_id` is in use", "request_id")
+        return None
+
+    def _end_stream(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        if not self._streams:
+            self._idle.set()
+
+    def _run_steps(self) -> None:
+        try:
+            self._step_until_closed()
+        except Exception:  # noqa: BLE001 - reported, and the engine is declared broken
+            # A defect of ours, not of a request: whoever supervises this engine sees no more heartbeats and restarts it.
+            self._log.exception("the step loop ended")
+            self._broken = True
+            self._loop.call_soon_threadsafe(self._fail_all)
+        self._outputs.put(None)
+
+    def _fail_all(self) -> None:
+        for request_id, stream in self._streams.items():
+            stream.put_nowait(Failed(request_id, EngineUnavailable.code, "the engine failed"))
+
+    def _step_until_closed(self) -> None:
+        while self._obey():
+            result = self._engine.step()
+            now = time.monotonic()
+            self._heartbeat = now
+            if result.outputs or result.failures:
+                self._follow(result)
+                self._outputs.put(result)
+            if not result.ran or now - self._stats_at > STATS_INTERVAL_S:
+                self._stats, self._stats_at = self._engine.stats(), now
+
+    def _obey(self) -> bool:
+        """Carry out the inbox's commands, waiting for one while nothing can run. False at the end."""
+        command: _Command
+        while True:
+            try:
+                command = (
+                    self._inbox.get(timeout=self._patience())
+                    if self._patience()
+                    else self._inbox.get_nowait()
+                )
+            except Empty:
+                return True
+            if command is None:
+                return False
+            self._carry_out(command)
+
+    def _patience(self) -> float:
+        """Seconds to wait for a command: none while sequences run, little while only adapters are awaited."""
+        scheduler = self._engine.scheduler
+        if scheduler.num_running:
+            return 0.0
+        return 0.002 if scheduler.has_unfinished else IDLE_WAIT_S
+
+    def _carry_out(self, command: _Add | _Abort | _Stop) -> None:
+        match command:
+            case _Add(request):
+                self._add(request)
+            case _Abort(request_id, done):
+                self._engine.abort(request_id)
+                self._forget(request_id)
+                self._outputs.put(_Dropped(request_id))
+                self._stats = self._engine.stats()
+                done.set_result(None)
+            case _Stop(choices):
+                for key in choices:
+                    sequence = self._sequences.pop(key, None)
+                    if sequence is not None:
+                        self._engine.finish(sequence, "stop")
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            sequences = self._engine.add(request)
+        except EngineError as error:
+            self._outputs.put(_failed(request.request_id, error))
+            return
+        for sequence in sequences:
+            self._sequences[request.request_id, sequence.choice] = sequence
+        self._outputs.put(_Started(request))
+
+    def _follow(self, result: StepResult) -> None:
+        for output in result.outputs:
+            if output.finish_reason is not None:
+                self._sequences.pop((output.sequence.request_id, output.sequence.choice), None)
+        for sequence, _ in result.failures:
+            self._forget(sequence.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        for choice in range(MAX_CHOICES):
+            self._sequences.pop((request_id, choice), None)
+
+    def _run_outputs(self) -> None:
+        while True:
+            items = [self._outputs.get()]
+            with suppress(Empty):
+                while True:
+                    items.append(self._outputs.get_nowait())
+            events: list[Event] = []
+            for item in items:
+                if item is None:
+                    return
+                self._process(item, events)
+            if events:
+                self._loop.call_soon_threadsafe(self._deliver, events)
+
+    def _process(self, item: _Started | _Dropped | StepResult | Failed, events: list[Event]) -> None:
+        match item:
+            case _Started(request):
+                self._processor.start(request)
+            case _Dropped(request_id):
+                self._processor.drop(request_id)
+            case Failed():
+                events.append(item)
+            case StepResult():
+                processed = self._processor.process([_token_output(output) for output in item.outputs])
+                events.extend(processed.events)
+                if processed.stopped:
+                    self._inbox.put(_Stop(processed.stopped))
+                for sequence, error in item.failures:
+                    self._processor.drop(sequence.request_id)
+                    events.append(_failed(sequence.request_id, error))
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.put_nowait(event)
+
+
+def _token_output(output: StepOutput) -> TokenOutput:
+    sequence = output.sequence
+    return TokenOutput(
+        request_id=sequence.request_id,
+        choice=sequence.choice,
+        token_id=output.token_id,
+        logprob=output.logprob,
+        finish_reason=output.finish_reason,
+        stopped_by=sequence.stopped_by,
+        cached_tokens=sequence.num_cached_tokens,
+    )
+
+
+def _failed(request_id: str, error: EngineError) -> Failed:
+    field = error.field if isinstance(error, InvalidRequest) else None
+    return Failed(request_id, error.code, str(error), field)

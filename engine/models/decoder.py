@@ -1,0 +1,123 @@
+"""The decoder of the Llama family (Touvron et al. 2023), driven by `ModelConfig` alone: no branch per model.
+
+Invariant: `forward` computes every token of the batch, writes its K and V, and returns logits of the sampled rows only.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.forward_batch import ForwardBatch
+from loraplex.engine.kernels.rms_norm import rms_norm
+from loraplex.engine.layers.attention import Attention
+from loraplex.engine.layers.embedding import Embedding
+from loraplex.engine.layers.linear import Linear
+from loraplex.engine.layers.lora_linear import LoraLinear
+from loraplex.engine.layers.mlp import MLP
+from loraplex.engine.lora.site import LoraSite, make_site
+from loraplex.engine.models.config import ModelConfig
+from loraplex.engine.models.rope import rope_tables
+
+QKV = ("q_proj", "k_proj", "v_proj")
+GATE_UP = ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor
+    attention: Attention
+    post_norm: Tensor
+    mlp: MLP
+
+
+class Decoder:
+    """Weights, layers and the sites where adapters act. `sites` holds every site once, for the adapter pool."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        state: dict[str, Tensor],
+        max_model_len: int,
+        max_adapter_slots: int = 1024,
+    ) -> None:
+        """`state` as `decoder_state` makes it; it is emptied, so that each weight can be freed once it is packed."""
+        self.config = config
+        self.sites: list[LoraSite] = []
+        self.max_adapter_slots = max_adapter_slots
+        embed = state.pop("embed_tokens")
+        self.device, self.dtype = embed.device, embed.dtype
+        embed_site = self._site(("embed_tokens",), config.vocab_size, (config.hidden_size,))
+        self._embed = Embedding(embed, embed_site, config.embedding_multiplier)
+        rope = tuple(table.to(self.device).contiguous() for table in rope_tables(config, max_model_len))
+        self._layers = [self._layer(i, state, (rope[0], rope[1])) for i in range(config.num_layers)]
+        self._norm = state.pop("norm")
+        head_site = self._site(("lm_head",), config.hidden_size, (config.vocab_size,))
+        self._head = LoraLinear(Linear(state.pop("lm_head")), head_site)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, kv_cache: list[Tensor]) -> Tensor:
+        """Logits [sampled rows, vocab] in the model's type. `kv_cache` has one tensor per layer."""
+        epsilon = self.config.rms_norm_eps
+        residual: Tensor | None = None
+        hidden = self._embed(batch.token_ids, batch.lora)
+        for layer, cache in zip(self._layers, kv_cache, strict=True):
+            if residual is None:
+                residual, normal = hidden, rms_norm(hidden, None, layer.input_norm, epsilon)
+            else:
+                normal = rms_norm(self._scaled(hidden), residual, layer.input_norm, epsilon)
+            hidden = layer.attention(normal, cache, batch)
+            normal = rms_norm(self._scaled(hidden), residual, layer.post_norm, epsilon)
+            hidden = layer.mlp(normal, batch.lora)
+        return self._logits(self._scaled(hidden), residual, batch)
+
+    def _scaled(self, hidden: Tensor) -> Tensor:
+        multiplier = self.config.residual_multiplier
+        return hidden if multiplier == 1.0 else hidden * multiplier
+
+    def _logits(self, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch) -> Tensor:
+        if batch.sampled_tokens is not None:
+            hidden = hidden.index_select(0, batch.sampled_tokens)
+            residual = None if residual is None else residual.index_select(0, batch.sampled_tokens)
+        if not batch.num_sampled:
+            return hidden.new_empty(0, self.config.vocab_size)
+        logits = self._head(
+            rms_norm(hidden, residual, self._norm, self.config.rms_norm_eps), batch.sampled_lora
+        )
+        return logits if self.config.logits_multiplier == 1.0 else logits * self.config.logits_multiplier
+
+    def _layer(self, index: int, state: dict[str, Tensor], rope: tuple[Tensor, Tensor]) -> _Layer:
+        config, prefix = self.config, f"layers.{index}."
+        shapes = config.projection_shapes()
+        attention = Attention(
+            self._linear(prefix, "qkv", QKV, shapes, state),
+            self._linear(prefix, "o", ("o_proj",), shapes, state),
+            q_size=config.q_size,
+            scale=config.attention_scale,
+            rope=rope if config.uses_rope[index] else None,
+            norms=(state.pop(prefix + "q_norm"), state.pop(prefix + "k_norm")) if config.qk_norm else None,
+            epsilon=config.rms_norm_eps,
+            window=config.sliding_window[index],
+        )
+        mlp = MLP(
+            self._linear(prefix, "gate_up", GATE_UP, shapes, state),
+            self._linear(prefix, "down", ("down_proj",), shapes, state),
+        )
+        return _Layer(state.pop(prefix + "input_norm"), attention, state.pop(prefix + "post_norm"), mlp)
+
+    def _linear(
+        self,
+        prefix: str,
+        name: str,
+        projections: tuple[str, ...],
+        shapes: dict[str, tuple[int, int]],
+        state: dict[str, Tensor],
+    ) -> LoraLinear:
+        base = Linear(state.pop(prefix + name), state.pop(f"{prefix}{name}_bias", None))
+        names = tuple(prefix + projection for projection in projections)
+        return LoraLinear(base, self._site(names, base.inputs, tuple(shapes[p][0] for p in projections)))
+
+    def _site(self, names: tuple[str, ...], inputs: int, slice_sizes: tuple[int, ...]) -> LoraSite:
+        site = make_site(names, inputs, slice_sizes, self.max_adapter_slots, self.device)
+        self.sites.append(site)
+        return site
