@@ -79,7 +79,27 @@ def _own_address(data_dir: Path, stack: AsyncExitStack) -> str:
     folder, name = data_dir / RUN_FOLDER, SOCKET_NAME.format(pid=os.getpid())
     if len(os.fsencode(folder / name)) > wire.MAX_SOCKET_PATH:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-run-")))
+    else:
+        _remove_stale_sockets(folder)
     return f"{wire.SCHEME}{folder / name}"
+
+
+def _remove_stale_sockets(folder: Path) -> None:
+    """Killed servers leave their sockets behind; the process id in the name tells whose they were."""
+    for file in folder.glob(SOCKET_NAME.format(pid="*")):
+        owner = file.name.split(".")[1]
+        if not (owner.isdecimal() and _lives(int(owner))):
+            file.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True
 
 
 def _fake_script(settings: Settings, model: str) -> FakeScript | None:

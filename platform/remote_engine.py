@@ -75,7 +75,7 @@ class RemoteEngine:
 
     async def close(self) -> None:
         """Fail what is open and close the connection."""
-        self._lose("the connection is closed")
+        self._forget("the connection is closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -247,6 +247,9 @@ class RemoteEngine:
     def _lose(self, reason: str) -> None:
         if self.connected:
             self._log.warning("engine lost", reason=reason, requests=self.open_requests)
+        self._forget(reason)
+
+    def _forget(self, reason: str) -> None:
         self._ready.clear()
         self._disconnect()
         self._heard_at = time.monotonic()

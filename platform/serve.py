@@ -53,6 +53,7 @@ async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> N
     async with AsyncExitStack() as stack:
         on_stage = stack.enter_context(shown_progress())
         engine = await open_engine_process(settings, model, address, stack, on_stage)
+        on_stage.finish()
         shutdown.started()
         print(f"Serving {engine.info().model_path} to gateways on {address}", flush=True)
         while not shutdown.drain.is_set() and engine.failure is None:
@@ -70,9 +71,12 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             on_stage = stack.enter_context(shown_progress())
             gateway = await stack.enter_async_context(open_gateway(settings, model, on_stage))
             if demo:
-                await _announce_demo(settings, gateway, listener)
+                on_stage("preparing the demo's tenants and adapters")
+                banner = await _demo_banner(settings, gateway, listener)
             else:
-                print(f"Serving {gateway.served_model_name} at {base_url(listener)}/v1", flush=True)
+                banner = f"Serving {gateway.served_model_name} at {base_url(listener)}/v1"
+            on_stage.finish()
+            print(banner, flush=True)
             shutdown.started()
             await serve_until_stopped(
                 gateway.app, listener, gateway.health, gateway.engines, shutdown, settings.drain_s
@@ -89,7 +93,7 @@ async def _model(settings: Settings, demo: bool) -> str:
     return str(await asyncio.to_thread(ensure_demo_model, settings.data_dir))
 
 
-async def _announce_demo(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> None:
+async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> str:
     from loraplex.adapters.registry import AdapterRegistry
     from loraplex.engine.models.pretrained import load_model_config
     from loraplex.platform.demo.announcement import announcement
@@ -108,7 +112,7 @@ async def _announce_demo(settings: Settings, gateway: OpenGateway, listener: soc
         console_url=None,
         model=gateway.served_model_name,
     )
-    print(announcement(access, settings.data_dir / DEMO_FILE), flush=True)
+    return announcement(access, settings.data_dir / DEMO_FILE)
 
 
 def base_url(listener: socket.socket) -> str:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer: Any) 
 
 @contextmanager
 def serving(
-    folder: Path, model: Path | None, script: FakeScript, *arguments: str, wait: bool = True, **settings: str
+    folder: Path,
+    model: Path | None,
+    script: FakeScript,
+    *arguments: str,
+    wait: bool = True,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Serve]:
     folder.mkdir(exist_ok=True)
     (folder / "script.json").write_bytes(msgspec.json.encode(script))
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LORAPLEX_")}
-    environment |= {f"LORAPLEX_{key.upper()}": value for key, value in settings.items()}
+    environment |= {f"LORAPLEX_{key.upper()}": value for key, value in (settings or {}).items()}
     environment["LORAPLEX_FAKE_ENGINE"] = str(folder / "script.json")
     options = ["--port", "0", "--data-dir", str(folder / "data")]
     options += ["--model", str(model)] if model is not None else []
@@ -150,7 +155,7 @@ def test_answers_probes_metrics_and_drains(
     tmp_path: Path, model_folder: Path, stores: dict[str, str]
 ) -> None:
     with serving(
-        tmp_path / "s", model_folder, script(token_interval_s=0.05), drain_s="10", **stores
+        tmp_path / "s", model_folder, script(token_interval_s=0.05), settings={"drain_s": "10", **stores}
     ) as serve:
         pids = descendants(serve.process.pid)
         assert len(pids) == 1
@@ -198,7 +203,7 @@ def test_streams_that_do_not_finish_get_an_error_event(
     tmp_path: Path, model_folder: Path, stores: dict[str, str]
 ) -> None:
     with serving(
-        tmp_path / "s", model_folder, script(token_interval_s=0.2), drain_s="0.5", **stores
+        tmp_path / "s", model_folder, script(token_interval_s=0.2), settings={"drain_s": "0.5", **stores}
     ) as serve:
         key = make_key(stores["database_url"])
         body = {"model": "tiny", "prompt": "hi", "max_tokens": 1000, "stream": True}
@@ -249,9 +254,9 @@ def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, store
         tmp_path / "e", model_folder, fake, "--role", "engine", "--engine", address, wait=False
     ) as engine:
         arguments = ("--role", "gateway", "--engine", address, "--served-model-name", "tiny")
-        with serving(tmp_path / "g", None, fake, *arguments, **stores) as one:
+        with serving(tmp_path / "g", None, fake, *arguments, settings=stores) as one:
             key = make_key(stores["database_url"])
-            with serving(tmp_path / "g", None, fake, *arguments, **stores) as two:
+            with serving(tmp_path / "g", None, fake, *arguments, settings=stores) as two:
                 assert chat(one.url, key).status_code == 200
                 assert chat(two.url, key).status_code == 200
                 two.process.kill()
