@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from loraplex.engine.categorical import draw, row_maxima
+from loraplex.engine.categorical import draw, keep_from, row_maxima, total_mass
 
 
 @pytest.mark.parametrize("vocab", [7, 256, 1000, 1024])
@@ -24,28 +24,34 @@ def test_a_nan_wins(vocab: int) -> None:
 
 @pytest.mark.parametrize("vocab", [5, 300, 513])
 def test_draw_inverts_the_distribution_function(vocab: int) -> None:
-    scores = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1))
-    scores -= scores.amax()
-    shares = scores.double().softmax(dim=-1).flatten()
-    edges = shares.cumsum(0)
-    middles = edges - shares / 2
-    drawn = draw(scores.expand(vocab, vocab).contiguous(), None, middles)
+    weights = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1)).exp()
+    shares = (weights.double() / weights.double().sum()).flatten()
+    middles = shares.cumsum(0) - shares / 2
+    drawn = draw(weights.expand(vocab, vocab).contiguous(), middles)
     assert drawn.tolist() == list(range(vocab))
 
 
 @pytest.mark.parametrize("vocab", [40, 600])
-def test_draw_never_takes_what_is_cut_off(vocab: int) -> None:
-    scores = torch.full((4, vocab), -3.0)
-    scores[:, 17] = 0.0
-    scores[:, 30] = -1.0
+def test_draw_never_takes_a_token_of_weight_zero(vocab: int) -> None:
+    weights = torch.zeros(4, vocab)
+    weights[:, 17], weights[:, 30] = 1.0, 0.5
     uniforms = torch.tensor([0.0, 0.5, 0.9, 1.0 - 2.0**-53], dtype=torch.float64)
-    assert draw(scores, torch.full((4, 1), -1.0), uniforms).tolist() == [17, 17, 30, 30]
+    assert draw(weights, uniforms).tolist() == [17, 17, 30, 30]
 
 
 def test_a_broken_row_stays_in_range_and_leaves_the_others_alone() -> None:
-    scores = torch.zeros(3, 300)
-    scores[1] = torch.nan
+    weights = torch.ones(3, 300)
+    weights[1] = torch.nan
     uniforms = torch.full((3,), 0.5, dtype=torch.float64)
-    first, broken, last = draw(scores, None, uniforms).tolist()
+    first, broken, last = draw(weights, uniforms).tolist()
     assert first == last == 150
     assert 0 <= broken < 300
+
+
+@pytest.mark.parametrize("vocab", [9, 256, 1000])
+def test_total_mass_and_what_is_kept(vocab: int) -> None:
+    weights = torch.rand(3, vocab, generator=torch.Generator().manual_seed(2))
+    cutoff = weights[:, 4:5]
+    kept = keep_from(weights, cutoff)
+    assert torch.equal(kept, torch.where(weights >= cutoff, weights, 0.0))
+    torch.testing.assert_close(total_mass(kept), kept.double().sum(dim=-1, keepdim=True), rtol=1e-6, atol=0)

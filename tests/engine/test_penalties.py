@@ -10,7 +10,7 @@ from loraplex.engine.penalties import TokenHistories, apply_penalties, has_penal
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence
 
-VOCAB = 20
+VOCAB = 300
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=100)
 
 
@@ -68,6 +68,14 @@ def test_equals_the_dense_computation_at_every_step(
             expected[row] = dense(logits[row], seq)
         apply_penalties(logits, rows, sequences, histories)
         torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_history_grows_with_the_distinct_tokens() -> None:
+    seq = sequence([1], frequency=1.0)
+    seq.token_ids += [*range(1000), *range(0, 1000, 2)]
+    history = TokenHistories(capacity=2).of(seq)
+    assert history.ids.tolist() == list(range(1000))
+    assert history.counts.tolist() == [2.0, 1.0] * 500
 
 
 def test_histories_are_bounded_and_an_evicted_one_is_rebuilt() -> None:

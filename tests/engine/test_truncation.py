@@ -1,38 +1,41 @@
-"""Cutoffs against a plain definition by sorting, on both sides of the prefilter."""
-
-import math
+"""Filters against a plain definition by sorting, on both sides of the prefilter."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraplex.engine.truncation import Truncation, cutoffs
+from loraplex.engine.truncation import Truncation, truncate
 
 OFF = Truncation(0, 1.0, 0.0)
 
 
 def kept_naively(row: list[float], truncation: Truncation) -> set[int]:
     """Filters one after another, each over what the one before left; ties at a border stay."""
-    floor = math.log(truncation.min_p) if truncation.min_p else -math.inf
-    ranking = sorted((score for score in row if score >= floor), reverse=True)
+    floor = truncation.min_p
+    ranking = sorted((weight for weight in row if weight >= floor), reverse=True)
     if truncation.top_k:
         floor = max(floor, ranking[min(truncation.top_k, len(ranking)) - 1])
-    ranking = [score for score in ranking if score >= floor]
+    ranking = [weight for weight in ranking if weight >= floor]
     if truncation.top_p < 1.0:
-        total, mass = sum(map(math.exp, ranking)), 0.0
-        for score in ranking:
-            mass += math.exp(score)
+        total, mass = sum(ranking), 0.0
+        for weight in ranking:
+            mass += weight
             if mass >= truncation.top_p * total:
-                floor = score
+                floor = weight
                 break
-    return {token for token, score in enumerate(row) if score >= floor}
+    return {token for token, weight in enumerate(row) if weight >= floor and weight > 0.0}
 
 
-def kept(scores: torch.Tensor, truncations: list[Truncation]) -> list[set[int]]:
-    cutoff = cutoffs(scores, truncations)
-    assert cutoff is not None
-    return [set(row.nonzero().flatten().tolist()) for row in scores >= cutoff]
+def weights_of(rows: int, vocab: int, seed: int, spread: float = 1.0) -> torch.Tensor:
+    scores = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+    return (scores - scores.amax(dim=-1, keepdim=True)).exp()
+
+
+def kept(weights: torch.Tensor, truncations: list[Truncation]) -> list[set[int]]:
+    result = truncate(weights, truncations)
+    assert torch.equal(result[result > 0], weights[result > 0])
+    return [set(row.nonzero().flatten().tolist()) for row in result]
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,39 +55,30 @@ def kept(scores: torch.Tensor, truncations: list[Truncation]) -> list[set[int]]:
     ),
 )
 def test_equals_the_definition(seed: int, vocab: int, spread: float, truncations: list[Truncation]) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    # Distinct scores far enough apart that rounding of a mass cannot move a border.
-    scores = torch.randn(len(truncations), vocab, generator=generator) * spread
-    scores -= scores.amax(dim=-1, keepdim=True)
-    if not any(t.needs_ranking or t.min_p for t in truncations):
-        assert cutoffs(scores, truncations) is None
-        return
-    expected = [kept_naively(row, t) for row, t in zip(scores.tolist(), truncations, strict=True)]
-    assert kept(scores, truncations) == expected
+    weights = weights_of(len(truncations), vocab, seed, spread)
+    expected = [kept_naively(row, t) for row, t in zip(weights.tolist(), truncations, strict=True)]
+    assert kept(weights, truncations) == expected
 
 
 def test_ties_at_the_border_are_kept() -> None:
-    scores = torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0]])
-    assert kept(scores, [Truncation(2, 1.0, 0.0)]) == [{0, 1, 2, 3}]
-    assert kept(scores, [Truncation(0, 0.6, 0.0)]) == [{0, 1, 2, 3}]
+    weights = torch.tensor([[1.0, 0.4, 0.4, 0.4, 0.1]])
+    assert kept(weights, [Truncation(2, 1.0, 0.0)]) == [{0, 1, 2, 3}]
+    assert kept(weights, [Truncation(0, 0.6, 0.0)]) == [{0, 1, 2, 3}]
 
 
 def test_many_ties_are_decided_by_the_whole_row() -> None:
-    scores = torch.zeros(1, 1000)
-    scores[0, 500:] = -5.0
-    assert kept(scores, [Truncation(300, 0.9, 0.0)]) == [set(range(500))]
+    weights = torch.ones(1, 1000)
+    weights[0, 500:] = 0.01
+    assert kept(weights, [Truncation(300, 0.9, 0.0)]) == [set(range(500))]
 
 
 def test_a_row_without_filters_keeps_everything_beside_one_with() -> None:
-    scores = torch.tensor([[0.0, -50.0, -torch.inf], [0.0, -50.0, -60.0]])
-    assert kept(scores, [OFF, Truncation(1, 1.0, 0.0)]) == [{0, 1, 2}, {0}]
+    weights = torch.tensor([[1.0, 1e-20, 0.0], [1.0, 1e-20, 1e-30]])
+    assert kept(weights, [OFF, Truncation(1, 1.0, 0.0)]) == [{0, 1}, {0}]
 
 
 @pytest.mark.parametrize("neighbour", [OFF, Truncation(0, 0.3, 0.0), Truncation(900, 1.0, 0.0)])
 def test_a_row_does_not_depend_on_its_neighbour(neighbour: Truncation) -> None:
-    scores = torch.randn(2, 1000, generator=torch.Generator().manual_seed(3))
-    scores -= scores.amax(dim=-1, keepdim=True)
+    weights = weights_of(2, 1000, seed=3)
     mine = Truncation(0, 0.7, 0.001)
-    alone, together = cutoffs(scores[:1], [mine]), cutoffs(scores, [mine, neighbour])
-    assert alone is not None and together is not None
-    assert alone[0].item() == together[0].item()
+    assert torch.equal(truncate(weights[:1], [mine])[0], truncate(weights, [mine, neighbour])[0])
