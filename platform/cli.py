@@ -24,7 +24,6 @@ COMMANDS: Final = {
     ),
     "migrate": ("loraplex.platform.commands.migrate", "app", "Bring the database to the newest schema."),
     "doctor": ("loraplex.platform.commands.doctor", "app", "Check this machine and its configuration."),
-    "bench": ("loraplex.platform.commands.bench", "app", "Measure the server and its adapters."),
 }
 
 
