@@ -3,14 +3,23 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from typer.testing import CliRunner
 
 from loraplex.platform.cli import main
 
 RUN = "import sys; from loraplex.platform.cli import main; main()"
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """A command run in this process sends its logs to the runner's standard error, which is closed afterwards."""
+    yield
+    structlog.reset_defaults()
 
 
 def loraplex(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
