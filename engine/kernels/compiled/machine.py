@@ -54,12 +54,17 @@ thread_number = types.ExternalFunction("loraplex_omp_get_thread_num", types.int3
 Codegen = Callable[[Any, Any, Any, Any], Any]
 
 
-def _loader(element: ir.Type, result: types.Type, widen: Callable[[Any, Any], Any]) -> Any:
+def _loader(
+    element: ir.Type, result: types.Type, widen: Callable[[Any, Any], Any], constant: bool = False
+) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def load(typing_context: Any, address: Any, index: Any) -> tuple[Signature, Codegen]:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             pointer = builder.inttoptr(arguments[0], element.as_pointer())
-            return widen(builder, builder.load(builder.gep(pointer, [arguments[1]])))
+            value = builder.load(builder.gep(pointer, [arguments[1]]))
+            if constant:
+                value.set_metadata("invariant.load", builder.module.add_metadata([]))
+            return widen(builder, value)
 
         return result(types.int64, types.int64), codegen
 
@@ -97,6 +102,11 @@ _load_float16 = _loader(_HALF, types.float32, lambda builder, value: builder.fpe
 load_float = _loader(_FLOAT, types.float32, lambda builder, value: value)
 load_int = _loader(_I32, types.int32, lambda builder, value: value)
 load_long = _loader(ir.IntType(64), types.int64, lambda builder, value: value)
+_load_constant_bfloat16 = _loader(_I16, types.float32, _widen_bfloat16, constant=True)
+_load_constant_float16 = _loader(
+    _HALF, types.float32, lambda builder, value: builder.fpext(value, _FLOAT), constant=True
+)
+_load_constant_float = _loader(_FLOAT, types.float32, lambda builder, value: value, constant=True)
 _store_bfloat16 = _storer(_I16, types.float32, _narrow_bfloat16)
 _store_float16 = _storer(_HALF, types.float32, lambda builder, value: builder.fptrunc(value, _HALF))
 store_float = _storer(_FLOAT, types.float32, lambda builder, value: value)
@@ -110,6 +120,16 @@ def load(kind: int, address: int, index: int) -> Any:
     if kind == 1:
         return _load_float16(address, index)
     return load_float(address, index)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def load_constant(kind: int, address: int, index: int) -> Any:
+    """As `load`, of memory no thread writes during the region: a loop that stores elsewhere still vectorises."""
+    if kind == 0:
+        return _load_constant_bfloat16(address, index)
+    if kind == 1:
+        return _load_constant_float16(address, index)
+    return _load_constant_float(address, index)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
