@@ -368,7 +368,7 @@ class Scheduler:
             self._policy.remove(sequence)
             self._gate.discard(sequence)
             self._unready.pop(sequence, None)
-            self._blocks.close(sequence)
+        self._blocks.close(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         self._num_live -= 1

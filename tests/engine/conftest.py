@@ -1,0 +1,217 @@
+"""A simulated engine around the real scheduler: a clock, a residency with loading times, and a runner whose "KV" is checked."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.errors import AdapterError, AdapterLoadFailed, EngineError
+from loraplex.engine.fairness import FairShare, Policy
+from loraplex.engine.lora.residency import AdapterState
+from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.plan import PlannedRow, SampledToken, StepOutput, StepPlan
+from loraplex.engine.prefix_cache import PrefixCache
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.sequence import Sequence, SequenceStatus
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class SimulatedResidency:
+    """Holds `budget` adapters of size 1; a load takes `load_s`; digests in `broken` fail."""
+
+    clock: Callable[[], float]
+    budget: int = 2
+    load_s: float = 0.0
+    broken: set[str] = field(default_factory=set)
+    due: OrderedDict[tuple[bytes, str], float] = field(default_factory=OrderedDict)
+    pins: Counter[tuple[bytes, str]] = field(default_factory=Counter)
+    errors: dict[tuple[bytes, str], AdapterError] = field(default_factory=dict)
+    num_loads: int = 0
+
+    def state(self, adapter: AdapterRef) -> AdapterState:
+        if adapter.key in self.errors:
+            return AdapterState.FAILED
+        if adapter.key not in self.due:
+            return AdapterState.ABSENT
+        if self.clock() < self.due[adapter.key]:
+            return AdapterState.LOADING
+        if adapter.digest in self.broken:
+            del self.due[adapter.key]
+            self.errors[adapter.key] = AdapterLoadFailed(f"{adapter.digest} is broken")
+            return AdapterState.FAILED
+        return AdapterState.RESIDENT
+
+    def prefetch(self, adapter: AdapterRef) -> bool:
+        if len(self.due) >= self.budget:
+            victim = next(
+                (k for k, due in self.due.items() if not self.pins[k] and due <= self.clock()), None
+            )
+            if victim is None:
+                return False
+            del self.due[victim]
+        self.due[adapter.key] = self.clock() + self.load_s
+        self.num_loads += 1
+        return True
+
+    def pin(self, adapter: AdapterRef) -> None:
+        assert self.state(adapter) is AdapterState.RESIDENT
+        self.pins[adapter.key] += 1
+        self.due.move_to_end(adapter.key)
+
+    def unpin(self, adapter: AdapterRef) -> None:
+        self.pins[adapter.key] -= 1
+        assert self.pins[adapter.key] >= 0
+
+    def take_error(self, adapter: AdapterRef) -> AdapterError:
+        return self.errors.pop(adapter.key)
+
+
+def next_token(tokens: list[int]) -> int:
+    """The simulated model: any change of any token before changes what follows."""
+    return 10 + hash(tuple(tokens)) % 1000
+
+
+class Simulation:
+    """Runs steps of `step_s` seconds and asserts after each of them whatever must always hold."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        policy: Policy | None = None,
+        prefix_caching: bool = True,
+        residency: dict[str, Any] | None = None,
+        max_model_len: int = 256,
+        **config: Any,
+    ) -> None:
+        self.now = 0.0
+        self.step_s = 0.1
+        self.residency = SimulatedResidency(lambda: self.now, **(residency or {}))
+        self.pool = BlockPool(num_blocks)
+        cache = PrefixCache(
+            self.pool, BLOCK_SIZE, model_digest="m", cache_dtype="float32", enabled=prefix_caching
+        )
+        self.scheduler = Scheduler(
+            SchedulerConfig(**config),
+            cache,
+            self.residency,
+            FairShare() if policy is None else policy,
+            lambda: self.now,
+            max_model_len,
+            {1},
+        )
+        self.sequences: list[Sequence] = []
+        self.outputs: list[StepOutput] = []
+        self.failures: list[tuple[Sequence, EngineError]] = []
+        self.first_token_at: dict[Sequence, float] = {}
+        self.nan: set[Sequence] = set()
+        self.computed_tokens = 0
+        self._slots: dict[tuple[int, int], tuple[object, ...]] = {}
+
+    def submit(
+        self,
+        prompt: list[int],
+        *,
+        tenant: str = "t",
+        adapter: str | None = None,
+        max_tokens: int = 4,
+        sampling: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> list[Sequence]:
+        namespace = tenant.encode()
+        request = EngineRequest(
+            request_id=fields.pop("request_id", f"r{len(self.sequences)}"),
+            namespace=namespace,
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=max_tokens, **(sampling or {})),
+            adapter=AdapterRef(namespace=namespace, digest=adapter, blob_path="") if adapter else None,
+            **fields,
+        )
+        added = self.scheduler.add(request)
+        self.sequences += added
+        return added
+
+    def step(self) -> StepPlan | None:
+        plan = self.scheduler.schedule()
+        self._check_plan(plan)
+        self.now += self.step_s
+        if plan is not None:
+            outputs = self.scheduler.complete(plan, self.execute(plan))
+            self.outputs += outputs
+            self.first_token_at.update({o.sequence: self.now for o in outputs if o.first})
+        self.failures += self.scheduler.take_failures()
+        self.check()
+        return plan
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished:
+                return
+            self.step()
+        raise AssertionError(f"not idle after {max_steps} steps")
+
+    def execute(self, plan: StepPlan) -> dict[Sequence, SampledToken]:
+        for row in plan.rows:
+            self._execute_row(row)
+        return {
+            row.sequence: SampledToken(
+                next_token(row.sequence.token_ids), finite=row.sequence not in self.nan
+            )
+            for row in plan.rows
+            if row.samples
+        }
+
+    def check(self) -> None:
+        pool = self.pool
+        assert pool.num_free + pool.num_cached + pool.num_referenced == pool.total
+        held = Counter(block for s in self.sequences for block in s.block_table)
+        assert all(pool.references(block) == held[block] for block in range(pool.total))
+
+    def check_idle(self) -> None:
+        """Everything was given back."""
+        self.check()
+        assert self.pool.num_referenced == 0
+        assert not any(self.residency.pins.values())
+        assert (self.scheduler.num_running, self.scheduler.num_waiting) == (0, 0)
+        assert self.scheduler.num_waiting_for_adapter == 0
+
+    def _check_plan(self, plan: StepPlan | None) -> None:
+        config = self.scheduler.config
+        rows = () if plan is None else plan.rows
+        assert len(rows) <= config.max_num_seqs and len({row.sequence for row in rows}) == len(rows)
+        assert len({row.adapter.key for row in rows if row.adapter}) <= config.max_adapters_per_step
+        assert all(self.residency.pins[row.adapter.key] > 0 for row in rows if row.adapter)
+        if plan is not None and config.chunked_prefill:
+            assert plan.num_tokens <= config.max_num_batched_tokens
+            running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
+            oldest = min(running, key=lambda s: s.order)
+            assert any(row.sequence is oldest for row in rows), "the oldest does not progress"
+        if plan is None:
+            assert self.scheduler.num_running == 0
+
+    def _execute_row(self, row: PlannedRow) -> None:
+        tokens = row.sequence.token_ids
+        assert row.samples == (row.start + len(row.token_ids) == len(tokens))
+        for position in range(row.start + len(row.token_ids)):
+            request = row.sequence.request
+            digest = row.adapter.digest if row.adapter else None
+            content = (request.namespace, digest, request.cache_salt, tuple(tokens[: position + 1]))
+            slot = (row.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE)
+            if position >= row.start:
+                assert row.token_ids[position - row.start] == tokens[position]
+                self._slots[slot] = content
+                self.computed_tokens += 1
+            assert self._slots[slot] == content, "a row reads KV that is not its own"
+
+
+@pytest.fixture(scope="session")
+def simulation() -> type[Simulation]:
+    """The class itself: every test builds its own."""
+    return Simulation
