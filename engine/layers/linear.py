@@ -16,7 +16,7 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
         self._bias = bias
-        self._packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._packed = weight.device.type == "cpu" and torch._C._has_mkldnn
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
             if self._packed

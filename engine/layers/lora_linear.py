@@ -18,6 +18,6 @@ class LoraLinear:
     def __call__(self, x: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs]. A batch without adapters pays one comparison."""
         y = self._base(x)
-        if lora is not None:
+        if lora is not None and self._site.slots:
             sgmv(x, y, self._site, lora)
         return y

@@ -22,6 +22,9 @@ KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT3
 
 _ELEMENTS_WORTH_A_TEAM = 32768
 
+_FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+"""Without nnan and ninf: a non-finite value must reach the row's logits."""
+
 BODY_SIGNATURE = types.void(types.CPointer(types.int64))
 
 _I16, _I32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
@@ -149,37 +152,29 @@ def width(kind: int) -> int:
     return 4 if kind == 2 else 2
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _float_bits(typing_context: Any, number: Any) -> tuple[Signature, Codegen]:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], _I32)
-
-    return types.int32(types.float32), codegen
+_EXP_COEFFICIENTS = (1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _bits_float(typing_context: Any, bits: Any) -> tuple[Signature, Codegen]:
+def exp(typing_context: Any, x: Any) -> tuple[Signature, Codegen]:
+    """e**x for x <= 0 as straight vector code: 2**n by exponent bits, the fraction by a polynomial of degree 6."""
+
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], _FLOAT)
+        (x,) = arguments
+        floor = builder.module.declare_intrinsic("llvm.floor", [_FLOAT])
+        clamped = builder.select(builder.fcmp_ordered(">", x, _FLOAT(-87.0)), x, _FLOAT(-87.0))
+        scaled = builder.fmul(clamped, _FLOAT(float(np.float32(np.log2(np.e)))))
+        whole = builder.call(floor, [builder.fadd(scaled, _FLOAT(0.5))])
+        fraction = builder.fmul(builder.fsub(scaled, whole), _FLOAT(float(np.float32(np.log(2)))))
+        value = _FLOAT(float(np.float32(_EXP_COEFFICIENTS[0])))
+        for coefficient in _EXP_COEFFICIENTS[1:]:
+            value = builder.fadd(builder.fmul(value, fraction), _FLOAT(float(np.float32(coefficient))))
+        exponent = builder.shl(builder.add(builder.fptosi(whole, _I32), _I32(127)), _I32(23))
+        power = builder.fmul(value, builder.bitcast(exponent, _FLOAT))
+        # The clamp would swallow a NaN; x * 0 hands it on.
+        return builder.fadd(power, builder.fmul(x, _FLOAT(0.0)))
 
-    return types.float32(types.int32), codegen
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def exp(x: Any) -> Any:
-    """e**x for x <= 0 in vectorisable arithmetic: 2**n by exponent bits, the fraction by a degree-6 polynomial."""
-    scaled = max(x, np.float32(-87.0)) * np.float32(1.4426950408889634)
-    whole = np.floor(scaled + np.float32(0.5))
-    f = (scaled - whole) * np.float32(0.6931471805599453)
-    p = np.float32(1.0 / 720.0)
-    p = p * f + np.float32(1.0 / 120.0)
-    p = p * f + np.float32(1.0 / 24.0)
-    p = p * f + np.float32(1.0 / 6.0)
-    p = p * f + np.float32(0.5)
-    p = p * f + np.float32(1.0)
-    p = p * f + np.float32(1.0)
-    # The clamp would swallow a NaN; x * 0 hands it on.
-    return p * _bits_float((np.int32(whole) + np.int32(127)) << np.int32(23)) + x * np.float32(0)
+    return types.float32(types.float32), codegen
 
 
 @njit  # type: ignore[untyped-decorator]
@@ -194,9 +189,8 @@ class ParallelBody:
     def __init__(self, function: Callable[[Any], None], num_arguments: int) -> None:
         if not is_available():
             raise RuntimeError("compiled kernels need torch's GNU OpenMP runtime")
-        self._body = cfunc(BODY_SIGNATURE, fastmath={"reassoc", "contract", "nsz", "arcp"}, cache=True)(
-            function
-        )
+        # Divisions as in IEEE 754: the check for a zero divisor would keep loops from vectorising.
+        self._body = cfunc(BODY_SIGNATURE, fastmath=_FASTMATH, error_model="numpy", cache=True)(function)
         self._arguments = np.zeros(num_arguments, dtype=np.int64)
         self._address = self._arguments.ctypes.data
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
+from numba import carray, njit
 
 from loraplex.engine.kernels.compiled.machine import (
     KINDS,
     ParallelBody,
     exp,
     load,
+    load_constant,
     load_float,
     load_int,
     store,
@@ -26,6 +27,46 @@ from loraplex.engine.kernels.compiled.machine import (
 _MAX_GROUP, _MAX_HEAD, _MAX_BLOCK = 64, 256, 256
 # Per thread, in floats: accumulators, the group's queries, one block's scores, and running (maximum, sum) per head.
 _SCRATCH = 2 * _MAX_GROUP * _MAX_HEAD + _MAX_BLOCK + 2 * _MAX_GROUP
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _score(kind: int, query: int, key: int, size: int) -> Any:
+    dot = np.float32(0)
+    for i in range(size):
+        dot += load_float(query, i) * load_constant(kind, key, i)
+    return dot
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _scores_of_4(kind: int, query: int, key: int, stride: int, size: int, out: int) -> None:
+    """Four keys at once hide the latency of each other's sums."""
+    dot0, dot1, dot2, dot3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+    for i in range(size):
+        q = load_float(query, i)
+        dot0 += q * load_constant(kind, key, i)
+        dot1 += q * load_constant(kind, key + stride, i)
+        dot2 += q * load_constant(kind, key + 2 * stride, i)
+        dot3 += q * load_constant(kind, key + 3 * stride, i)
+    store_float(out, 0, dot0)
+    store_float(out, 1, dot1)
+    store_float(out, 2, dot2)
+    store_float(out, 3, dot3)
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _add_4_values(kind: int, target: int, value: int, stride: int, size: int, weights: int) -> None:
+    w0, w1, w2, w3 = (
+        load_float(weights, 0),
+        load_float(weights, 1),
+        load_float(weights, 2),
+        load_float(weights, 3),
+    )
+    for i in range(size):
+        added = w0 * load_constant(kind, value, i) + w1 * load_constant(kind, value + stride, i)
+        added += w2 * load_constant(kind, value + 2 * stride, i) + w3 * load_constant(
+            kind, value + 3 * stride, i
+        )
+        store_float(target, i, load_float(target, i) + added)
 
 
 @cache
@@ -86,13 +127,15 @@ def _body(kind: int) -> ParallelBody:
                     for g in range(group):
                         best = load_float(state, 2 * g)
                         previous = best
+                        query = queries + g * size * 4
+                        for t in range(low, high - 3, 4):
+                            _scores_of_4(
+                                kind, query, base + t * token_bytes, token_bytes, size, scores + t * 4
+                            )
+                        for t in range(low + (high - low) // 4 * 4, high):
+                            store_float(scores, t, _score(kind, query, base + t * token_bytes, size))
                         for t in range(low, high):
-                            key = base + t * token_bytes
-                            dot = np.float32(0)
-                            for i in range(size):
-                                dot += load_float(queries + g * size * 4, i) * load(kind, key, i)
-                            store_float(scores, t, dot)
-                            best = max(best, dot)
+                            best = max(best, load_float(scores, t))
                         correction = exp(previous - best)
                         accumulated = load_float(state, 2 * g + 1) * correction
                         for t in range(low, high):
@@ -104,11 +147,16 @@ def _body(kind: int) -> ParallelBody:
                         target = scratch + g * size * 4
                         for i in range(size):
                             store_float(target, i, load_float(target, i) * correction)
-                        for t in range(low, high):
-                            value = base + t * token_bytes + kv_heads * size * width(kind)
-                            weight = load_float(scores, t)
+                        values = base + kv_heads * size * width(kind)
+                        for t in range(low, high - 3, 4):
+                            _add_4_values(
+                                kind, target, values + t * token_bytes, token_bytes, size, scores + t * 4
+                            )
+                        for t in range(low + (high - low) // 4 * 4, high):
+                            value, weight = values + t * token_bytes, load_float(scores, t)
                             for i in range(size):
-                                store_float(target, i, load_float(target, i) + weight * load(kind, value, i))
+                                added = weight * load_constant(kind, value, i)
+                                store_float(target, i, load_float(target, i) + added)
                 for g in range(group):
                     inverse = np.float32(1) / load_float(state, 2 * g + 1)
                     target = out + (row * heads + kv_head * group + g) * size * width(kind)

@@ -11,7 +11,7 @@ from loraplex.engine.kernels.compiled.machine import (
     KINDS,
     ParallelBody,
     exp,
-    load,
+    load_constant,
     store,
     thread_number,
     threads_for,
@@ -29,10 +29,11 @@ def _body(kind: int) -> ParallelBody:
             up = gate + size * width(kind)
             out = arguments[4] + row * size * width(kind)
             for i in range(size):
-                g = load(kind, gate, i)
-                # exp takes arguments <= 0 only: sigmoid(g) = e^min(g, 0) / (1 + e^-|g|)
-                sigmoid = exp(min(g, np.float32(0))) / (np.float32(1) + exp(-abs(g)))
-                store(kind, out, i, g * sigmoid * load(kind, up, i))
+                g = load_constant(kind, gate, i)
+                # sigmoid(g) without overflow: with e = exp(-|g|), 1 / (1 + e) for g >= 0 and e / (1 + e) below
+                e = exp(-abs(g))
+                numerator = np.float32(1) if g >= np.float32(0) else e
+                store(kind, out, i, g * numerator / (np.float32(1) + e) * load_constant(kind, up, i))
 
     return ParallelBody(silu_mul_rows, 5)
 
