@@ -29,7 +29,7 @@ NUM_STAGES = 3
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def shrink_kernel(
+def shrink_kernel(  # type: ignore[no-untyped-def]
     x,  # [rows, inputs]
     table,  # [slots, slices, 3] int64: address of A, address of B, rank
     order,
@@ -83,7 +83,7 @@ def shrink_kernel(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def expand_kernel(
+def expand_kernel(  # type: ignore[no-untyped-def]
     y,  # [rows, outputs]
     table,
     offsets,  # [slices + 1] int64

@@ -14,7 +14,7 @@ import torch
 
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed, AdapterQuarantined, AdapterTooLarge
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.lora.site import LoraSite, LoraSlice
+from loraplex.engine.lora.site import ALIGNMENT, LoraSite, LoraSlice
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
@@ -200,10 +200,11 @@ class AdapterPool:
             raise AdapterLoadFailed(f"module {name!r} has rank {module.rank}; allowed is 1..{self._max_rank}")
 
     def _blob(self, weights: LoraWeights) -> dict[str, LoraModule]:
-        """All modules one after another in the order of use: A [rank, in], then B as [rank, out] rows."""
+        """All modules one after another in the order of use: A [rank, in], then B as [rank, out] rows, each at 16 bytes."""
         ordered = [name for name in self._modules if name in weights.modules]
-        total = sum(weights.modules[n].a.numel() + weights.modules[n].b.numel() for n in ordered)
-        blob = torch.empty(total, dtype=self._dtype)
+        elements = ALIGNMENT // self._dtype.itemsize
+        tensors = [t for name in ordered for t in (weights.modules[name].a, weights.modules[name].b)]
+        blob = torch.empty(sum(-(-t.numel() // elements) * elements for t in tensors), dtype=self._dtype)
         modules: dict[str, LoraModule] = {}
         start = 0
         for name in ordered:
@@ -213,7 +214,7 @@ class AdapterPool:
                 view = blob[start : start + tensor.numel()].view(tensor.shape)
                 view.copy_(tensor)
                 views.append(view)
-                start += tensor.numel()
+                start += -(-tensor.numel() // elements) * elements
             modules[name] = LoraModule(views[0], views[1].t())
         if self._device.type == "cpu":
             return modules

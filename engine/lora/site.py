@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 MAX_RANK = 256
+ALIGNMENT = 16
+"""Bytes at which every installed matrix starts: the widest load of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class LoraSite:
         return self.host_offsets[-1]
 
     def install(self, slot: int, slices: tuple[LoraSlice | None, ...]) -> None:
-        """Make an adapter's tensors known under `slot`. The caller keeps them alive by leaving them here."""
+        """Make an adapter's tensors known under `slot`. On CUDA each starts at a multiple of `ALIGNMENT` bytes."""
         self.slots[slot] = slices
         entries = [(0, 0, 0) if s is None else (s.a.data_ptr(), s.b.data_ptr(), s.rank) for s in slices]
         self.table[slot] = torch.tensor(entries, dtype=torch.int64)

@@ -1,0 +1,160 @@
+"""LoRA problems of awkward shapes, shared by every body of SGMV, with NaN wherever nobody may look.
+
+Invariant: base rows, absent slices, and the memory around every matrix hold NaN, so one wrong access shows.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex.engine.kernels.compiled import machine
+from loraplex.engine.lora.batch import LoraBatch, group_rows
+from loraplex.engine.lora.site import ALIGNMENT, LoraSite, LoraSlice, make_site
+
+Ranks = dict[int, tuple[int, ...]]
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`ranks` by slot and slice, 0 for an absent slice; `rows` is the slot of each row, -1 the base model."""
+
+    inputs: int
+    sizes: tuple[int, ...]
+    ranks: Ranks
+    rows: tuple[int, ...]
+
+
+SHAPES = {
+    "one row": Shape(64, (48,), {2: (8,)}, (2,)),
+    "rank 1, one column": Shape(64, (1, 8), {0: (1, 1)}, (0, -1, 0)),
+    "odd widths": Shape(37, (29, 3), {0: (17, 1), 1: (0, 8)}, (1, 0, -1, 0, 1, 1)),
+    "ranks mixed": Shape(
+        96,
+        (64, 32, 32),
+        {0: (1, 8, 17), 3: (64, 0, 1), 4: (0, 0, 0), 7: (17, 64, 8)},
+        (7, -1, 0, 3, 3, 4, 7, 5, 0, 0, -1, 0),
+    ),
+    "129 rows": Shape(64, (40, 24), {1: (16, 8)}, (1,) * 129),
+    "large among small": Shape(
+        64, (40, 24), {0: (8, 17), 1: (64, 0), 2: (0, 1)}, (0, 1, 2) * 15 + (-1,) * 5 + (1,) * 20
+    ),
+    "many adapters": Shape(
+        128, (72,), {slot: (1 + 5 * slot,) for slot in range(13)}, tuple(range(13)) + (-1, 12, 0)
+    ),
+    "long rows": Shape(2100, (264,), {0: (17,), 6: (64,)}, (6, 0, -1, 6)),
+}
+
+
+@dataclass(slots=True)
+class Problem:
+    """Operands of one call. `y` is what stands there before."""
+
+    shape: Shape
+    site: LoraSite
+    x: Tensor
+    y: Tensor
+    batch: LoraBatch | None
+
+    def expected(self) -> Tensor:
+        """Row by row in float64; what no adapter changes is `y` itself."""
+        result = self.y.double()
+        for row, slot in enumerate(self.shape.rows):
+            for s, part in enumerate(self.site.slots.get(slot, ())):
+                if part is not None:
+                    columns = slice(self.site.host_offsets[s], self.site.host_offsets[s + 1])
+                    hidden = part.a.double() @ self.x[row].double()
+                    result[row, columns] += hidden @ part.b.double()
+        return result
+
+    def check(self, result: Tensor) -> None:
+        """Close where adapters act; elsewhere the same bits as before."""
+        touched = torch.zeros_like(self.y, dtype=torch.bool)
+        for row, slot in enumerate(self.shape.rows):
+            for s, part in enumerate(self.site.slots.get(slot, ())):
+                if part is not None:
+                    touched[row, self.site.host_offsets[s] : self.site.host_offsets[s + 1]] = True
+        assert torch.equal(bits(result)[~touched], bits(self.y)[~touched])
+        tolerance = TOLERANCES[self.y.dtype]
+        torch.testing.assert_close(
+            result.double()[touched], self.expected()[touched], atol=4 * tolerance, rtol=tolerance
+        )
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory as integers: NaN equals NaN, 0.0 differs from -0.0."""
+    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+
+
+def fenced(tensor: Tensor) -> Tensor:
+    """A copy between two runs of NaN, at the alignment sites ask for."""
+    fence = ALIGNMENT // tensor.element_size() * 8
+    memory = torch.full((tensor.numel() + 2 * fence,), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    copy = memory[fence : fence + tensor.numel()].view(tensor.shape)
+    return copy.copy_(tensor)
+
+
+def make_problem(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
+    """Values of about 1 everywhere, so that a tolerance is about the type and not about the shape."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*size: int, scale: float = 1.0) -> Tensor:
+        values = torch.randn(size, generator=generator) * scale
+        return fenced(values.to(device, dtype))
+
+    slots = max([*shape.ranks, *shape.rows]) + 1
+    names = tuple(f"slice {s}" for s in range(len(shape.sizes)))
+    site = make_site(names, shape.inputs, shape.sizes, slots, device)
+    x, y = random(len(shape.rows), shape.inputs), random(len(shape.rows), sum(shape.sizes))
+    for slot, ranks in shape.ranks.items():
+        parts = tuple(
+            LoraSlice(
+                random(rank, shape.inputs, scale=shape.inputs**-0.5), random(rank, size, scale=rank**-0.5)
+            )
+            if rank
+            else None
+            for rank, size in zip(ranks, shape.sizes, strict=True)
+        )
+        site.install(slot, parts)
+    for row, slot in enumerate(shape.rows):
+        ranks = shape.ranks.get(slot, (0,) * len(shape.sizes))
+        if not any(ranks):
+            x[row] = torch.nan
+        for s, rank in enumerate(ranks):
+            if not rank:
+                y[row, site.host_offsets[s] : site.host_offsets[s + 1]] = torch.nan
+    return Problem(shape, site, x, y, group_rows(shape.rows, device))
+
+
+@pytest.fixture
+def problem_of() -> Callable[[Shape, torch.dtype, torch.device], Problem]:
+    return make_problem
+
+
+@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
+def shape(request: pytest.FixtureRequest) -> Shape:
+    """Every awkward shape in turn."""
+    chosen: Shape = request.param
+    return chosen
+
+
+@pytest.fixture(params=list(TOLERANCES), ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """The types the compiled bodies take."""
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Torch's thread count during the test; skips where the CPU has no compiled body."""
+    if not machine.is_available():
+        pytest.skip("this CPU has no compiled body")
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
