@@ -122,10 +122,10 @@ def test_planning_a_steady_decode_stays_cheap_with_a_thousand_waiting(
     assert run.scheduler.num_running == 64
     times = []
     for _ in range(40):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         plan = run.scheduler.schedule()
-        times.append(time.perf_counter() - begin)
+        times.append(time.thread_time() - begin)
         assert plan is not None and len(plan.rows) == 64
         run.scheduler.complete(plan, run.execute(plan))
         run.now += 0.03
-    assert sorted(times)[20] < 0.002, "twice the target, for a busy machine"
+    assert sorted(times)[20] < 0.002, "seconds of CPU per step: twice the target"
