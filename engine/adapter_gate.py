@@ -24,6 +24,9 @@ ADAPTERS_AHEAD = 4
 LOADS_PER_REVIEW = 8
 REVIEW_INTERVAL_S = 0.05
 
+LOAD_GRACE_S = 1.0
+"""A load that takes longer is taken to wait for room, since a residency may learn an adapter's size only by loading."""
+
 
 @dataclass(slots=True)
 class _Queue:
@@ -31,6 +34,7 @@ class _Queue:
 
     adapter: AdapterRef
     sequences: dict[Sequence, None] = field(default_factory=dict)
+    load_began: float = 0.0
 
     def add(self, sequence: Sequence) -> None:
         last = next(reversed(self.sequences), None)
@@ -155,7 +159,7 @@ class AdapterGate:
             return True
         reserved = 0
         if self._overdue is not None and self._overdue_key() != key:
-            if self._overdue_key() in self._absent:
+            if self._overdue_lacks_room():
                 return False
             reserved = self._overdue_key() not in self._running
         return len(self._running) + reserved < self._config.max_adapters_per_step
@@ -188,10 +192,14 @@ class AdapterGate:
         return failed
 
     def _start_loads(self, free_slots: int) -> None:
-        if self._overdue is not None and self._overdue_key() in self._absent:
-            if not self._load(self._overdue_key()):
+        if self._overdue is not None and self._overdue_key() not in self._resident:
+            key = self._overdue_key()
+            if key in self._absent:
+                self._load(key)
+            if self._overdue_lacks_room():
                 self._drain_one_more()
-            return
+            if key in self._absent or key in self._loading:
+                return
         rank = self._policy.rank
         ahead = [rank(queue.head) for queue in self._loading.values()]
         ahead += [rank(sequence) for sequence in self._arrived.values()]
@@ -207,6 +215,7 @@ class AdapterGate:
         if not self._residency.prefetch(queue.adapter):
             return False
         self._policy.charge_adapter_load(queue.head)
+        queue.load_began = self._clock()
         self._loading[key] = self._absent.pop(key)
         return True
 
@@ -249,9 +258,17 @@ class AdapterGate:
                 self._hold_if_overdue(adapter)
 
     def _waiting_heads(self) -> Iterable[Sequence]:
-        for group in (self._absent, self._resident):
+        for group in (self._absent, self._loading, self._resident):
             for queue in group.values():
                 yield queue.head
+
+    def _overdue_lacks_room(self) -> bool:
+        """Whether the overdue adapter cannot come to the device for what is pinned there."""
+        key = self._overdue_key()
+        loading = self._loading.get(key)
+        return key in self._absent or (
+            loading is not None and self._clock() - loading.load_began >= LOAD_GRACE_S
+        )
 
     def _hold_if_overdue(self, adapter: AdapterRef) -> None:
         """Pin the overdue adapter until its sequence enters, lest another load evicts it again."""

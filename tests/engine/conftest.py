@@ -24,12 +24,17 @@ BLOCK_SIZE = 4
 
 @dataclass
 class SimulatedResidency:
-    """Holds `budget` adapters of size 1; a load takes `load_s`; digests in `broken` fail."""
+    """Holds `budget` adapters of size 1; a load takes `load_s`; digests in `broken` fail.
+
+    With `sizes_known` a prefetch without room is refused; otherwise up to 4 loads wait for room when they are done.
+    """
 
     clock: Callable[[], float]
     budget: int = 2
     load_s: float = 0.0
     broken: set[str] = field(default_factory=set)
+    sizes_known: bool = True
+    without_room: dict[tuple[bytes, str], float] = field(default_factory=dict)
     due: OrderedDict[tuple[bytes, str], float] = field(default_factory=OrderedDict)
     pins: Counter[tuple[bytes, str]] = field(default_factory=Counter)
     errors: dict[tuple[bytes, str], AdapterError] = field(default_factory=dict)
@@ -38,6 +43,10 @@ class SimulatedResidency:
     def state(self, adapter: AdapterRef) -> AdapterState:
         if adapter.key in self.errors:
             return AdapterState.FAILED
+        if self.clock() >= self.without_room.get(adapter.key, float("inf")) and self._make_room():
+            self.due[adapter.key] = self.without_room.pop(adapter.key)
+        if adapter.key in self.without_room:
+            return AdapterState.LOADING
         if adapter.key not in self.due:
             return AdapterState.ABSENT
         if self.clock() < self.due[adapter.key]:
@@ -71,6 +80,16 @@ class SimulatedResidency:
 
     def take_error(self, adapter: AdapterRef) -> AdapterError:
         return self.errors.pop(adapter.key)
+
+    def _make_room(self) -> bool:
+        if len(self.due) >= self.budget:
+            victim = next(
+                (k for k, due in self.due.items() if not self.pins[k] and due <= self.clock()), None
+            )
+            if victim is None:
+                return False
+            del self.due[victim]
+        return True
 
 
 def next_token(tokens: list[int]) -> int:

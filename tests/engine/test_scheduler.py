@@ -275,8 +275,12 @@ def test_at_most_so_many_adapters_in_a_step(simulation: "SimulationType") -> Non
 
 @pytest.mark.parametrize(
     "limits",
-    [{"residency": {"budget": 2}}, {"residency": {"budget": 9}, "max_adapters_per_step": 2}],
-    ids=["bytes", "cap"],
+    [
+        {"residency": {"budget": 2}},
+        {"residency": {"budget": 2, "sizes_known": False}},
+        {"residency": {"budget": 9}, "max_adapters_per_step": 2},
+    ],
+    ids=["bytes", "bytes unknown", "cap"],
 )
 def test_an_adapters_wait_is_bounded_although_others_never_pause(
     simulation: "SimulationType", limits: dict[str, Any]

@@ -56,6 +56,7 @@ def random_interruption(run: "Simulation", random_: random.Random) -> None:
     fair=st.booleans(),
     budget=st.integers(1, 3),
     cap=st.integers(1, 3),
+    sizes_known=st.booleans(),
 )
 def test_everything_ends_and_is_given_back(
     simulation: "type[Simulation]",
@@ -66,13 +67,14 @@ def test_everything_ends_and_is_given_back(
     fair: bool,
     budget: int,
     cap: int,
+    sizes_known: bool,
 ) -> None:
     random_ = random.Random(seed)
     run = simulation(
         num_blocks=blocks,
         policy=FairShare() if fair else FirstComeFirstServed(),
         prefix_caching=caching,
-        residency={"budget": budget, "load_s": 0.3, "broken": {"bad"}},
+        residency={"budget": budget, "load_s": 0.3, "broken": {"bad"}, "sizes_known": sizes_known},
         max_num_seqs=6,
         max_num_batched_tokens=16,
         max_adapters_per_step=cap,
