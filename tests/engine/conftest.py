@@ -58,14 +58,10 @@ class SimulatedResidency:
         return AdapterState.RESIDENT
 
     def prefetch(self, adapter: AdapterRef) -> bool:
-        if len(self.due) >= self.budget:
-            victim = next(
-                (k for k, due in self.due.items() if not self.pins[k] and due <= self.clock()), None
-            )
-            if victim is None:
-                return False
-            del self.due[victim]
-        self.due[adapter.key] = self.clock() + self.load_s
+        if (self.sizes_known and not self._make_room()) or len(self.without_room) >= 4:
+            return False
+        loads = self.due if self.sizes_known else self.without_room
+        loads[adapter.key] = self.clock() + self.load_s
         self.num_loads += 1
         return True
 
