@@ -163,11 +163,13 @@ class LocalEngine:
             result = self._engine.step()
             now = time.monotonic()
             self._heartbeat = now
+            # Before anybody hears of the results: who saw the last request end finds it in the numbers.
+            idle = not result.ran or not self._engine.has_unfinished
+            if idle or now - self._stats_at > STATS_INTERVAL_S:
+                self._stats, self._stats_at = self._engine.stats(), now
             if result.outputs or result.failures:
                 self._follow(result)
                 self._outputs.put(result)
-            if not result.ran or now - self._stats_at > STATS_INTERVAL_S:
-                self._stats, self._stats_at = self._engine.stats(), now
 
     def _obey(self) -> bool:
         """Carry out the inbox's commands, waiting for one while nothing can run. False at the end."""

@@ -1,0 +1,300 @@
+"""`LocalEngine` as a gateway uses it: streams, aborts at every stage, stop strings, drain, and a step loop that dies."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from loraplex.engine.config import CacheConfig, EngineConfig
+from loraplex.engine.engine import Engine, StepResult
+from loraplex.engine.errors import AdapterLoadFailed, EngineUnavailable
+from loraplex.engine.loading import LoadedModel, load_model
+from loraplex.engine.local_engine import LocalEngine
+from loraplex.engine.lora.weights import LoraWeights
+from loraplex.engine.messages import (
+    AdapterRef,
+    Delta,
+    EngineRequest,
+    EngineStats,
+    Event,
+    Failed,
+    Finished,
+    Started,
+)
+from loraplex.engine.sampling_params import SamplingParams
+
+VOCAB = 128
+NAMESPACE = bytes(32)
+
+
+class Source:
+    """Knows no adapter. A load waits for `gate`, so that a test can look at a request while it waits."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.asked = threading.Event()
+
+    def load(self, adapter: AdapterRef) -> LoraWeights:
+        self.asked.set()
+        self.gate.wait(10)
+        raise AdapterLoadFailed(f"no adapter {adapter.digest}")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("local-engine")
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    model.save_pretrained(folder)
+    # One word per token, joined without spaces, so that a stop string may span tokens.
+    tokenizer = Tokenizer(WordLevel({f"<{i}>": i for i in range(VOCAB)}, unk_token="<0>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    cache = CacheConfig(block_size=8, num_blocks=600)
+    return EngineConfig(model=str(folder), dtype="float32", device="cpu", cache=cache)
+
+
+@pytest.fixture(scope="module")
+def model(settings: EngineConfig) -> LoadedModel:
+    return load_model(settings)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def core(model: LoadedModel, settings: EngineConfig, source: Source) -> Engine:
+    return Engine(model, settings, source)
+
+
+@pytest.fixture
+async def engine(core: Engine, source: Source) -> AsyncIterator[LocalEngine]:
+    local = LocalEngine(core)
+    yield local
+    source.gate.set()
+    await local.close()
+
+
+def request(request_id: str = "r", *, adapter: str | None = None, **sampling: Any) -> EngineRequest:
+    settings = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | sampling
+    return EngineRequest(
+        request_id=request_id,
+        namespace=NAMESPACE,
+        prompt_token_ids=[5, 9, 17],
+        sampling=SamplingParams(**settings),
+        adapter=AdapterRef(namespace=NAMESPACE, digest=adapter, blob_path="") if adapter else None,
+    )
+
+
+async def collect(engine: LocalEngine, wanted: EngineRequest) -> list[Event]:
+    return [event async for event in engine.submit(wanted)]
+
+
+def text(events: list[Event], choice: int = 0) -> str:
+    return "".join(e.text for e in events if isinstance(e, Delta) and e.choice == choice)
+
+
+def tokens(events: list[Event], choice: int = 0) -> list[int]:
+    return [i for e in events if isinstance(e, Delta) and e.choice == choice for i in e.token_ids]
+
+
+def finished(events: list[Event]) -> list[Finished]:
+    return [event for event in events if isinstance(event, Finished)]
+
+
+async def idle(core: Engine) -> EngineStats:
+    """The engine's numbers once it holds nothing, which must come to pass without further ado."""
+    async with asyncio.timeout(10):
+        while core.has_unfinished:
+            await asyncio.sleep(0.005)
+    stats = core.stats()
+    assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
+    assert core.adapters.total_pins == 0
+    return stats
+
+
+async def test_a_stream_starts_runs_and_ends_once(engine: LocalEngine) -> None:
+    events = await collect(engine, request())
+    assert events[0] == Started("r", None, 0)
+    assert len(tokens(events)) == 12
+    (end,) = finished(events)
+    assert end is events[-1] and end.reason == "length"
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (3, 12)
+    assert text(events) == "".join(f"<{i}>" for i in tokens(events))
+
+
+async def test_streams_run_together_and_alike(engine: LocalEngine) -> None:
+    async with asyncio.timeout(30):
+        all_events = await asyncio.gather(*(collect(engine, request(f"r{i}")) for i in range(20)))
+    assert len({text(events) for events in all_events}) == 1
+    assert all(event.request_id == f"r{i}" for i, events in enumerate(all_events) for event in events)
+
+
+async def test_each_choice_finishes_once(engine: LocalEngine) -> None:
+    events = await collect(engine, request(n=3, temperature=1.0, seed=3))
+    assert sorted(end.choice for end in finished(events)) == [0, 1, 2]
+    assert len({tuple(tokens(events, choice)) for choice in range(3)}) == 3
+    assert sum(isinstance(event, Started) for event in events) == 1
+
+
+async def test_a_stop_string_across_tokens_ends_the_sequence(engine: LocalEngine, core: Engine) -> None:
+    whole = text(await collect(engine, request("whole", max_tokens=40)))
+    words = whole.split(">")
+    stop = f"{words[3][-1]}>{words[4][:2]}"
+    events = await collect(engine, request("stopped", max_tokens=3000, stop=(stop,)))
+    (end,) = finished(events)
+    assert (end.reason, end.stop) == ("stop", stop)
+    assert text(events) == whole[: whole.index(stop)]
+    assert end.usage.completion_tokens < 40
+    assert (await idle(core)).generation_tokens < 3000
+
+
+async def test_a_stop_string_ends_one_choice_of_many(engine: LocalEngine) -> None:
+    sampling: dict[str, Any] = {"n": 4, "temperature": 1.0, "seed": 5, "max_tokens": 30}
+    whole = await collect(engine, request("whole", **sampling))
+    stop = "".join(f"<{i}>" for i in tokens(whole, 2)[4:6])
+    events = await collect(engine, request("stopped", stop=(stop,), **sampling))
+    reasons = {end.choice: end.reason for end in finished(events)}
+    assert reasons[2] == "stop" and "length" in reasons.values()
+    for choice in range(4):
+        assert text(events, choice) == text(whole, choice).partition(stop)[0]
+
+
+async def test_abort_before_the_first_token(engine: LocalEngine, core: Engine, source: Source) -> None:
+    stream = engine.submit(request(adapter="slow"))
+    first = asyncio.ensure_future(anext(stream))
+    assert await asyncio.to_thread(source.asked.wait, 10)
+    assert not first.done()
+    await engine.abort("r")
+    assert await first == Failed("r", "aborted", "the request was aborted")
+    await idle(core)
+
+
+async def test_abort_while_it_streams(engine: LocalEngine, core: Engine) -> None:
+    stream = engine.submit(request(max_tokens=3000))
+    async with asyncio.timeout(10):
+        assert isinstance(await anext(stream), Started)
+        assert isinstance(await anext(stream), Delta)
+        await engine.abort("r")
+        rest = [event async for event in stream]
+    assert isinstance(rest[-1], Failed) and rest[-1].code == "aborted"
+    assert (await idle(core)).aborted_requests == 1
+
+
+async def test_abort_is_idempotent_and_knows_strangers(engine: LocalEngine) -> None:
+    await engine.abort("never seen")
+    events = await collect(engine, request())
+    await engine.abort("r")
+    await engine.abort("r")
+    assert finished(events)
+    assert (await engine.stats()).aborted_requests == 0
+
+
+async def test_an_id_may_be_used_again_after_an_abort(engine: LocalEngine) -> None:
+    stream = engine.submit(request(max_tokens=3000))
+    await anext(stream)
+    await engine.abort("r")
+    assert [event async for event in stream]
+    events = await collect(engine, request())
+    assert len(tokens(events)) == 12 and finished(events)
+
+
+async def test_closing_the_iterator_frees_the_engine(engine: LocalEngine, core: Engine) -> None:
+    stream = engine.submit(request(max_tokens=3000))
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert (await idle(core)).generation_tokens < 3000
+
+
+async def test_an_unknown_adapter_fails_alone(engine: LocalEngine, source: Source) -> None:
+    source.gate.set()
+    bad, good = await asyncio.gather(
+        collect(engine, request("bad", adapter="unknown")), collect(engine, request("good"))
+    )
+    assert bad == [Failed("bad", "adapter_load_failed", "no adapter unknown")]
+    assert finished(good)
+    assert (await engine.stats()).adapter_load_failures == 1
+
+
+async def test_invalid_requests_fail_with_their_field(engine: LocalEngine) -> None:
+    (failed,) = await collect(engine, request(max_tokens=100_000))
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.field) == ("context_length_exceeded", "prompt")
+
+
+async def test_an_id_in_use_is_refused(engine: LocalEngine) -> None:
+    stream = engine.submit(request(max_tokens=3000))
+    await anext(stream)
+    (failed,) = await collect(engine, request())
+    assert isinstance(failed, Failed) and failed.field == "request_id"
+    assert isinstance(await anext(stream), Delta)
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_stats_count(engine: LocalEngine) -> None:
+    await collect(engine, request("one"))
+    await collect(engine, request("two"))
+    stats = await engine.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens) == (6, 24)
+    assert stats.steps >= 24 and stats.step_seconds > 0
+    assert stats.heartbeat_age_s < 5 and not stats.draining
+    assert engine.info().vocab_size == VOCAB and engine.info().dtype == "float32"
+
+
+async def test_drain_waits_for_the_running_and_refuses_the_new(engine: LocalEngine) -> None:
+    running = engine.submit(request("running", max_tokens=600))
+    assert isinstance(await anext(running), Started)
+    drained = asyncio.ensure_future(engine.drain())
+    await asyncio.sleep(0)
+    (refused,) = await collect(engine, request("late"))
+    assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+    assert not drained.done()
+    async with asyncio.timeout(20):
+        assert len(tokens([event async for event in running])) == 600
+        await drained
+    assert (await engine.stats()).draining
+
+
+async def test_a_dead_step_loop_is_told_to_everybody(
+    engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [engine.submit(request(f"r{i}", max_tokens=3000)) for i in range(3)]
+    for stream in streams:
+        assert isinstance(await anext(stream), Started)
+
+    def crash() -> StepResult:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(core, "step", crash)
+    async with asyncio.timeout(10):
+        for stream in streams:
+            events = [event async for event in stream]
+            assert isinstance(events[-1], Failed) and events[-1].code == EngineUnavailable.code
+        (refused,) = await collect(engine, request("late"))
+        assert isinstance(refused, Failed) and refused.code == EngineUnavailable.code
+        with pytest.raises(EngineUnavailable):
+            await engine.stats()
+        await engine.abort("r0")
+        await engine.drain()
