@@ -35,7 +35,7 @@ class Sequences:
         self.cache = torch.full(shape, torch.nan, dtype=dtype)
         self.tables = torch.zeros(len(lengths), max(counts), dtype=torch.int32)
         self.kv = []
-        for row, (length, table) in enumerate(zip(lengths, blocks.split(counts), strict=True)):
+        for row, (length, table) in enumerate(zip(lengths, torch.split(blocks, counts), strict=True)):
             kv = torch.randn((length, 2, self.kv_heads, self.size), generator=generator).to(dtype)
             places = (table.long().unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()[:length]
             self.cache.view(-1, 2, self.kv_heads, self.size)[places] = kv

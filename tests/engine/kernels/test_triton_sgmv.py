@@ -116,6 +116,18 @@ def test_interpreted() -> None:
     assert passed is not None and int(passed[1]) >= 48
 
 
+@pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
+def test_the_engine_loads_without_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import loraplex.engine.engine, loraplex.engine.kernels.sgmv"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        env=os.environ | {"PYTHONPATH": ".src"},
+        cwd=Path(__file__).parents[3],
+        timeout=120,
+    )
+
+
 COMPILE = """
 import subprocess, sys
 import triton
