@@ -23,6 +23,7 @@ COMMANDS: Final = {
         "Push, list, alias, roll back and delete adapters.",
     ),
     "migrate": ("loraplex.platform.commands.migrate", "app", "Bring the database to the newest schema."),
+    "bench": ("loraplex.platform.commands.bench", "app", "Measure speed: load generator and benchmarks."),
     "doctor": ("loraplex.platform.commands.doctor", "app", "Check this machine and its configuration."),
 }
 

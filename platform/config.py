@@ -3,6 +3,7 @@
 Flags go before `LORAPLEX_*` (and DATABASE_URL, REDIS_URL), these before the TOML file, this before the defaults.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from tomllib import TOMLDecodeError
@@ -153,6 +154,12 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
         raise SettingsError("\n".join(_explain(detail) for detail in error.errors())) from None
     except TOMLDecodeError as error:
         raise SettingsError(f"{config_file or DEFAULT_CONFIG_FILE}: not valid TOML: {error}") from None
+
+
+def foreign_environment() -> dict[str, str]:
+    """This process's environment without any setting of loraplex: for a server that must not touch the user's stores."""
+    prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL")
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
 
 
 def _explain(detail: ErrorDetails) -> str:

@@ -1,0 +1,1 @@
+"""Benchmarks: a load generator and the measurements behind the README's figures. Nothing here is used while serving."""

@@ -1,0 +1,59 @@
+"""Runs a set of requests against a server: closed loop with a bounded concurrency, or open loop at given arrival times."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.stream_client import (
+    Answer,
+    CompletionRequest,
+    StreamRecord,
+    decode,
+    stream_completion,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """`answers` in the order of the requests; `duration` from the first sending to the last end, in seconds."""
+
+    requests: tuple[CompletionRequest, ...]
+    answers: tuple[Answer, ...]
+    duration: float
+
+    @property
+    def output_rate(self) -> float:
+        """Output tokens per second, prefill and waiting included."""
+        return sum(answer.output_tokens for answer in self.answers) / self.duration
+
+    def require_complete(self) -> "LoadResult":
+        """Itself. Raises `BenchFailed` with the first error, so that no figure rests on half a run."""
+        for request, answer in zip(self.requests, self.answers, strict=True):
+            if not answer.complete or answer.output_tokens != request.output_len:
+                reason = answer.error or f"{answer.output_tokens} of {request.output_len} tokens"
+                raise BenchFailed(f"a request to {request.model} was not answered in full: {reason}")
+        return self
+
+
+async def run_load(
+    base_url: str,
+    requests: Sequence[CompletionRequest],
+    concurrency: int | None = None,
+    offsets: Sequence[float] | None = None,
+) -> LoadResult:
+    """Send every request at its offset (seconds, default 0) while at most `concurrency` are in flight."""
+    slots = asyncio.Semaphore(concurrency or max(len(requests), 1))
+    began = time.perf_counter()
+
+    async def one(request: CompletionRequest, offset: float) -> StreamRecord:
+        if (wait := offset - (time.perf_counter() - began)) > 0:
+            await asyncio.sleep(wait)
+        async with slots:
+            return await stream_completion(base_url, request)
+
+    tasks = [one(request, offset) for request, offset in zip(requests, offsets or [0.0] * len(requests))]
+    records = await asyncio.gather(*tasks)
+    ended = max((record.ended_at for record in records), default=began)
+    return LoadResult(tuple(requests), tuple(map(decode, records)), ended - began)

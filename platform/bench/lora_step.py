@@ -1,0 +1,224 @@
+"""The cost of adapters alone, inside the engine: a step of mixed rows beside the same step of the base model.
+
+Invariant: both batches exist at once over one set of weights and step in turn (ABAB), so that drift hits both alike.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
+from loraplex.engine.engine import Engine
+from loraplex.engine.loading import LoadedModel, load_model
+from loraplex.engine.lora.weights import LoraModule, LoraWeights
+from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.report import Case, Ratio, Report
+
+BLOCK_SIZE = 16
+WARM_STEPS = 8
+COPY_BYTES = 256 << 20
+COPY_REPEATS = 5
+ADAPTER_WAIT_S = 60.0
+REQUIRED_COST = 3.0
+NAMESPACE = bytes(32)
+COLUMNS = (
+    "base_step_ms",
+    "mixed_step_ms",
+    "mixed_over_base",
+    "adapter_bytes",
+    "read_write_gb_per_s",
+    "copied_gb_per_s",
+    "cost_of_reading",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """`rows` of `input_len` prompt tokens over `adapters` distinct adapters of `rank`; `steps` of each batch count."""
+
+    rows: int
+    adapters: int
+    rank: int = 16
+    input_len: int = 60
+    steps: int = 64
+
+    @property
+    def name(self) -> str:
+        return f"{self.rows} rows, {self.adapters} adapters"
+
+    @property
+    def num_blocks(self) -> int:
+        length = self.input_len + WARM_STEPS + self.steps + BLOCK_SIZE
+        return self.rows * (length // BLOCK_SIZE + 1) + self.adapters
+
+
+class RandomSource:
+    """An `AdapterSource` of random tensors over all seven projections."""
+
+    def __init__(self, model: LoadedModel, rank: int) -> None:
+        self._model = model
+        self._rank = rank
+
+    def load(self, adapter: AdapterRef) -> LoraWeights:
+        generator = torch.Generator().manual_seed(int(adapter.digest[:8], 16))
+        config = self._model.config
+        modules = {
+            f"layers.{layer}.{name}": self._module(shape, generator)
+            for layer in range(config.num_layers)
+            for name, shape in config.projection_shapes().items()
+        }
+        return LoraWeights(digest=adapter.digest, modules=modules)
+
+    def _module(self, shape: tuple[int, int], generator: torch.Generator) -> LoraModule:
+        outputs, inputs = shape
+        a = torch.randn(self._rank, inputs, generator=generator) * inputs**-0.5
+        b = torch.randn(outputs, self._rank, generator=generator) * 0.02
+        return LoraModule(a=a.to(self._model.dtype), b=b.to(self._model.dtype))
+
+
+def measure_lora(model: str, dtype: str, device: str, shapes: list[LoraShape]) -> Report:
+    """Every shape in turn on one loaded model. Raises `ModelError` or `BenchFailed`."""
+    config = EngineConfig(
+        model=model,
+        dtype=dtype,
+        device=device,
+        cache=CacheConfig(block_size=BLOCK_SIZE, num_blocks=1024, prefix_caching=False),
+    )
+    loaded = load_model(config)
+    report = Report("lora", COLUMNS)
+    for shape in shapes:
+        _measure_shape(report, loaded, config, shape)
+    report.notes += [
+        "copied_gb_per_s counts each byte once, read_write_gb_per_s twice (it was read and written).",
+        "cost_of_reading = (mixed - base) / (adapter bytes / read+write bandwidth); the copied rate gives half of it.",
+    ]
+    return report
+
+
+def _measure_shape(report: Report, model: LoadedModel, config: EngineConfig, shape: LoraShape) -> None:
+    copied = [copy_rate(model.device)]
+    with _engine(model, config, shape) as mixed, _engine(model, config, shape) as base:
+        _prefill(mixed, shape, shape.adapters)
+        _prefill(base, shape, 0)
+        mixed_times, base_times = _step_in_turn(mixed, base, shape)
+        adapter_bytes = mixed.stats().adapter_bytes
+    copied.append(copy_rate(model.device))
+    rate = median(copied)
+    extra = median(mixed_times) - median(base_times)
+    strict, generous = extra * 2 * rate / adapter_bytes, extra * rate / adapter_bytes
+    figure = {
+        "base_step_ms": median(base_times) * 1000,
+        "mixed_step_ms": median(mixed_times) * 1000,
+        "mixed_over_base": median(mixed_times) / median(base_times),
+        "adapter_bytes": adapter_bytes,
+        "copied_gb_per_s": rate / 1e9,
+        "read_write_gb_per_s": 2 * rate / 1e9,
+        "cost_of_reading": strict,
+    }
+    facts = {"dtype": str(model.dtype).removeprefix("torch."), "threads": torch.get_num_threads()}
+    report.cases.append(Case(shape.name, dataclasses.asdict(shape) | facts, figure))
+    report.ratios += [
+        Ratio(f"{shape.name}: (mixed - base) / (bytes / read+write rate)", strict, REQUIRED_COST, "at most"),
+        Ratio(f"{shape.name}: (mixed - base) / (bytes / copied rate)", generous, REQUIRED_COST, "at most"),
+        Ratio(f"{shape.name}: mixed step / base step", median(mixed_times) / median(base_times)),
+    ]
+
+
+@contextmanager
+def _engine(model: LoadedModel, config: EngineConfig, shape: LoraShape) -> Iterator[Engine]:
+    own = dataclasses.replace(
+        config,
+        scheduler=SchedulerConfig(max_num_seqs=shape.rows, max_num_batched_tokens=max(512, shape.rows)),
+        lora=LoraConfig(max_bytes=8 << 30),
+    )
+    engine = Engine(
+        dataclasses.replace(model, num_blocks=shape.num_blocks), own, RandomSource(model, shape.rank)
+    )
+    try:
+        yield engine
+    finally:
+        for row in range(shape.rows):
+            engine.abort(str(row))
+        engine.close()
+
+
+def _prefill(engine: Engine, shape: LoraShape, adapters: int) -> None:
+    """Make every adapter resident, then bring every row to its first token. Raises `BenchFailed`."""
+    for index in range(adapters):
+        engine.add(_request(f"load {index}", [index], 1, _adapter(index)))
+    _await_first_tokens(engine, adapters)
+    generator = torch.Generator().manual_seed(shape.rows)
+    vocabulary = engine.model.config.vocab_size
+    for row in range(shape.rows):
+        prompt = torch.randint(vocabulary, (shape.input_len,), generator=generator).tolist()
+        adapter = _adapter(row % adapters) if adapters else None
+        # Rows that began first run on while the others prefill, so the limit must not end them early.
+        engine.add(_request(str(row), prompt, shape.steps + WARM_STEPS + BLOCK_SIZE, adapter))
+    _await_first_tokens(engine, shape.rows)
+
+
+def _await_first_tokens(engine: Engine, count: int) -> None:
+    begun, deadline = 0, time.monotonic() + ADAPTER_WAIT_S
+    while begun < count:
+        result = engine.step()
+        if result.failures:
+            raise BenchFailed(str(result.failures[0][1]))
+        begun += sum(output.first for output in result.outputs)
+        if not result.ran:
+            time.sleep(0.002)
+        if time.monotonic() > deadline:
+            raise BenchFailed(f"{begun} of {count} rows began within {ADAPTER_WAIT_S:g} s")
+
+
+def _request(request_id: str, prompt: list[int], tokens: int, adapter: AdapterRef | None) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        namespace=NAMESPACE,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True),
+        adapter=adapter,
+    )
+
+
+def _adapter(index: int) -> AdapterRef:
+    return AdapterRef(namespace=NAMESPACE, digest=f"{index + 1:08x}" * 8, blob_path="")
+
+
+def _step_in_turn(mixed: Engine, base: Engine, shape: LoraShape) -> tuple[list[float], list[float]]:
+    """Seconds of each counted step, of the mixed and of the base batch."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for step in range(WARM_STEPS + shape.steps):
+        for engine, taken in zip((mixed, base), times, strict=True):
+            began = time.perf_counter()
+            outputs = engine.step().outputs
+            if len(outputs) != shape.rows:
+                raise BenchFailed(f"a step gave {len(outputs)} tokens instead of {shape.rows}")
+            if step >= WARM_STEPS:
+                taken.append(time.perf_counter() - began)
+    return times
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes per second of one large copy on the device, each byte counted once; the median of several."""
+    source = torch.ones(COPY_BYTES // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    taken = []
+    for _ in range(COPY_REPEATS + 1):
+        _wait_for(device)
+        began = time.perf_counter()
+        target.copy_(source)
+        _wait_for(device)
+        taken.append(time.perf_counter() - began)
+    return COPY_BYTES / median(taken[1:])
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,121 @@
+"""`bench adapters`: hundreds of registered adapters over a residency budget of few, against traffic on resident ones.
+
+Invariant: both kinds of traffic run on one server in turn (ABAB) with the same budget and the same request shape.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from loraplex.engine.models.config import ModelConfig
+from loraplex.engine.models.pretrained import load_model_config
+from loraplex.platform.bench.load import LoadResult, run_load
+from loraplex.platform.bench.own_server import BASE_MODEL, OwnServer, own_server
+from loraplex.platform.bench.parity import compare_alone
+from loraplex.platform.bench.random_adapters import adapter_parameters
+from loraplex.platform.bench.registration import BenchTenant, adapter_name, registration, token_pool
+from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.stream_client import CompletionRequest
+from loraplex.platform.bench.workload import draw_prompts, pick_adapters
+
+REQUIRED_RATE = 0.8
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MANY, RESIDENT = "all registered", "resident only"
+
+
+@dataclass(frozen=True, slots=True)
+class ManyShape:
+    """`resident` is how many adapters of mean size the budget of bytes holds."""
+
+    registered: int = 300
+    resident: int = 16
+    ranks: tuple[int, ...] = (4, 8, 16)
+    zipf: float = 1.1
+    requests: int = 200
+    concurrency: int = 16
+    input_len: int = 60
+    output_len: int = 64
+    repeats: int = 2
+    samples: int = 20
+    dtype: str = "bfloat16"
+
+    def budget_bytes(self, model: ModelConfig) -> int:
+        """Room for `resident` adapters of mean size, and for every adapter of the resident tenant at once."""
+        sizes = [adapter_parameters(model, rank) * ITEM_BYTES[self.dtype] for rank in self.ranks]
+        together = sum(sizes[index % len(sizes)] for index in range(self.resident))
+        return max(self.resident * sum(sizes) // len(sizes), together)
+
+
+async def measure_many(
+    model: str, shape: ManyShape, settings: Mapping[str, str], say: Callable[[str], None]
+) -> Report:
+    """Raises `BenchFailed`."""
+    budget = shape.budget_bytes(load_model_config(model))
+    own = {"dtype": shape.dtype, "adapter_bytes": str(budget), **settings}
+    report = Report("adapters", ("output_throughput", "runs", "distinct_adapters"))
+    async with own_server(model, own) as server:
+        tenants, pool = await _register(server, shape, report, say)
+        await _warm(server, tenants[RESIDENT], pool, shape)
+        results: dict[str, list[LoadResult]] = {RESIDENT: [], MANY: []}
+        for repeat in range(shape.repeats):
+            for kind, runs in results.items():
+                say(f"round {repeat + 1} of {shape.repeats}: {kind}")
+                requests = _requests(shape, kind, tenants[kind], pool, repeat)
+                result = await run_load(server.base_url, requests, shape.concurrency)
+                runs.append(result.require_complete())
+        say(f"repeating {shape.samples} answers alone")
+        parity = await compare_alone(server.base_url, results[MANY][-1], shape.samples)
+    _summarize(report, shape, budget, results)
+    parity.add_to(report)
+    return report
+
+
+async def _register(
+    server: OwnServer, shape: ManyShape, report: Report, say: Callable[[str], None]
+) -> tuple[dict[str, BenchTenant], list[int]]:
+    async with registration(server) as accounts:
+        tenants = {MANY: await accounts.tenant("many"), RESIDENT: await accounts.tenant("resident")}
+        for kind, count in ((MANY, shape.registered), (RESIDENT, shape.resident)):
+            say(f"registering {count} adapters ({kind})")
+            ranks = [shape.ranks[index % len(shape.ranks)] for index in range(count)]
+            pushes = await accounts.push_random(tenants[kind], ranks)
+            report.notes.append(f"{kind}: {pushes.note()}")
+        return tenants, await token_pool(server.base_url, tenants[MANY].api_key, BASE_MODEL)
+
+
+async def _warm(server: OwnServer, tenant: BenchTenant, pool: Sequence[int], shape: ManyShape) -> None:
+    """Every adapter of the resident tenant once, so that its first round finds them on the device."""
+    prompts = draw_prompts(pool, shape.resident, shape.input_len, seed=-1)
+    requests = [
+        CompletionRequest(adapter_name(index), prompt, 8, tenant.api_key)
+        for index, prompt in enumerate(prompts)
+    ]
+    (await run_load(server.base_url, requests, shape.concurrency)).require_complete()
+
+
+def _requests(
+    shape: ManyShape, kind: str, tenant: BenchTenant, pool: Sequence[int], repeat: int
+) -> list[CompletionRequest]:
+    adapters = shape.registered if kind == MANY else shape.resident
+    picks = pick_adapters(adapters, shape.requests, "zipf", shape.zipf, seed=repeat)
+    seed = repeat * 2 + (kind == MANY)
+    prompts = draw_prompts(pool, shape.requests, shape.input_len, seed)
+    return [
+        CompletionRequest(adapter_name(pick), prompt, shape.output_len, tenant.api_key)
+        for pick, prompt in zip(picks, prompts, strict=True)
+    ]
+
+
+def _summarize(
+    report: Report, shape: ManyShape, budget: int, results: Mapping[str, Sequence[LoadResult]]
+) -> None:
+    for kind, runs in results.items():
+        rates = [run.output_rate for run in runs]
+        figure = {
+            "output_throughput": median(rates),
+            "runs": [round(rate, 2) for rate in rates],
+            "distinct_adapters": len({request.model for run in runs for request in run.requests}),
+        }
+        report.cases.append(Case(kind, asdict(shape) | {"adapter_bytes": budget}, figure))
+    many, resident = (median([run.output_rate for run in results[kind]]) for kind in (MANY, RESIDENT))
+    report.ratios.append(Ratio(f"output rate: {MANY} / {RESIDENT}", many / resident, REQUIRED_RATE))

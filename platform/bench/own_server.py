@@ -1,0 +1,102 @@
+"""`OwnServer`: a `loraplex serve` of the benchmark's own, in a process with a data directory of its own.
+
+Invariant: it sees no setting and no store of the user's environment, and ends with the benchmark.
+"""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.config import foreign_environment
+
+BASE_MODEL = "bench-base"
+READY_S = 120.0
+STOP_S = 60.0
+_RUN = "from loraplex.platform.cli import main; main()"
+_QUOTED_CHARACTERS = 2000
+
+
+class OwnServer:
+    """Started and stopped any number of times on one data directory; tenants and adapters stay."""
+
+    def __init__(self, folder: Path, model: str, settings: Mapping[str, str]) -> None:
+        """`settings` by the names of `Settings`; a model that is a path is made absolute."""
+        self.data_dir = folder / "data"
+        self.model = str(Path(model).absolute()) if Path(model).exists() else model
+        self.settings = dict(settings)
+        self.base_url = ""
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Raises `BenchFailed` with the server's last words."""
+        own = {"model": self.model, "data_dir": str(self.data_dir), "port": "0", "log_level": "warning"}
+        own |= {"served_model_name": BASE_MODEL} | self.settings
+        environment = foreign_environment() | {f"LORAPLEX_{name.upper()}": own[name] for name in own}
+        with self._errors.open("w") as errors:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-c", _RUN, "serve"),
+                cwd=self._folder,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+            )
+        stdout = self._process.stdout
+        line = "" if stdout is None else (await stdout.readline()).decode(errors="replace")
+        match = re.search(r"https?://[^/\s]+", line)
+        if match is None:
+            raise BenchFailed(f"the server did not start: {self._last_words()}")
+        self.base_url = match[0]
+        await self._wait_ready()
+
+    async def stop(self) -> None:
+        """Drain and end it; nothing of it runs afterwards."""
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), STOP_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    @property
+    def _errors(self) -> Path:
+        return self._folder / "server.log"
+
+    def _last_words(self) -> str:
+        return self._errors.read_text(errors="replace")[-_QUOTED_CHARACTERS:].strip() or "it said nothing"
+
+    async def _wait_ready(self) -> None:
+        deadline = asyncio.get_running_loop().time() + READY_S
+        async with httpx.AsyncClient(base_url=self.base_url) as client:
+            while asyncio.get_running_loop().time() < deadline:
+                try:
+                    if (await client.get("/readyz")).status_code == httpx.codes.OK:
+                        return
+                except httpx.TransportError:
+                    pass
+                await asyncio.sleep(0.1)
+        raise BenchFailed(f"the server was not ready within {READY_S:g} s: {self._last_words()}")
+
+
+@asynccontextmanager
+async def own_server(model: str, settings: Mapping[str, str]) -> AsyncIterator[OwnServer]:
+    """A started server in a temporary folder, which is removed at the end."""
+    with TemporaryDirectory(prefix="loraplex-bench-") as name:
+        server = OwnServer(Path(name), model, settings)
+        try:
+            await server.start()
+            yield server
+        finally:
+            await server.stop()

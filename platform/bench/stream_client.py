@@ -1,0 +1,204 @@
+"""A streaming client of `/v1/completions` on bare asyncio streams: the load generator shares the cores with the server.
+
+Invariant: while a stream runs only its bytes and their times are kept; everything is decoded after its end (RFC 9112, 7.1).
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from loraplex.platform.bench.errors import BenchFailed
+
+LIMIT_BYTES = 1 << 20
+_FIELD = b"data: "
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """One request. `cancel_after` events the client leaves; None: never. `prompt` is text or token ids."""
+
+    model: str
+    prompt: str | Sequence[int]
+    output_len: int
+    api_key: str
+    cancel_after: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """Greedy and of exactly `output_len` tokens."""
+        fields = {
+            "model": self.model,
+            "prompt": self.prompt,
+            "max_tokens": self.output_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return msgspec.json.encode(fields | dict(self.options))
+
+
+@dataclass(slots=True)
+class StreamRecord:
+    """What came back and when, on the clock of `time.perf_counter`, in seconds."""
+
+    request: CompletionRequest
+    sent_at: float = 0.0
+    ended_at: float = 0.0
+    chunks: list[tuple[float, bytes]] = field(default_factory=list)
+    error: str | None = None
+    cancelled: bool = False
+
+
+async def stream_completion(
+    base_url: str, request: CompletionRequest, into: StreamRecord | None = None
+) -> StreamRecord:
+    """Send one request and record its stream, in `into` where others watch it grow.
+
+    Failures of transport or server are in `error`, never raised.
+    """
+    record = into or StreamRecord(request)
+    record.sent_at = time.perf_counter()
+    try:
+        await _exchange(base_url, request, record)
+    except (OSError, EOFError, ValueError) as error:
+        record.error = f"{type(error).__name__}: {error}"
+    record.ended_at = time.perf_counter()
+    return record
+
+
+async def _exchange(base_url: str, request: CompletionRequest, record: StreamRecord) -> None:
+    url = urlsplit(base_url)
+    secure = url.scheme == "https"
+    reader, writer = await asyncio.open_connection(
+        url.hostname, url.port or (443 if secure else 80), ssl=secure or None, limit=LIMIT_BYTES
+    )
+    try:
+        writer.write(_head(url.netloc, f"{url.path.rstrip('/')}/v1/completions", request))
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        chunked = b"transfer-encoding: chunked" in head.lower()
+        if status != 200:
+            text = await (_all_chunks(reader) if chunked else reader.read())
+            record.error = f"HTTP {status}: {text[:500].decode(errors='replace')}"
+        elif not chunked:
+            record.error = "the server does not stream"
+        else:
+            await _record_chunks(reader, record)
+    finally:
+        writer.close()
+
+
+def _head(host: str, path: str, request: CompletionRequest) -> bytes:
+    body = request.body()
+    lines = [
+        f"POST {path} HTTP/1.1",
+        f"Host: {host}",
+        f"Authorization: Bearer {request.api_key}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+async def _record_chunks(reader: asyncio.StreamReader, record: StreamRecord) -> None:
+    limit = record.request.cancel_after
+    while chunk := await _chunk(reader):
+        record.chunks.append((time.perf_counter(), chunk))
+        if limit is not None and len(record.chunks) >= limit:
+            record.cancelled = True
+            return
+
+
+async def _all_chunks(reader: asyncio.StreamReader) -> bytes:
+    parts = []
+    while chunk := await _chunk(reader):
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+async def _chunk(reader: asyncio.StreamReader) -> bytes:
+    """The next chunk's data; empty for the last one."""
+    size = int((await reader.readuntil(b"\r\n")).split(b";", 1)[0], 16)
+    return (await reader.readexactly(size + 2))[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A decoded stream. `token_times` are the moments at which text arrived, in seconds since sending.
+
+    `tokens` holds the token strings where log-probabilities were asked for, `tops` the alternatives of each.
+    """
+
+    text: str
+    token_times: tuple[float, ...]
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    complete: bool
+    error: str | None
+    latency: float
+    tokens: tuple[str, ...] = ()
+    tops: tuple[Mapping[str, float], ...] = ()
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Raises `BenchFailed` when nothing came."""
+        if not self.token_times:
+            raise BenchFailed(f"a request was answered without any token: {self.error or 'no text'}")
+        return self.token_times[0]
+
+
+def decode(record: StreamRecord) -> Answer:
+    """Everything the events of a stream say."""
+    texts: list[str] = []
+    times: list[float] = []
+    tokens: list[str] = []
+    tops: list[Mapping[str, float]] = []
+    usage: Mapping[str, Any] = {}
+    error, done = record.error, False
+    for at, event in _events(record.chunks):
+        if event == b"[DONE]":
+            done = True
+            continue
+        document = msgspec.json.decode(event)
+        if "error" in document:
+            error = str(document["error"].get("message"))
+        usage = document.get("usage") or usage
+        for choice in document.get("choices", ()):
+            if choice["text"]:
+                texts.append(choice["text"])
+                times.append(at - record.sent_at)
+            if logprobs := choice.get("logprobs"):
+                tokens.extend(logprobs["tokens"])
+                tops.extend(logprobs["top_logprobs"] or ())
+    return Answer(
+        text="".join(texts),
+        token_times=tuple(times),
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        output_tokens=usage.get("completion_tokens", 0),
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+        complete=done and error is None,
+        error=error if done or error or record.cancelled else "the stream broke off",
+        latency=record.ended_at - record.sent_at,
+        tokens=tuple(tokens),
+        tops=tuple(tops),
+    )
+
+
+def _events(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
+    """The data of each event and when its end arrived; an event may span chunks."""
+    events: list[tuple[float, bytes]] = []
+    rest = b""
+    for at, chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n\n")
+        for event in whole:
+            data = [line.removeprefix(_FIELD) for line in event.split(b"\n") if line.startswith(_FIELD)]
+            events.extend((at, each) for each in data)
+    return events

@@ -1,0 +1,277 @@
+"""`loraplex bench`: the load generator and the benchmarks behind the README's figures.
+
+Every command prints its ratios, measured in one run, and writes one JSON line per case to --out.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import typer
+from rich.console import Console
+
+from loraplex.engine.errors import EngineError
+from loraplex.engine.models.model_files import locate_model
+from loraplex.platform.bench.figures import parse_objectives
+from loraplex.platform.bench.long_prompt import LongPromptShape, measure_long_prompt
+from loraplex.platform.bench.machine import RESULTS, available_cores, checkout_root
+from loraplex.platform.bench.many_adapters import ITEM_BYTES, ManyShape, measure_many
+from loraplex.platform.bench.report import Report, write_lines
+from loraplex.platform.bench.serve_load import LoadShape, Target, load_foreign, load_own
+from loraplex.platform.bench.shared_prefix import PrefixShape, measure_prefix_cache
+from loraplex.platform.bench.speed_matrix import SpeedShape, compare_with_peft
+from loraplex.platform.bench.workload import Distribution
+from loraplex.platform.commands.context import exit_codes
+from loraplex.platform.config import load_settings
+from loraplex.platform.demo.model import ensure_demo_model
+from loraplex.platform.start_errors import SettingsError, StartError
+
+app = typer.Typer(
+    name="bench", help="Measure speed. Quiet machines give steady figures.", no_args_is_help=True
+)
+
+Model = Annotated[str | None, typer.Option(help="A folder or hub id; default the demo model.")]
+Dtype = Annotated[str, typer.Option(help=f"{', '.join(ITEM_BYTES)}.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--setting", help="NAME=VALUE for the started server, as in loraplex.toml; repeatable."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the JSON lines; default tests/benchmarks/results in a checkout."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Repeats; the median counts.")]
+Count = Annotated[int, typer.Option(min=1)]
+Length = Annotated[int, typer.Option(min=1, help="In tokens.")]
+Share = Annotated[float, typer.Option(min=0.0, max=1.0)]
+
+
+@app.command("serve")
+def serve_load(
+    compare_peft: Annotated[
+        bool, typer.Option("--compare-peft", help="The speed matrix against transformers + PEFT.")
+    ] = False,
+    base_url: Annotated[str | None, typer.Option(help="A running server; default: start one.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Its key.")] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", help="A model or adapter to request there; repeatable.")
+    ] = None,
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,
+    num_requests: Count = 64,
+    input_len: Length = 60,
+    prompt: Annotated[str | None, typer.Option(help="This text instead of drawn tokens.")] = None,
+    output_len: Length = 64,
+    adapters: Annotated[int, typer.Option(min=0, help="Random adapters to register; 0: base model.")] = 0,
+    rank: Annotated[int, typer.Option(min=1, max=256)] = 16,
+    tenants: Annotated[int, typer.Option(min=1, help="Tenants that own them in turn.")] = 1,
+    distribution: Annotated[str, typer.Option(help="uniform, zipf or distinct.")] = "uniform",
+    zipf: Annotated[float, typer.Option(min=0.0, help="Exponent.")] = 1.1,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: arrivals per second.")] = None,
+    prefix_share: Share = 0.0,
+    cancel_share: Share = 0.0,
+    goodput: Annotated[
+        str | None, typer.Option(help="Objectives, for example ttft:500,tpot:60 (ms).")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of --compare-peft.")] = 3,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of the peer; default all cores.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load a server over HTTP, or compare with transformers + PEFT."""
+    shape = LoadShape(
+        concurrency=concurrency,
+        num_requests=num_requests,
+        input_len=input_len,
+        output_len=output_len,
+        adapters=adapters,
+        rank=rank,
+        tenants=tenants,
+        distribution=_distribution(distribution),
+        zipf=zipf,
+        rate=rate,
+        prefix_share=prefix_share,
+        cancel_share=cancel_share,
+        seed=seed,
+        prompt=prompt,
+    )
+    matrix = SpeedShape(
+        rows=concurrency,
+        adapters=adapters or 8,
+        rank=rank,
+        input_len=input_len,
+        output_len=output_len,
+        repeats=repeats,
+        threads=threads or available_cores(),
+        dtype=dtype,
+    )
+
+    async def work() -> Report:
+        if compare_peft:
+            return await compare_with_peft(_located(model), matrix, _settings(setting), _say)
+        objectives = parse_objectives(goodput)
+        if base_url is None:
+            own = {"dtype": dtype, **_settings(setting)}
+            return await load_own(_located(model), own, shape, objectives, _say)
+        if api_key is None or not target:
+            raise SettingsError("--base-url needs --api-key and at least one --target MODEL")
+        targets = [Target(name, api_key) for name in target]
+        return await load_foreign(base_url, targets, shape, objectives)
+
+    _run(work, out, as_json)
+
+
+@app.command()
+def lora(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    rank: Annotated[int, typer.Option(min=1, max=256)] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps of each batch.")] = 64,
+    input_len: Length = 60,
+    rows: Annotated[list[str] | None, typer.Option("--rows", help="ROWS/ADAPTERS; repeatable.")] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """The cost of adapters in a decode step, without HTTP: mixed rows beside base rows."""
+
+    async def work() -> Report:
+        from loraplex.platform.bench.lora_step import LoraShape, measure_lora
+
+        pairs = [_rows(text) for text in rows or ("16/8", "1/1", "16/16")]
+        shapes = [LoraShape(count, adapters, rank, input_len, steps) for count, adapters in pairs]
+        return measure_lora(_located(model), dtype, device, shapes)
+
+    _run(work, out, as_json)
+
+
+@app.command()
+def adapters(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    registered: Count = 300,
+    resident: Annotated[int, typer.Option(min=1, help="Adapters of mean size the budget holds.")] = 16,
+    zipf: Annotated[float, typer.Option(min=0.0, help="Exponent.")] = 1.1,
+    num_requests: Count = 200,
+    concurrency: Count = 16,
+    input_len: Length = 60,
+    output_len: Length = 64,
+    repeats: Repeats = 2,
+    samples: Annotated[int, typer.Option(min=0, help="Answers repeated alone.")] = 20,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Many registered adapters over a small residency budget, against traffic on resident ones."""
+    shape = ManyShape(
+        registered=registered,
+        resident=resident,
+        zipf=zipf,
+        requests=num_requests,
+        concurrency=concurrency,
+        input_len=input_len,
+        output_len=output_len,
+        repeats=repeats,
+        samples=samples,
+        dtype=dtype,
+    )
+    _run(lambda: measure_many(_located(model), shape, _settings(setting), _say), out, as_json)
+
+
+@app.command()
+def cache(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    prefix_len: Length = 1000,
+    prefixes: Annotated[int, typer.Option(min=1, help="Distinct ones; the median counts.")] = 5,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time to first token with a cached prefix, without, and for another tenant."""
+    shape = PrefixShape(prefix_len=prefix_len, prefixes=prefixes, dtype=dtype)
+    _run(lambda: measure_prefix_cache(_located(model), shape, _settings(setting)), out, as_json)
+
+
+@app.command()
+def prefill(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    rows: Annotated[int, typer.Option(min=1, help="Streaming rows.")] = 8,
+    long_len: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt.")] = 2000,
+    output_len: Annotated[int, typer.Option(min=32, help="Of the streaming rows.")] = 256,
+    repeats: Repeats = 3,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a long prompt does to streaming rows, with chunked prefill and without."""
+    shape = LongPromptShape(rows=rows, long_len=long_len, output_len=output_len, repeats=repeats, dtype=dtype)
+    _run(lambda: measure_long_prompt(_located(model), shape, _settings(setting), _say), out, as_json)
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, Report]], out: Path | None, as_json: bool) -> None:
+    """Measure, print, write. SIGTERM ends the started server like Ctrl-C does."""
+
+    async def within() -> Report:
+        task = asyncio.current_task()
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work()
+
+    with exit_codes():
+        try:
+            report = asyncio.run(within())
+        except EngineError as error:
+            raise StartError(str(error)) from error
+        except asyncio.CancelledError:
+            raise StartError("stopped before the end; nothing was written") from None
+    root = checkout_root()
+    folder = out or (root / RESULTS if root else None)
+    if as_json or folder is None:
+        for line in report.lines():
+            typer.echo(json.dumps(line))
+    if not as_json:
+        report.print(Console())
+    if folder is not None:
+        _say(f"wrote {write_lines(report, folder)}")
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
+
+
+def _located(model: str | None) -> str:
+    """A folder or file on this disk. Raises `ModelError` or `StartError`."""
+    return str(ensure_demo_model(load_settings().data_dir) if model is None else locate_model(model))
+
+
+def _settings(pairs: list[str] | None) -> dict[str, str]:
+    found = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise SettingsError(f"--setting {pair!r}: allowed is NAME=VALUE")
+        found[name.lower()] = value
+    return found
+
+
+def _distribution(name: str) -> Distribution:
+    for known in get_args(Distribution):
+        if name == known:
+            return cast(Distribution, name)
+    raise SettingsError(f"--distribution {name!r}: allowed is {', '.join(get_args(Distribution))}")
+
+
+def _rows(text: str) -> tuple[int, int]:
+    rows, _, adapters = text.partition("/")
+    if not (rows.isdecimal() and adapters.isdecimal() and 1 <= int(adapters) <= int(rows)):
+        raise SettingsError(f"--rows {text!r}: allowed is ROWS/ADAPTERS with at least one row per adapter")
+    return int(rows), int(adapters)
