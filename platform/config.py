@@ -171,3 +171,12 @@ def _explain(detail: ErrorDetails) -> str:
     value = "(hidden)" if private else repr(detail["input"])
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
     return f"setting `{name}` (LORAPLEX_{name.upper()}): {value}: {allowed}"
+
+
+def engine_environment() -> dict[str, str]:
+    """This process's environment for an engine, with its OpenMP threads bound to a core each.
+
+    Unbound, two threads that meet on one core while a neighbour has the other spin against each other at every
+    barrier: measured on 2 busy cores, a decode step takes 10 to 30 times as long. What the operator set stays.
+    """
+    return {"OMP_PROC_BIND": "true", **os.environ}

@@ -21,6 +21,7 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event
 from loraplex.platform import engine_spawn, wire
+from loraplex.platform.config import engine_environment
 from loraplex.platform.engine_spawn import Broken, EngineSpawn, Ready, Stage
 from loraplex.platform.event_buffer import BufferLimits
 from loraplex.platform.remote_engine import RemoteEngine
@@ -134,7 +135,13 @@ class EngineProcess:
 
     async def _spawn_until_ready(self) -> None:
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", MODULE, stdin=PIPE, stdout=PIPE, start_new_session=True
+            sys.executable,
+            "-m",
+            MODULE,
+            stdin=PIPE,
+            stdout=PIPE,
+            env=engine_environment(),
+            start_new_session=True,
         )
         try:
             await self._tell(process)
