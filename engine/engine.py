@@ -78,6 +78,7 @@ class Engine:
             model.config, model.num_blocks, cache.block_size, model.dtype, model.device
         )
         self.runner = ModelRunner(model.decoder, kv_cache, cache.block_size, sampler, self.adapters)
+        self.runner.warm_up()
         self._block_size = cache.block_size
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._steps = self._corrupted = self._aborted = 0
@@ -107,12 +108,13 @@ class Engine:
             raise UnsupportedFeature("grammar", "this engine decodes without grammars")
         return self.scheduler.add(request)
 
-    def abort(self, request_id: str) -> None:
-        """End a request at any stage. Idempotent."""
+    def abort(self, request_id: str) -> list[Sequence]:
+        """End a request at any stage and return the choices that had not ended. Idempotent."""
         ended = self.scheduler.abort(request_id)
         self._aborted += bool(ended)
         for sequence in ended:
             self.runner.forget(sequence)
+        return ended
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End one choice from outside."""

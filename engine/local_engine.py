@@ -17,7 +17,7 @@ import structlog
 
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import EngineError, EngineUnavailable, InvalidRequest
-from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event, Failed, Finished
+from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event, Failed, Finished, Usage
 from loraplex.engine.output_processor import ChoiceKey, OutputProcessor, TokenOutput
 from loraplex.engine.plan import StepOutput
 from loraplex.engine.sampling_params import MAX_CHOICES
@@ -44,12 +44,13 @@ class _Started(msgspec.Struct, frozen=True):
     request: EngineRequest
 
 
-class _Dropped(msgspec.Struct, frozen=True):
+class _Aborted(msgspec.Struct, frozen=True):
     request_id: str
+    choices: list[Finished]
 
 
 _Command: TypeAlias = _Add | _Abort | _Stop | None
-_Output: TypeAlias = _Started | _Dropped | StepResult | Failed | None
+_Output: TypeAlias = _Started | _Aborted | StepResult | Failed | None
 
 
 class LocalEngine:
@@ -108,9 +109,6 @@ class LocalEngine:
         self._inbox.put(_Abort(request_id, done))
         if not self._broken:
             await asyncio.wrap_future(done)
-        events = self._streams.get(request_id)
-        if events is not None:
-            events.put_nowait(Failed(request_id, "aborted", "the request was aborted"))
 
     async def stats(self) -> EngineStats:
         """The latest snapshot, at most `STATS_INTERVAL_S` older than the last step."""
@@ -151,8 +149,16 @@ class LocalEngine:
             # A defect of ours, not of a request: whoever supervises this engine sees no more heartbeats and restarts it.
             self._log.exception("the step loop ended")
             self._broken = True
+            self._acknowledge_aborts()
             self._loop.call_soon_threadsafe(self._fail_all)
         self._outputs.put(None)
+
+    def _acknowledge_aborts(self) -> None:
+        with suppress(Empty):
+            while True:
+                command = self._inbox.get_nowait()
+                if isinstance(command, _Abort):
+                    command.done.set_result(None)
 
     def _fail_all(self) -> None:
         for request_id, stream in self._streams.items():
@@ -199,9 +205,9 @@ class LocalEngine:
             case _Add(request):
                 self._add(request)
             case _Abort(request_id, done):
-                self._engine.abort(request_id)
+                choices = [_aborted(sequence) for sequence in self._engine.abort(request_id)]
                 self._forget(request_id)
-                self._outputs.put(_Dropped(request_id))
+                self._outputs.put(_Aborted(request_id, choices))
                 self._stats = self._engine.stats()
                 done.set_result(None)
             case _Stop(choices):
@@ -245,12 +251,13 @@ class LocalEngine:
             if events:
                 self._loop.call_soon_threadsafe(self._deliver, events)
 
-    def _process(self, item: _Started | _Dropped | StepResult | Failed, events: list[Event]) -> None:
+    def _process(self, item: _Started | _Aborted | StepResult | Failed, events: list[Event]) -> None:
         match item:
             case _Started(request):
                 self._processor.start(request)
-            case _Dropped(request_id):
+            case _Aborted(request_id, choices):
                 self._processor.drop(request_id)
+                events.extend(choices)
             case Failed():
                 events.append(item)
             case StepResult():
@@ -280,6 +287,11 @@ def _token_output(output: StepOutput) -> TokenOutput:
         stopped_by=sequence.stopped_by,
         cached_tokens=sequence.num_cached_tokens,
     )
+
+
+def _aborted(sequence: Sequence) -> Finished:
+    usage = Usage(sequence.num_prompt_tokens, sequence.num_cached_tokens, sequence.num_output_tokens)
+    return Finished(sequence.request_id, sequence.choice, "abort", usage)
 
 
 def _failed(request_id: str, error: EngineError) -> Failed:

@@ -1,8 +1,11 @@
 """`ModelRunner`: executes a step plan: tensors, forward pass, sampling. Knows no queue and decides nothing."""
 
+import torch
 from torch import Tensor
 
-from loraplex.engine.forward_batch import ForwardBatch, make_forward_batch
+from loraplex.engine.forward_batch import ForwardBatch, PrefillChunk, make_forward_batch
+from loraplex.engine.kernels.sgmv import sgmv
+from loraplex.engine.lora.batch import group_rows
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.plan import SampledToken, StepPlan
@@ -37,6 +40,35 @@ class ModelRunner:
         """Logits of a batch made elsewhere: benchmarks and tests."""
         return self._decoder.forward(batch, self._kv_cache)
 
+    def warm_up(self) -> None:
+        """Run every kernel once, so that no request pays for compiling one. Writes into block 0 before it is used."""
+        decode = PrefillChunk(0, 1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
+        for chunks, decodes in (((), 1), ((decode,), 0)):
+            self.forward(_one_token(chunks, decodes, self._decoder.device))
+        rows = group_rows([0], self._decoder.device)
+        site = self._decoder.sites[1]
+        x = torch.zeros(1, site.inputs, dtype=self._decoder.dtype, device=self._decoder.device)
+        if rows is not None:
+            sgmv(x, x.new_zeros(1, site.outputs), site, rows)
+
     def forget(self, sequence: Sequence) -> None:
         """Drop what the sampler remembers of a sequence that ended."""
         self._sampler.forget(sequence)
+
+
+def _one_token(chunks: tuple[PrefillChunk, ...], decodes: int, device: torch.device) -> ForwardBatch:
+    """Token 0 at position 0 in block 0, as a decode or as a chunk."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    return ForwardBatch(
+        token_ids=zero,
+        positions=zero,
+        slots=zero,
+        num_decodes=decodes,
+        decode_tables=torch.zeros(decodes, 1, dtype=torch.int32, device=device),
+        decode_lengths=torch.ones(decodes, dtype=torch.int32, device=device),
+        chunks=chunks,
+        sampled_tokens=None,
+        num_sampled=1,
+        lora=None,
+        sampled_lora=None,
+    )

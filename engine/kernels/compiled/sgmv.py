@@ -168,14 +168,14 @@ def _body(kind: int) -> ParallelBody:
                     for j in range(count // 4):
                         rows, outs = row + 4 * j * inputs * 4, out + 4 * j * hidden_columns * 4
                         _dots_of_4(kind, weights, rows, inputs, outs, hidden_columns)
-                    j = count // 4 * 4
-                    if count - j >= 2:
-                        rows, outs = row + j * inputs * 4, out + j * hidden_columns * 4
+                    paired = count // 4 * 4
+                    if count - paired >= 2:
+                        rows, outs = row + paired * inputs * 4, out + paired * hidden_columns * 4
                         _dots_of_2(kind, weights, rows, inputs, outs, hidden_columns)
-                        j += 2
-                    if count - j == 1:
-                        dot = _dot(kind, weights, row + j * inputs * 4, inputs)
-                        store_float(out, j * hidden_columns, dot)
+                    if count % 2:
+                        last = count - 1
+                        dot = _dot(kind, weights, row + last * inputs * 4, inputs)
+                        store_float(out, last * hidden_columns, dot)
                 column += rank
                 passed += rank
         barrier()
