@@ -188,7 +188,8 @@ async def test_abort_before_the_first_token(engine: LocalEngine, core: Engine, s
     assert await asyncio.to_thread(source.asked.wait, 10)
     assert not first.done()
     await engine.abort("r")
-    assert await first == Failed("r", "aborted", "the request was aborted")
+    aborted = await first
+    assert isinstance(aborted, Finished) and aborted.reason == "abort"
     await idle(core)
 
 
@@ -199,7 +200,7 @@ async def test_abort_while_it_streams(engine: LocalEngine, core: Engine) -> None
         assert isinstance(await anext(stream), Delta)
         await engine.abort("r")
         rest = [event async for event in stream]
-    assert isinstance(rest[-1], Failed) and rest[-1].code == "aborted"
+    assert isinstance(rest[-1], Finished) and rest[-1].reason == "abort"
     assert (await idle(core)).aborted_requests == 1
 
 
@@ -298,3 +299,23 @@ async def test_a_dead_step_loop_is_told_to_everybody(
             await engine.stats()
         await engine.abort("r0")
         await engine.drain()
+
+
+async def test_an_abort_on_its_way_to_a_dying_loop_returns(
+    engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def crash() -> StepResult:
+        entered.set()
+        gate.wait(10)
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(core, "step", crash)
+    running = asyncio.ensure_future(collect(engine, request()))
+    assert await asyncio.to_thread(entered.wait, 10)
+    abort = asyncio.ensure_future(engine.abort("r"))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.wait_for(abort, 10)
+    assert isinstance((await asyncio.wait_for(running, 10))[-1], Failed)

@@ -1,6 +1,6 @@
-"""LoRA problems of awkward shapes, shared by every body of SGMV, with NaN wherever nobody may look.
+"""LoRA problems of awkward shapes, shared by every body of SGMV, with NaN (and -0.0) wherever nobody may look or write.
 
-Invariant: base rows, absent slices, and the memory around every matrix hold NaN, so one wrong access shows.
+Invariant: base rows, absent slices, and the memory around every matrix are poisoned, so one wrong access shows.
 """
 
 from collections.abc import Callable, Iterator
@@ -71,13 +71,18 @@ class Problem:
                     result[row, columns] += hidden @ part.b.double()
         return result
 
-    def check(self, result: Tensor) -> None:
-        """Close where adapters act; elsewhere the same bits as before."""
+    def touched(self) -> Tensor:
+        """Where adapters act, as booleans of the shape of `y`."""
         touched = torch.zeros_like(self.y, dtype=torch.bool)
         for row, slot in enumerate(self.shape.rows):
             for s, part in enumerate(self.site.slots.get(slot, ())):
                 if part is not None:
                     touched[row, self.site.host_offsets[s] : self.site.host_offsets[s + 1]] = True
+        return touched
+
+    def check(self, result: Tensor) -> None:
+        """Close where adapters act; elsewhere the same bits as before."""
+        touched = self.touched()
         assert torch.equal(bits(result)[~touched], bits(self.y)[~touched])
         tolerance = TOLERANCES[self.y.dtype]
         torch.testing.assert_close(
@@ -120,14 +125,13 @@ def make_problem(shape: Shape, dtype: torch.dtype, device: torch.device, seed: i
             for rank, size in zip(ranks, shape.sizes, strict=True)
         )
         site.install(slot, parts)
-    for row, slot in enumerate(shape.rows):
-        ranks = shape.ranks.get(slot, (0,) * len(shape.sizes))
-        if not any(ranks):
-            x[row] = torch.nan
-        for s, rank in enumerate(ranks):
-            if not rank:
-                y[row, site.host_offsets[s] : site.host_offsets[s + 1]] = torch.nan
-    return Problem(shape, site, x, y, group_rows(shape.rows, device))
+    problem = Problem(shape, site, x, y, group_rows(shape.rows, device))
+    touched = problem.touched()
+    x[~touched.any(dim=1)] = torch.nan
+    # -0.0 as well: adding nothing to it would turn it into 0.0.
+    poison = torch.where(torch.arange(y.shape[1], device=device) % 2 == 0, torch.nan, -0.0).to(dtype)
+    y[~touched] = poison.expand_as(y)[~touched]
+    return problem
 
 
 @pytest.fixture
