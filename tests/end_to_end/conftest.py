@@ -1,0 +1,34 @@
+"""The demo model fetched once, and one live `loraplex serve --demo` for the whole run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.live_server import LiveServer, serving
+
+from loraplex.platform.demo.model import ensure_demo_model
+
+CACHE = Path(__file__).resolve().parents[2] / ".loraplex-test"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--full-parity", action="store_true", help="24 requests of 64 tokens instead of 10 requests of 24"
+    )
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    return ensure_demo_model(CACHE)
+
+
+@pytest.fixture(scope="session")
+def demo(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """The demo as a user starts it, but in fp32, where a row's answer can be compared exactly.
+
+    Its end is checked too: status 0 and no process left.
+    """
+    folder = tmp_path_factory.mktemp("demo")
+    with serving(folder, demo_model, "--port", "0", "--dtype", "float32") as server:
+        yield server
+        server.stop()

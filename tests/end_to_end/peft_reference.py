@@ -1,0 +1,120 @@
+"""The oracle of parity: random PEFT adapters on the demo model, and `transformers`+PEFT greedily run one row at a time."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A random adapter. `strength` scales B: large enough that answers change."""
+
+    name: str
+    rank: int
+    targets: tuple[str, ...] | str
+    options: tuple[tuple[str, Any], ...] = ()
+    strength: float = 0.6
+
+
+RECIPES = (
+    Recipe("attention-4", 4, ATTENTION),
+    Recipe("mlp-4", 4, MLP, strength=1.5),
+    Recipe("qv-8", 8, ("q_proj", "v_proj"), strength=1.5),
+    Recipe("all-8", 8, "all-linear"),
+    Recipe("attention-16-rslora", 16, ATTENTION, (("use_rslora", True),), strength=0.15),
+    Recipe("down-16", 16, ("down_proj",), strength=0.8),
+    Recipe(
+        "patterned-8-32",
+        8,
+        (*ATTENTION, "down_proj"),
+        (("rank_pattern", {"q_proj": 32, "down_proj": 3}), ("alpha_pattern", {"q_proj": 48})),
+    ),
+    Recipe("all-64", 64, (*ATTENTION, *MLP)),
+    Recipe("mlp-64", 64, MLP, strength=1.5),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request: an adapter's name or `BASE`, and the prompt's ids."""
+
+    adapter: str
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens and, at each of them, the difference between the two largest logits."""
+
+    tokens: tuple[int, ...]
+    margins: tuple[float, ...]
+
+
+def write_adapters(model_path: Path, folder: Path) -> dict[str, Path]:
+    """Every recipe as PEFT's `save_pretrained` writes it: name -> folder."""
+    return {recipe.name: _write(recipe, model_path, folder / recipe.name) for recipe in RECIPES}
+
+
+def _write(recipe: Recipe, model_path: Path, folder: Path) -> Path:
+    targets = recipe.targets if isinstance(recipe.targets, str) else list(recipe.targets)
+    config = LoraConfig(
+        r=recipe.rank,
+        lora_alpha=2 * recipe.rank,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        **dict(recipe.options),
+    )
+    base = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    model = get_peft_model(base, config)
+    draws = torch.Generator().manual_seed(RECIPES.index(recipe))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            spread = parameter.shape[1] ** -0.5 * (recipe.strength if "lora_B" in name else 1.0)
+            parameter.data = torch.randn(parameter.shape, generator=draws) * spread
+    model.save_pretrained(folder)
+    return folder
+
+
+class PeftReference:
+    """One fp32 model with every adapter loaded, each request in a batch of its own."""
+
+    def __init__(self, model_path: Path, adapters: dict[str, Path]) -> None:
+        base = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        base.generation_config.eos_token_id = None
+        names = list(adapters)
+        self._model: Any = PeftModel.from_pretrained(base, adapters[names[0]], adapter_name=names[0])
+        for name in names[1:]:
+            self._model.load_adapter(adapters[name], name)
+        self._model.eval()
+
+    def answer(self, case: Case, tokens: int) -> Answer:
+        """Exactly `tokens` greedy tokens; an end token does not end them."""
+        if case.adapter == BASE:
+            with self._model.disable_adapter():
+                return self._generate(case.prompt, tokens)
+        self._model.set_adapter(case.adapter)
+        return self._generate(case.prompt, tokens)
+
+    @torch.inference_mode()
+    def _generate(self, prompt: tuple[int, ...], tokens: int) -> Answer:
+        ids = torch.tensor([prompt])
+        output = self._model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        best = torch.cat(output.logits).float().topk(2).values
+        return Answer(
+            tuple(output.sequences[0, len(prompt) :].tolist()), tuple((best[:, 0] - best[:, 1]).tolist())
+        )
