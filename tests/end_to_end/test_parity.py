@@ -146,6 +146,7 @@ def compare(run: Run, title: str) -> None:
     """Every request's tokens are the reference's, up to where the reference itself was undecided."""
     oracle = run.oracle
     narrow = ended = compared = 0
+    least = min(min(answer.margins) for answer in oracle.answers)
     for index, (case, answer) in enumerate(zip(oracle.cases, oracle.answers, strict=True)):
         found = run.tokens[f"case-{index}"]
         assert len(found) == oracle.tokens
@@ -159,7 +160,7 @@ def compare(run: Run, title: str) -> None:
     print(
         f"{title}: {len(oracle.cases)} requests, up to {run.most_running} rows and {run.most_adapters} adapters "
         f"at once; {compared} of {total} tokens equal; {narrow} rows met a top-2 margin of at most {MARGIN:g}, "
-        f"{ended} differed from there on; preemptions {run.engine.stats().preemptions}"
+        f"{ended} differed from there on; least margin {least:.2g}; preemptions {run.engine.stats().preemptions}"
     )
 
 
