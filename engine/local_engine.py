@@ -67,7 +67,8 @@ class LocalEngine:
         self._stats = engine.stats()
         self._stats_at = self._heartbeat = time.monotonic()
         self._draining = False
-        self._broken = False
+        self._output_failed = False
+        self._ended: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._log = structlog.get_logger("loraplex.engine")
@@ -107,13 +108,14 @@ class LocalEngine:
     async def abort(self, request_id: str) -> None:
         done: Future[None] = Future()
         self._inbox.put(_Abort(request_id, done))
-        if not self._broken:
+        # The step thread sets `_ended` before it empties the inbox, so this command is answered or need not be.
+        if self._ended is None:
             await asyncio.wrap_future(done)
 
     async def stats(self) -> EngineStats:
         """The latest snapshot, at most `STATS_INTERVAL_S` older than the last step."""
-        if self._broken:
-            raise EngineUnavailable("the engine failed")
+        if self._ended is not None:
+            raise EngineUnavailable(self._ended)
         age = time.monotonic() - self._heartbeat
         return msgspec.structs.replace(self._stats, heartbeat_age_s=age, draining=self._draining)
 
@@ -122,15 +124,15 @@ class LocalEngine:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """End the threads; what still runs is aborted."""
+        """End the threads; what still runs fails, and whatever comes later is refused. Idempotent."""
         self._inbox.put(None)
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
         self._engine.close()
 
     def _refusal(self, request: EngineRequest) -> Failed | None:
-        if self._broken:
-            return Failed(request.request_id, EngineUnavailable.code, "the engine failed")
+        if self._ended is not None:
+            return Failed(request.request_id, EngineUnavailable.code, self._ended)
         if self._draining:
             return Failed(request.request_id, EngineUnavailable.code, "the engine is draining")
         if request.request_id in self._streams:
@@ -143,14 +145,17 @@ class LocalEngine:
             self._idle.set()
 
     def _run_steps(self) -> None:
+        failed = False
         try:
             self._step_until_closed()
         except Exception:  # noqa: BLE001 - reported, and the engine is declared broken
-            # A defect of ours, not of a request: whoever supervises this engine sees no more heartbeats and restarts it.
+            # A defect of ours, not of a request: whoever supervises this engine gets no more stats and restarts it.
             self._log.exception("the step loop ended")
-            self._broken = True
-            self._acknowledge_aborts()
-            self._loop.call_soon_threadsafe(self._fail_all)
+            failed = True
+        self._ended = "the engine failed" if failed or self._output_failed else "the engine is closed"
+        self._acknowledge_aborts()
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._fail_all, self._ended)
         self._outputs.put(None)
 
     def _acknowledge_aborts(self) -> None:
@@ -158,11 +163,11 @@ class LocalEngine:
             while True:
                 command = self._inbox.get_nowait()
                 if isinstance(command, _Abort):
-                    command.done.set_result(None)
+                    _acknowledge(command.done)
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, reason: str) -> None:
         for request_id, stream in self._streams.items():
-            stream.put_nowait(Failed(request_id, EngineUnavailable.code, "the engine failed"))
+            stream.put_nowait(Failed(request_id, EngineUnavailable.code, reason))
 
     def _step_until_closed(self) -> None:
         while self._obey():
@@ -209,7 +214,7 @@ class LocalEngine:
                 self._forget(request_id)
                 self._outputs.put(_Aborted(request_id, choices))
                 self._stats = self._engine.stats()
-                done.set_result(None)
+                _acknowledge(done)
             case _Stop(choices):
                 for key in choices:
                     sequence = self._sequences.pop(key, None)
@@ -238,6 +243,14 @@ class LocalEngine:
             self._sequences.pop((request_id, choice), None)
 
     def _run_outputs(self) -> None:
+        try:
+            self._process_until_closed()
+        except Exception:  # noqa: BLE001 - reported, and the step thread is told to end
+            self._log.exception("the output processor ended")
+            self._output_failed = True
+            self._inbox.put(None)
+
+    def _process_until_closed(self) -> None:
         while True:
             items = [self._outputs.get()]
             with suppress(Empty):
@@ -256,8 +269,9 @@ class LocalEngine:
             case _Started(request):
                 self._processor.start(request)
             case _Aborted(request_id, choices):
-                self._processor.drop(request_id)
-                events.extend(choices)
+                # A stop string may have ended a choice that the step thread still took for running.
+                unfinished = self._processor.drop(request_id)
+                events.extend(choice for choice in choices if choice.choice in unfinished)
             case Failed():
                 events.append(item)
             case StepResult():
@@ -274,6 +288,12 @@ class LocalEngine:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 stream.put_nowait(event)
+
+
+def _acknowledge(done: Future[None]) -> None:
+    """Whoever waited may be gone: a cancelled future takes no result."""
+    if done.set_running_or_notify_cancel():
+        done.set_result(None)
 
 
 def _token_output(output: StepOutput) -> TokenOutput:

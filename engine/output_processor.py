@@ -83,9 +83,10 @@ class OutputProcessor:
         }
         self._requests[request.request_id] = _Request(request, choices)
 
-    def drop(self, request_id: str) -> None:
-        """Forget an aborted or failed request: nothing more is said of it. Idempotent."""
-        self._requests.pop(request_id, None)
+    def drop(self, request_id: str) -> frozenset[int]:
+        """Forget an aborted or failed request: nothing more is said of it. Returns its choices not ended. Idempotent."""
+        state = self._requests.pop(request_id, None)
+        return frozenset() if state is None else frozenset(state.choices)
 
     def process(self, outputs: Iterable[TokenOutput]) -> ProcessedOutputs:
         """Take the tokens of one or more steps; at most one delta per choice comes out.

@@ -319,3 +319,74 @@ async def test_an_abort_on_its_way_to_a_dying_loop_returns(
     gate.set()
     await asyncio.wait_for(abort, 10)
     assert isinstance((await asyncio.wait_for(running, 10))[-1], Failed)
+
+
+async def test_a_cancelled_abort_harms_nobody(
+    engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, gate, step = threading.Event(), threading.Event(), core.step
+
+    def slow_step() -> StepResult:
+        entered.set()
+        gate.wait(10)
+        return step()
+
+    monkeypatch.setattr(core, "step", slow_step)
+    running = asyncio.ensure_future(collect(engine, request("running")))
+    assert await asyncio.to_thread(entered.wait, 10)
+    abort = asyncio.ensure_future(engine.abort("another"))
+    await asyncio.sleep(0)
+    abort.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    async with asyncio.timeout(10):
+        assert finished(await running)
+        await engine.abort("another")
+    await engine.stats()
+
+
+async def test_close_ends_every_stream_and_what_comes_later_is_refused(engine: LocalEngine) -> None:
+    stream = engine.submit(request(max_tokens=3000))
+    assert isinstance(await anext(stream), Started)
+    async with asyncio.timeout(10):
+        await engine.close()
+        last = [event async for event in stream][-1]
+        assert last == Failed("r", EngineUnavailable.code, "the engine is closed")
+        assert isinstance((await collect(engine, request("late")))[0], Failed)
+        await engine.abort("r")
+        await engine.drain()
+        with pytest.raises(EngineUnavailable, match="closed"):
+            await engine.stats()
+        await engine.close()
+
+
+async def test_a_dead_output_thread_is_told_to_everybody(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(wanted: EngineRequest) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(engine._processor, "start", crash)
+    async with asyncio.timeout(10):
+        (failed,) = await collect(engine, request())
+        assert failed == Failed("r", EngineUnavailable.code, "the engine failed")
+        with pytest.raises(EngineUnavailable):
+            await engine.stats()
+
+
+async def test_an_abort_does_not_finish_a_stopped_choice_again(
+    engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling: dict[str, Any] = {"n": 2, "temperature": 1.0, "seed": 7}
+    whole = await collect(engine, request("whole", max_tokens=30, **sampling))
+    stop = "".join(f"<{i}>" for i in tokens(whole, 0)[4:6])
+    # The step thread learns of the stop string late: never.
+    monkeypatch.setattr(core, "finish", lambda sequence, reason: None)
+    stream = engine.submit(request(max_tokens=3000, stop=(stop,), **sampling))
+    events: list[Event] = []
+    async with asyncio.timeout(20):
+        async for event in stream:
+            events.append(event)
+            if isinstance(event, Finished) and event.reason == "stop":
+                await engine.abort("r")
+    assert [(end.choice, end.reason) for end in finished(events)] == [(0, "stop"), (1, "abort")]
