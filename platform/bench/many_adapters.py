@@ -3,9 +3,12 @@
 Invariant: both kinds of traffic run on one server in turn (ABAB) with the same budget and the same request shape.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
+
+import httpx
 
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.pretrained import load_model_config
@@ -20,6 +23,8 @@ from loraplex.platform.bench.workload import draw_prompts, pick_adapters
 
 REQUIRED_RATE = 0.8
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# The gateway reads the engine's counters about once a second.
+COUNTERS_SETTLE_S = 2.5
 MANY, RESIDENT = "all registered", "resident only"
 
 
@@ -52,20 +57,24 @@ async def measure_many(
     """Raises `BenchFailed`."""
     budget = shape.budget_bytes(load_model_config(model))
     own = {"dtype": shape.dtype, "adapter_bytes": str(budget), **settings}
-    report = Report("adapters", ("output_throughput", "runs", "distinct_adapters"))
+    report = Report("adapters", ("output_throughput", "runs", "distinct_adapters", "adapter_loads"))
     async with own_server(model, own) as server:
         tenants, pool = await _register(server, shape, report, say)
         await _warm(server, tenants[RESIDENT], pool, shape)
         results: dict[str, list[LoadResult]] = {RESIDENT: [], MANY: []}
+        loads = {RESIDENT: 0, MANY: 0}
+        counted = await _adapter_loads(server.base_url)
         for repeat in range(shape.repeats):
             for kind, runs in results.items():
                 say(f"round {repeat + 1} of {shape.repeats}: {kind}")
                 requests = _requests(shape, kind, tenants[kind], pool, repeat)
                 result = await run_load(server.base_url, requests, shape.concurrency)
                 runs.append(result.require_complete())
+                before, counted = counted, await _adapter_loads(server.base_url)
+                loads[kind] += counted - before
         say(f"repeating {shape.samples} answers alone")
         parity = await compare_alone(server.base_url, results[MANY][-1], shape.samples)
-    _summarize(report, shape, budget, results)
+    _summarize(report, shape, budget, results, loads)
     parity.add_to(report)
     return report
 
@@ -93,6 +102,15 @@ async def _warm(server: OwnServer, tenant: BenchTenant, pool: Sequence[int], sha
     (await run_load(server.base_url, requests, shape.concurrency)).require_complete()
 
 
+async def _adapter_loads(base_url: str) -> int:
+    """How many adapters the server has brought to the device since it started, by its own count."""
+    await asyncio.sleep(COUNTERS_SETTLE_S)
+    async with httpx.AsyncClient(base_url=base_url) as client:
+        text = (await client.get("/metrics")).text
+    counts = [line for line in text.splitlines() if line.startswith("loraplex_adapter_loads_total")]
+    return round(sum(float(line.rpartition(" ")[2]) for line in counts))
+
+
 def _requests(
     shape: ManyShape, kind: str, tenant: BenchTenant, pool: Sequence[int], repeat: int
 ) -> list[CompletionRequest]:
@@ -107,7 +125,11 @@ def _requests(
 
 
 def _summarize(
-    report: Report, shape: ManyShape, budget: int, results: Mapping[str, Sequence[LoadResult]]
+    report: Report,
+    shape: ManyShape,
+    budget: int,
+    results: Mapping[str, Sequence[LoadResult]],
+    loads: Mapping[str, int],
 ) -> None:
     for kind, runs in results.items():
         rates = [run.output_rate for run in runs]
@@ -115,6 +137,7 @@ def _summarize(
             "output_throughput": median(rates),
             "runs": [round(rate, 2) for rate in rates],
             "distinct_adapters": len({request.model for run in runs for request in run.requests}),
+            "adapter_loads": loads[kind],
         }
         report.cases.append(Case(kind, asdict(shape) | {"adapter_bytes": budget}, figure))
     many, resident = (median([run.output_rate for run in results[kind]]) for kind in (MANY, RESIDENT))

@@ -26,8 +26,24 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """`rate` in requests per second opens the loop. `prefix_share` of each prompt is common to its adapter's requests.
+
+    `prompt` is a text in place of drawn tokens.
+    """
+
+    distribution: Distribution = "uniform"
+    zipf: float = 1.1
+    rate: float | None = None
+    prefix_share: float = 0.0
+    cancel_share: float = 0.0
+    seed: int = 0
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadShape:
-    """`rate` in requests per second opens the loop. `prefix_share` of each prompt is common to its adapter's requests."""
+    """Lengths in tokens. Without adapters every tenant uses the base model."""
 
     concurrency: int = 16
     num_requests: int = 64
@@ -36,13 +52,14 @@ class LoadShape:
     adapters: int = 0
     rank: int = 16
     tenants: int = 1
-    distribution: Distribution = "uniform"
-    zipf: float = 1.1
-    rate: float | None = None
-    prefix_share: float = 0.0
-    cancel_share: float = 0.0
-    seed: int = 0
-    prompt: str | None = None
+    traffic: Traffic = Traffic()
+
+    def warm_up(self, targets: int) -> "LoadShape":
+        """One short request to each target, with prompts of its own."""
+        traffic = replace(
+            self.traffic, distribution="distinct", cancel_share=0.0, seed=self.traffic.seed + 1_000_000
+        )
+        return replace(self, num_requests=targets, output_len=4, traffic=traffic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +74,18 @@ def make_requests(
     shape: LoadShape, targets: Sequence[Target], pool: Sequence[int]
 ) -> list[CompletionRequest]:
     """The load's requests over `targets`, in the order of their arrival."""
-    picks = pick_adapters(len(targets), shape.num_requests, shape.distribution, shape.zipf, shape.seed)
-    common = round(shape.input_len * shape.prefix_share)
-    prefixes = draw_prompts(pool, len(targets), common, shape.seed + 1)
-    generator = random.Random(shape.seed + 2)
+    traffic, seed = shape.traffic, shape.traffic.seed
+    picks = pick_adapters(len(targets), shape.num_requests, traffic.distribution, traffic.zipf, seed)
+    common = round(shape.input_len * traffic.prefix_share)
+    prefixes = draw_prompts(pool, len(targets), common, seed + 1)
+    generator = random.Random(seed + 2)
     requests = []
     for index, pick in enumerate(picks):
-        prompt = draw_prompts(pool, 1, shape.input_len, (shape.seed + 3) * 1_000_003 + index, prefixes[pick])[
-            0
-        ]
-        leaves = generator.random() < shape.cancel_share
+        prompt = draw_prompts(pool, 1, shape.input_len, (seed + 3) * 1_000_003 + index, prefixes[pick])[0]
+        leaves = generator.random() < traffic.cancel_share
         request = CompletionRequest(
             model=targets[pick].model,
-            prompt=shape.prompt or prompt,
+            prompt=traffic.prompt or prompt,
             output_len=shape.output_len,
             api_key=targets[pick].api_key,
             cancel_after=generator.randint(1, max(shape.output_len - 1, 1)) if leaves else None,
@@ -97,15 +113,7 @@ async def load_own(
     async with own_server(model, settings) as server:
         targets = await _register(server, shape, say)
         pool = await token_pool(server.base_url, targets[0].api_key, BASE_MODEL)
-        warm = replace(
-            shape,
-            num_requests=len(targets),
-            distribution="distinct",
-            output_len=4,
-            cancel_share=0.0,
-            seed=shape.seed + 1_000_000,
-        )
-        requests = make_requests(warm, targets, pool)
+        requests = make_requests(shape.warm_up(len(targets)), targets, pool)
         (await run_load(server.base_url, requests, shape.concurrency)).require_complete()
         return _report(shape, await _run(server.base_url, targets, shape, pool), objectives)
 
@@ -128,14 +136,15 @@ async def _register(server: OwnServer, shape: LoadShape, say: Callable[[str], No
 
 async def _run(base_url: str, targets: Sequence[Target], shape: LoadShape, pool: Sequence[int]) -> LoadResult:
     requests = make_requests(shape, targets, pool)
-    offsets = arrival_offsets(shape.num_requests, shape.rate, shape.seed)
-    return await run_load(base_url, requests, None if shape.rate else shape.concurrency, offsets)
+    offsets = arrival_offsets(shape.num_requests, shape.traffic.rate, shape.traffic.seed)
+    return await run_load(base_url, requests, None if shape.traffic.rate else shape.concurrency, offsets)
 
 
 def _report(shape: LoadShape, result: LoadResult, objectives: Mapping[str, float]) -> Report:
     report = Report("serve", COLUMNS)
-    name = f"{shape.adapters or 'no'} adapters, " + (
-        f"{shape.rate:g}/s" if shape.rate else f"{shape.concurrency} at once"
+    rate = shape.traffic.rate
+    name = (
+        f"{shape.adapters or 'no'} adapters, {f'{rate:g} per s' if rate else f'{shape.concurrency} at once'}"
     )
     report.cases.append(Case(name, asdict(shape), serving_figures(result, objectives)))
     errors = sorted({answer.error for answer in result.answers if answer.error is not None})

@@ -20,7 +20,7 @@ from loraplex.platform.bench.long_prompt import LongPromptShape, measure_long_pr
 from loraplex.platform.bench.machine import RESULTS, available_cores, checkout_root
 from loraplex.platform.bench.many_adapters import ITEM_BYTES, ManyShape, measure_many
 from loraplex.platform.bench.report import Report, write_lines
-from loraplex.platform.bench.serve_load import LoadShape, Target, load_foreign, load_own
+from loraplex.platform.bench.serve_load import LoadShape, Target, Traffic, load_foreign, load_own
 from loraplex.platform.bench.shared_prefix import PrefixShape, measure_prefix_cache
 from loraplex.platform.bench.speed_matrix import SpeedShape, compare_with_peft
 from loraplex.platform.bench.workload import Distribution
@@ -33,6 +33,12 @@ app = typer.Typer(
     name="bench", help="Measure speed. Quiet machines give steady figures.", no_args_is_help=True
 )
 
+ComparePeft = Annotated[bool, typer.Option("--compare-peft", help="The matrix against transformers + PEFT.")]
+BaseUrl = Annotated[str | None, typer.Option(help="A running server; default: start one.")]
+ApiKey = Annotated[str | None, typer.Option(help="Its key.")]
+Targets = Annotated[
+    list[str] | None, typer.Option("--target", help="A model or adapter to request there; repeatable.")
+]
 Model = Annotated[str | None, typer.Option(help="A folder or hub id; default the demo model.")]
 Dtype = Annotated[str, typer.Option(help=f"{', '.join(ITEM_BYTES)}.")]
 Setting = Annotated[
@@ -47,19 +53,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines instead o
 Repeats = Annotated[int, typer.Option(min=1, help="Repeats; the median counts.")]
 Count = Annotated[int, typer.Option(min=1)]
 Length = Annotated[int, typer.Option(min=1, help="In tokens.")]
+Rank = Annotated[int, typer.Option(min=1, max=256)]
+Zipf = Annotated[float, typer.Option(min=0.0, help="Exponent.")]
 Share = Annotated[float, typer.Option(min=0.0, max=1.0)]
 
 
 @app.command("serve")
 def serve_load(
-    compare_peft: Annotated[
-        bool, typer.Option("--compare-peft", help="The speed matrix against transformers + PEFT.")
-    ] = False,
-    base_url: Annotated[str | None, typer.Option(help="A running server; default: start one.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Its key.")] = None,
-    target: Annotated[
-        list[str] | None, typer.Option("--target", help="A model or adapter to request there; repeatable.")
-    ] = None,
+    compare_peft: ComparePeft = False,
+    base_url: BaseUrl = None,
+    api_key: ApiKey = None,
+    target: Targets = None,
     model: Model = None,
     dtype: Dtype = "bfloat16",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,
@@ -68,16 +72,14 @@ def serve_load(
     prompt: Annotated[str | None, typer.Option(help="This text instead of drawn tokens.")] = None,
     output_len: Length = 64,
     adapters: Annotated[int, typer.Option(min=0, help="Random adapters to register; 0: base model.")] = 0,
-    rank: Annotated[int, typer.Option(min=1, max=256)] = 16,
+    rank: Rank = 16,
     tenants: Annotated[int, typer.Option(min=1, help="Tenants that own them in turn.")] = 1,
     distribution: Annotated[str, typer.Option(help="uniform, zipf or distinct.")] = "uniform",
-    zipf: Annotated[float, typer.Option(min=0.0, help="Exponent.")] = 1.1,
+    zipf: Zipf = 1.1,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Open loop: arrivals per second.")] = None,
     prefix_share: Share = 0.0,
     cancel_share: Share = 0.0,
-    goodput: Annotated[
-        str | None, typer.Option(help="Objectives, for example ttft:500,tpot:60 (ms).")
-    ] = None,
+    goodput: Annotated[str | None, typer.Option(help="Objectives in ms: ttft:500,tpot:60.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of --compare-peft.")] = 3,
     threads: Annotated[int | None, typer.Option(min=1, help="Of the peer; default all cores.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -86,44 +88,28 @@ def serve_load(
     as_json: AsJson = False,
 ) -> None:
     """Load a server over HTTP, or compare with transformers + PEFT."""
-    shape = LoadShape(
-        concurrency=concurrency,
-        num_requests=num_requests,
-        input_len=input_len,
-        output_len=output_len,
-        adapters=adapters,
-        rank=rank,
-        tenants=tenants,
-        distribution=_distribution(distribution),
-        zipf=zipf,
-        rate=rate,
-        prefix_share=prefix_share,
-        cancel_share=cancel_share,
-        seed=seed,
-        prompt=prompt,
-    )
-    matrix = SpeedShape(
-        rows=concurrency,
-        adapters=adapters or 8,
-        rank=rank,
-        input_len=input_len,
-        output_len=output_len,
-        repeats=repeats,
-        threads=threads or available_cores(),
-        dtype=dtype,
-    )
 
     async def work() -> Report:
+        lengths = {"input_len": input_len, "output_len": output_len, "rank": rank}
         if compare_peft:
+            peer_threads, some = threads or available_cores(), adapters or 8
+            matrix = SpeedShape(
+                rows=concurrency, adapters=some, repeats=repeats, threads=peer_threads, dtype=dtype, **lengths
+            )
             return await compare_with_peft(_located(model), matrix, _settings(setting), _say)
-        objectives = parse_objectives(goodput)
-        if base_url is None:
-            own = {"dtype": dtype, **_settings(setting)}
-            return await load_own(_located(model), own, shape, objectives, _say)
-        if api_key is None or not target:
-            raise SettingsError("--base-url needs --api-key and at least one --target MODEL")
-        targets = [Target(name, api_key) for name in target]
-        return await load_foreign(base_url, targets, shape, objectives)
+        traffic = Traffic(_distribution(distribution), zipf, rate, prefix_share, cancel_share, seed, prompt)
+        shape = LoadShape(
+            concurrency=concurrency,
+            num_requests=num_requests,
+            adapters=adapters,
+            tenants=tenants,
+            traffic=traffic,
+            **lengths,
+        )
+        if base_url is not None:
+            return await load_foreign(base_url, _targets(target, api_key), shape, parse_objectives(goodput))
+        own = {"dtype": dtype, **_settings(setting)}
+        return await load_own(_located(model), own, shape, parse_objectives(goodput), _say)
 
     _run(work, out, as_json)
 
@@ -133,7 +119,7 @@ def lora(
     model: Model = None,
     dtype: Dtype = "bfloat16",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    rank: Annotated[int, typer.Option(min=1, max=256)] = 16,
+    rank: Rank = 16,
     steps: Annotated[int, typer.Option(min=1, help="Counted steps of each batch.")] = 64,
     input_len: Length = 60,
     rows: Annotated[list[str] | None, typer.Option("--rows", help="ROWS/ADAPTERS; repeatable.")] = None,
@@ -158,7 +144,7 @@ def adapters(
     dtype: Dtype = "bfloat16",
     registered: Count = 300,
     resident: Annotated[int, typer.Option(min=1, help="Adapters of mean size the budget holds.")] = 16,
-    zipf: Annotated[float, typer.Option(min=0.0, help="Exponent.")] = 1.1,
+    zipf: Zipf = 1.1,
     num_requests: Count = 200,
     concurrency: Count = 16,
     input_len: Length = 60,
@@ -263,11 +249,16 @@ def _settings(pairs: list[str] | None) -> dict[str, str]:
     return found
 
 
+def _targets(names: list[str] | None, api_key: str | None) -> list[Target]:
+    if api_key is None or not names:
+        raise SettingsError("--base-url needs --api-key and at least one --target MODEL")
+    return [Target(name, api_key) for name in names]
+
+
 def _distribution(name: str) -> Distribution:
-    for known in get_args(Distribution):
-        if name == known:
-            return cast(Distribution, name)
-    raise SettingsError(f"--distribution {name!r}: allowed is {', '.join(get_args(Distribution))}")
+    if name not in get_args(Distribution):
+        raise SettingsError(f"--distribution {name!r}: allowed is {', '.join(get_args(Distribution))}")
+    return cast(Distribution, name)
 
 
 def _rows(text: str) -> tuple[int, int]:

@@ -1,0 +1,94 @@
+"""Decoding of recorded streams, whatever chunks the bytes came in, and the two judgements that rest on them."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.long_prompt import disturbance
+from loraplex.platform.bench.parity import margin_at_difference
+from loraplex.platform.bench.stream_client import CompletionRequest, StreamRecord, decode
+
+REQUEST = CompletionRequest("m", [1, 2], 3, "secret-key")
+USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 1}}
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def text(piece: str, **fields: Any) -> bytes:
+    return event(choices=[{"index": 0, "text": piece, "finish_reason": None, **fields}])
+
+
+STREAM = text("a") + text("bé") + text("c") + text("") + event(choices=[], usage=USAGE) + b"data: [DONE]\n\n"
+
+
+def record(*chunks: tuple[float, bytes], sent_at: float = 0.0) -> StreamRecord:
+    return StreamRecord(
+        REQUEST, sent_at=sent_at, ended_at=chunks[-1][0] if chunks else 0.0, chunks=list(chunks)
+    )
+
+
+def streamed(times: list[float], sent_at: float = 0.0) -> StreamRecord:
+    """A whole stream with one piece of text at each time."""
+    end = event(choices=[], usage=USAGE) + b"data: [DONE]\n\n"
+    return record(*((at, text("x")) for at in times), (times[-1], end), sent_at=sent_at)
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_any_cut_into_chunks_gives_the_same_answer(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    chunks = [(1.0, STREAM[a:b]) for a, b in pairwise(edges)]
+    answer = decode(record(*chunks))
+    assert (answer.text, answer.output_tokens, answer.cached_tokens) == ("abéc", 3, 1)
+    assert answer.complete and answer.error is None
+
+
+def test_a_broken_stream_is_an_error_and_an_abandoned_one_is_not() -> None:
+    broken = record((1.0, STREAM[:60]))
+    assert decode(broken).error == "the stream broke off"
+    broken.cancelled = True
+    assert decode(broken).error is None
+    assert not decode(broken).complete
+
+
+def test_an_error_event_is_reported() -> None:
+    failed = record((1.0, b"event: error\n" + event(error={"message": "overloaded"})))
+    assert decode(failed).error == "overloaded"
+
+
+def test_no_token_gives_no_time() -> None:
+    with pytest.raises(BenchFailed):
+        _ = decode(record()).time_to_first_token
+
+
+def test_gaps_are_sorted_by_the_long_prompts_prefill() -> None:
+    row = streamed([1.0, 1.5, 2.25, 4.0, 4.5, 5.0])
+    long = streamed([4.25], sent_at=2.0)
+    found = disturbance([row], long)
+    assert found.before == (0.5,)
+    assert found.during == (0.75, 1.75, 0.5)
+    assert found.long_ttft == 2.25
+
+
+def test_a_row_that_ended_before_cannot_be_disturbed() -> None:
+    with pytest.raises(BenchFailed, match="ended during"):
+        disturbance([streamed([1.0, 2.0])], streamed([4.0], sent_at=1.5))
+
+
+def test_the_margin_is_that_of_the_token_where_texts_part() -> None:
+    tops = [{"ab": -0.1, "x": -3.0}, {"cd": -0.7, "ce": -0.7005}]
+    pieces = [
+        text(piece, logprobs={"tokens": [piece], "top_logprobs": [top]})
+        for piece, top in zip(("ab", "cd"), tops, strict=True)
+    ]
+    alone = decode(record((1.0, b"".join(pieces) + b"data: [DONE]\n\n")))
+    assert margin_at_difference("abcd", alone) is None
+    assert margin_at_difference("abce", alone) == pytest.approx(0.0005)
+    assert margin_at_difference("ax", alone) == pytest.approx(2.9)
+    assert margin_at_difference("abcdx", alone) == float("inf")
