@@ -30,10 +30,11 @@ class Admission:
         prompt = request.prompt_token_ids
         if not prompt:
             raise InvalidRequest("prompt", "`prompt` must hold at least 1 token")
-        if request.sampling.max_tokens < 1 or request.sampling.n < 1:
-            raise InvalidRequest("max_tokens", "`max_tokens` and `n` must be at least 1")
+        request.sampling.validate(self.vocab_size)
         if not (math.isfinite(request.weight) and request.weight > 0):
             raise InvalidRequest("weight", "`weight` must be a positive number")
+        _check_timeout("queue_timeout_s", request.queue_timeout_s)
+        _check_timeout("total_timeout_s", request.total_timeout_s)
         self._check_length(len(prompt), request.sampling.max_tokens)
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             raise InvalidRequest("prompt", f"`prompt` must hold token ids in 0..{self.vocab_size - 1}")
@@ -45,6 +46,11 @@ class Admission:
                 "prompt",
                 f"{prompt} prompt tokens and `max_tokens` {max_tokens} exceed the {limit} tokens one sequence may hold",
             )
+
+
+def _check_timeout(field: str, seconds: float | None) -> None:
+    if seconds is not None and not math.isfinite(seconds):
+        raise InvalidRequest(field, f"`{field}` must be a finite number of seconds")
 
 
 def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Sequence]:

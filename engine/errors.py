@@ -8,6 +8,7 @@ EngineError
 ├── EngineUnavailable       the engine process is down, restarting or draining
 ├── RequestTimeout          a deadline of the request passed
 ├── NonFiniteLogits         this row's logits held NaN or infinity; other rows went on
+├── NothingAllowed          the request's grammar and other constraints left no token to go on with
 ├── AdapterError            this request's adapter cannot serve it
 │   ├── AdapterLoadFailed   the blob could not be read or does not fit the model
 │   ├── AdapterTooLarge     one adapter exceeds the whole residency budget
@@ -56,6 +57,10 @@ class RequestTimeout(EngineError):
 
 class NonFiniteLogits(EngineError):
     code = "non_finite_logits"
+
+
+class NothingAllowed(EngineError):
+    code = "nothing_allowed"
 
 
 class AdapterError(EngineError):

@@ -10,6 +10,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_STOP_STRINGS = 16
 MAX_LOGIT_BIAS = 1024
+MAX_TOP_K = 2**31 - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _in_range("temperature", self.temperature, 0.0, 2.0)
         _in_range("top_p", self.top_p, 0.0, 1.0)
         _require(self.top_p > 0.0, "top_p", "must be above 0")
-        _require(self.top_k >= 0, "top_k", "must be at least 0; 0 turns it off")
+        _require(0 <= self.top_k <= MAX_TOP_K, "top_k", f"must lie in 0..{MAX_TOP_K}; 0 turns it off")
         _in_range("min_p", self.min_p, 0.0, 1.0)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)

@@ -16,6 +16,7 @@ from loraplex.engine.errors import (
     EngineOverloaded,
     InvalidRequest,
     NonFiniteLogits,
+    NothingAllowed,
     RequestTimeout,
 )
 from loraplex.engine.fairness import Policy
@@ -157,7 +158,7 @@ class Scheduler:
     def complete(self, plan: StepPlan, sampled: Mapping[Sequence, SampledToken]) -> list[StepOutput]:
         """Follow an executed plan. Rows that ended while it ran are dropped.
 
-        A row whose logits were not finite fails its request; the others go on.
+        A row whose logits were not finite, or whose constraints left no token, fails its request; the others go on.
         """
         outputs: list[StepOutput] = []
         for row in plan.rows:
@@ -166,8 +167,7 @@ class Scheduler:
                 continue
             token = sampled[sequence] if row.samples else None
             if token is not None and not token.finite:
-                self._blocks.forget(sequence)
-                self.fail(sequence, NonFiniteLogits("the model's output for this request was not finite"))
+                self._fail_row(sequence, token)
                 continue
             sequence.num_computed_tokens += len(row.token_ids)
             if sequence.num_computed_tokens // self._block_size != sequence.num_registered_blocks:
@@ -337,6 +337,13 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._enqueue(sequence)
+
+    def _fail_row(self, sequence: Sequence, token: SampledToken) -> None:
+        if token.nothing_allowed:
+            self.fail(sequence, NothingAllowed("the constraints of this request allow no next token"))
+            return
+        self._blocks.forget(sequence)
+        self.fail(sequence, NonFiniteLogits("the model's output for this request was not finite"))
 
     def _append(self, sequence: Sequence, token: SampledToken) -> StepOutput:
         if sequence.choice == 0 and sequence.num_output_tokens == 0:

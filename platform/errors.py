@@ -137,6 +137,7 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.EngineUnavailable.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
     engine_errors.RequestTimeout.code: ErrorRow(504, _SERVER, "timeout"),
     engine_errors.NonFiniteLogits.code: ErrorRow(500, _SERVER, "non_finite_logits"),
+    engine_errors.NothingAllowed.code: ErrorRow(400, _INVALID, "nothing_allowed"),
     engine_errors.AdapterError.code: ErrorRow(500, _SERVER, "adapter_error"),
     engine_errors.AdapterLoadFailed.code: ErrorRow(500, _SERVER, "adapter_load_failed"),
     engine_errors.AdapterTooLarge.code: ErrorRow(400, _INVALID, "adapter_too_large"),

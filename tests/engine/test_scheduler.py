@@ -9,6 +9,7 @@ from loraplex.engine.errors import (
     EngineOverloaded,
     InvalidRequest,
     NonFiniteLogits,
+    NothingAllowed,
     PromptTooLong,
     RequestTimeout,
 )
@@ -201,6 +202,22 @@ def test_a_non_finite_row_fails_alone_and_leaves_nothing_in_the_cache(simulation
     again = run.submit(prompt(9))[0]
     run.run()
     assert again.num_cached_tokens == 0
+
+
+def test_a_row_with_no_token_left_fails_alone_and_the_model_is_innocent(
+    simulation: "SimulationType",
+) -> None:
+    run = simulation()
+    stuck, good = run.submit(prompt(9))[0], run.submit(prompt(9, 50))[0]
+    plan = run.scheduler.schedule()
+    assert plan is not None
+    sampled = run.execute(plan) | {stuck: SampledToken(-1, finite=False, nothing_allowed=True)}
+    run.scheduler.complete(plan, sampled)
+    ((failed, error),) = run.scheduler.take_failures()
+    assert failed is stuck and type(error) is NothingAllowed
+    run.run()
+    assert good.num_output_tokens == 4
+    run.check_idle()
 
 
 def test_rows_aborted_while_the_step_runs_are_dropped(simulation: "SimulationType") -> None:
