@@ -24,9 +24,11 @@ from loraplex.engine.kernels.compiled.machine import (
     width,
 )
 
-_MAX_GROUP, _MAX_HEAD, _MAX_BLOCK = 64, 256, 256
-# Per thread, in floats: accumulators, the group's queries, one block's scores, and running (maximum, sum) per head.
-_SCRATCH = 2 * _MAX_GROUP * _MAX_HEAD + _MAX_BLOCK + 2 * _MAX_GROUP
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def _scratch_floats(group: int, size: int, block_size: int) -> int:
+    """Per thread: accumulators, the group's queries, one block's scores, running (maximum, sum) per head; whole cache lines."""
+    return (2 * group * size + block_size + 2 * group + 15) // 16 * 16
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -89,10 +91,10 @@ def _body(kind: int) -> ParallelBody:
         )
         table_columns, block_size, window = arguments[10], arguments[11], arguments[12]
         scale = np.float32(arguments[13]) * np.float32(1e-9)
-        q_columns, scratch_floats = arguments[14], np.int64(_SCRATCH)
+        q_columns = arguments[14]
         thread = np.int64(thread_number())
-        scratch = arguments[15] + thread * scratch_floats * 4
         group = heads // kv_heads
+        scratch = arguments[15] + thread * _scratch_floats(group, size, block_size) * 4
         queries = scratch + group * size * 4
         scores = queries + group * size * 4
         state = scores + block_size * 4
@@ -167,8 +169,8 @@ def _body(kind: int) -> ParallelBody:
 
 
 @cache
-def _scratch(threads: int) -> torch.Tensor:
-    return torch.empty(threads * _SCRATCH)
+def _scratch(floats: int) -> torch.Tensor:
+    return torch.empty(floats)
 
 
 def decode_attention(
@@ -182,11 +184,12 @@ def decode_attention(
 ) -> None:
     """See `reference.decode_attention`. `scale` travels as a multiple of 1e-9."""
     block_size, kv_heads, size = kv_cache.shape[1], kv_cache.shape[3], kv_cache.shape[4]
-    threads = torch.get_num_threads()
+    heads, threads = out.shape[1] // size, torch.get_num_threads()
+    scratch = _scratch(threads * _scratch_floats(heads // kv_heads, size, block_size))
     _body(KINDS[qkv.dtype])(
         threads,
         lengths.shape[0],
-        out.shape[1] // size,
+        heads,
         kv_heads,
         size,
         qkv.data_ptr(),
@@ -199,5 +202,5 @@ def decode_attention(
         window or 0,
         round(scale * 1e9),
         qkv.shape[1],
-        _scratch(threads).data_ptr(),
+        scratch.data_ptr(),
     )

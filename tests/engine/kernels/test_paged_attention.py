@@ -16,7 +16,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 BLOCK_SIZE = 16
 LENGTHS = [1, 2, 15, 16, 17, 33, 64, 100, 257, 300]
 # heads, KV heads, head size
-GEOMETRIES = [(2, 2, 64), (9, 3, 64), (8, 1, 128), (6, 2, 96), (3, 1, 16)]
+GEOMETRIES = [(2, 2, 64), (9, 3, 64), (8, 1, 128), (6, 2, 96), (3, 1, 16), (72, 1, 512)]
 
 
 class Sequences:
