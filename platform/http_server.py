@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.health import Health
+from loraplex.platform.http_protocol import BoundedHttpProtocol
 from loraplex.platform.start_errors import PortTaken
 
 BACKLOG = 2048
@@ -127,6 +128,7 @@ async def _finish(server: Server, serving: "asyncio.Task[None]", shutdown: Shutd
 def _server(app: FastAPI) -> Server:
     config = uvicorn.Config(
         app,
+        http=BoundedHttpProtocol,
         loop="none",
         ws="none",
         lifespan="off",

@@ -1,0 +1,86 @@
+"""uvicorn's HTTP/1.1 protocol with a bound on a request's head: its bytes, and the time it may take to arrive.
+
+Invariant: before a key was looked at, a connection costs this process at most `MAX_HEAD_BYTES` and one read, for
+`HEAD_S` seconds; the parser alone would collect a head of any size (RFC 9112, 2.2 and 3 leave the limits to us).
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+HEAD_S = 30.0
+
+
+class HeadTooLarge(Exception):
+    """Raised inside the parser, which answers 400 and closes the connection."""
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Counts the request line and headers as they arrive; everything after them is uvicorn's."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head_bytes = 0
+        self._untold_bytes = 0
+        self._told = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Also bounds a header, trailer or chunk extension that never ends: the parser tells of it at its end only."""
+        self._told = False
+        super().data_received(data)
+        self._untold_bytes = 0 if self._told else self._untold_bytes + len(data)
+        if self._untold_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request's head is too large.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._told = True
+        super().on_body(body)
+
+    def _count(self, length: int) -> None:
+        self._told = True
+        self._head_bytes += length
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLarge(f"the head of a request holds at most {MAX_HEAD_BYTES} bytes")
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        # A pipelined head may wait behind an answer that is still being written.
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
