@@ -137,6 +137,7 @@ class AdapterGate:
                 del queue.sequences[sequence]
                 if not queue.sequences:
                     del group[adapter.key]
+                    self._residency.abandon(adapter)
         self._forget(sequence)
 
     def advance(self, free_slots: int) -> tuple[list[Sequence], list[tuple[Sequence, AdapterError]]]:

@@ -14,13 +14,16 @@ import torch
 
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed, AdapterQuarantined, AdapterTooLarge
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.lora.site import ALIGNMENT, LoraSite, LoraSlice
+from loraplex.engine.lora.site import ALIGNMENT, MAX_RANK, LoraSite, LoraSlice
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
 
 MAX_LOADS_IN_FLIGHT = 4
 """Adapters loading or loaded without room yet: bounds host memory beyond the budget."""
+
+MAX_FAULTY = 4096
+"""Adapters whose non-finite rows are remembered; above it the ones reported longest ago are forgotten."""
 
 Key = tuple[bytes, str]
 
@@ -47,6 +50,9 @@ class AdapterPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        """Raises `ValueError` for a `max_rank` the kernels have no room for."""
+        if not 1 <= max_rank <= MAX_RANK:
+            raise ValueError(f"max_rank must lie in 1..{MAX_RANK}, got {max_rank}")
         self._sites = sites
         self._source = source
         self._max_bytes = max_bytes
@@ -59,9 +65,9 @@ class AdapterPool:
         self._free_slots = list(range(max_slots - 1, -1, -1))
         self._loading: set[Key] = set()
         self._without_room: dict[Key, LoraWeights] = {}
+        self._abandoned: set[Key] = set()
         self._errors: dict[Key, AdapterError] = {}
-        self._non_finite: dict[Key, int] = {}
-        self._quarantined: dict[Key, AdapterQuarantined] = {}
+        self._non_finite: OrderedDict[Key, int] = OrderedDict()
         self._requests: SimpleQueue[AdapterRef | None] = SimpleQueue()
         self._loaded: SimpleQueue[tuple[Key, LoraWeights | AdapterError]] = SimpleQueue()
         self._loader = threading.Thread(target=self._load, name="adapter-loader", daemon=True)
@@ -102,7 +108,7 @@ class AdapterPool:
 
     def state(self, adapter: AdapterRef) -> AdapterState:
         key = adapter.key
-        if key in self._quarantined:
+        if key in self._non_finite and self._non_finite[key] >= self._quarantine_after:
             return AdapterState.QUARANTINED
         if key in self._resident:
             return AdapterState.RESIDENT
@@ -131,18 +137,27 @@ class AdapterPool:
     def unpin(self, adapter: AdapterRef) -> None:
         self._resident[adapter.key].pins -= 1
 
+    def abandon(self, adapter: AdapterRef) -> None:
+        key = adapter.key
+        self._without_room.pop(key, None)
+        self._errors.pop(key, None)
+        if key in self._loading:
+            self._abandoned.add(key)
+
     def take_error(self, adapter: AdapterRef) -> AdapterError:
-        if adapter.key in self._quarantined:
-            return self._quarantined[adapter.key]
+        if self.state(adapter) is AdapterState.QUARANTINED:
+            count = self._non_finite[adapter.key]
+            return AdapterQuarantined(
+                f"adapter {adapter.digest} produced non-finite output {count} times and is quarantined"
+            )
         return self._errors.pop(adapter.key)
 
     def report_non_finite(self, adapter: AdapterRef) -> None:
         """Count a row of this adapter that was not finite; repeated ones quarantine it."""
-        count = self._non_finite.get(adapter.key, 0) + 1
-        self._non_finite[adapter.key] = count
-        if count >= self._quarantine_after:
-            message = f"adapter {adapter.digest} produced non-finite output {count} times and is quarantined"
-            self._quarantined[adapter.key] = AdapterQuarantined(message)
+        self._non_finite[adapter.key] = self._non_finite.get(adapter.key, 0) + 1
+        self._non_finite.move_to_end(adapter.key)
+        if len(self._non_finite) > MAX_FAULTY:
+            self._non_finite.popitem(last=False)
 
     def poll(self) -> None:
         """Install what the loader has brought, as far as there is room. Called before every schedule."""
@@ -150,11 +165,8 @@ class AdapterPool:
         while not self._loaded.empty():
             key, result = self._loaded.get()
             self._loading.discard(key)
-            if isinstance(result, AdapterError):
-                self.num_load_failures += 1
-                self._errors[key] = result
-            else:
-                self._without_room[key] = result
+            self._arrive(key, result, abandoned=key in self._abandoned)
+            self._abandoned.discard(key)
         for key in list(self._without_room):
             if self._make_room(self._without_room[key].nbytes):
                 self._install(key, self._without_room.pop(key))
@@ -163,6 +175,17 @@ class AdapterPool:
         """Stop the loader thread."""
         self._requests.put(None)
         self._loader.join()
+
+    def _arrive(self, key: Key, result: LoraWeights | AdapterError, abandoned: bool) -> None:
+        """Note what a load brought. An abandoned one evicts nobody and leaves no error behind."""
+        if isinstance(result, AdapterError):
+            self.num_load_failures += 1
+            if not abandoned:
+                self._errors[key] = result
+        elif not abandoned:
+            self._without_room[key] = result
+        elif self._free_slots and self.resident_bytes + result.nbytes <= self._max_bytes:
+            self._install(key, result)
 
     def _load(self) -> None:
         while (adapter := self._requests.get()) is not None:

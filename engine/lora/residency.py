@@ -32,6 +32,10 @@ class AdapterResidency(Protocol):
 
     def unpin(self, adapter: AdapterRef) -> None: ...
 
+    def abandon(self, adapter: AdapterRef) -> None:
+        """Nobody waits for this adapter any more: what its load holds is given back, a FAILED error is forgotten."""
+        ...
+
     def take_error(self, adapter: AdapterRef) -> AdapterError:
         """The error of a FAILED or QUARANTINED adapter; clears FAILED."""
         ...

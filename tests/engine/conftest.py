@@ -74,6 +74,10 @@ class SimulatedResidency:
         self.pins[adapter.key] -= 1
         assert self.pins[adapter.key] >= 0
 
+    def abandon(self, adapter: AdapterRef) -> None:
+        self.without_room.pop(adapter.key, None)
+        self.errors.pop(adapter.key, None)
+
     def take_error(self, adapter: AdapterRef) -> AdapterError:
         return self.errors.pop(adapter.key)
 

@@ -316,3 +316,20 @@ def test_an_adapters_wait_is_bounded_although_others_never_pause(
     run.run()
     run.check_idle()
     assert all(s.finish_reason == "length" for s in run.sequences)
+
+
+def test_adapters_whose_requests_are_gone_block_no_load(simulation: "SimulationType") -> None:
+    run = simulation(residency={"budget": 1, "sizes_known": False}, max_num_seqs=8)
+    run.submit(prompt(5), adapter="running", max_tokens=100)
+    run.step()
+    run.step()
+    gone = [run.submit(prompt(5, 20 * i), adapter=f"gone {i}")[0] for i in range(1, 5)]
+    run.step()
+    assert len(run.residency.without_room) == 4, "they fill the loads in flight"
+    for sequence in gone:
+        run.scheduler.abort(sequence.request_id)
+    run.submit(prompt(5, 200), adapter="wanted")
+    run.step()
+    assert [digest for _, digest in run.residency.without_room] == ["wanted"]
+    run.run()
+    run.check_idle()

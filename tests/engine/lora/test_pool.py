@@ -16,9 +16,10 @@ from loraplex.engine.errors import (
     AdapterQuarantined,
     AdapterTooLarge,
 )
+from loraplex.engine.lora import pool as pool_module
 from loraplex.engine.lora.pool import MAX_LOADS_IN_FLIGHT, AdapterPool
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.lora.site import ALIGNMENT, LoraSite, make_site
+from loraplex.engine.lora.site import ALIGNMENT, MAX_RANK, LoraSite, make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
 
@@ -300,6 +301,84 @@ def test_loads_in_flight_are_bounded(make_pool: Callable[..., Pool]) -> None:
     assert pool.prefetch(ref("one more"))
 
 
+def test_what_nobody_waits_for_gives_its_place_in_flight_back(make_pool: Callable[..., Pool]) -> None:
+    pool = make_pool(1)
+    pool.bring("pinned")
+    pool.pin(ref("pinned"))
+    digests = [f"d{i}" for i in range(MAX_LOADS_IN_FLIGHT)]
+    assert all(pool.prefetch(ref(digest)) for digest in digests)
+    while pool._loading:
+        pool.wait()
+    assert not pool.prefetch(ref("wanted"))
+    pool.abandon(ref("d2"))
+    assert pool.state(ref("d2")) is ABSENT
+    assert pool.prefetch(ref("wanted"))
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_load_abandoned_underway_evicts_nobody_and_leaves_no_error(
+    make_pool: Callable[..., Pool], is_broken: bool
+) -> None:
+    pool = make_pool(1)
+    pool.bring("kept")
+    if is_broken:
+        pool.source.errors["gone"] = AdapterLoadFailed("broken")
+    pool.source.hold("gone")
+    pool.prefetch(ref("gone"))
+    pool.abandon(ref("gone"))
+    assert pool.state(ref("gone")) is LOADING
+    pool.source.release("gone")
+    pool.wait()
+    assert pool.state(ref("gone")) is ABSENT and pool.resident_digests == ["kept"]
+    pool.source.errors.clear()
+    pool.bring("gone")
+    assert pool.state(ref("gone")) is RESIDENT
+
+
+def test_a_load_abandoned_underway_is_kept_where_there_is_room(make_pool: Callable[..., Pool]) -> None:
+    pool = make_pool(2)
+    pool.source.hold("gone")
+    pool.prefetch(ref("gone"))
+    pool.abandon(ref("gone"))
+    pool.source.release("gone")
+    pool.wait()
+    assert pool.state(ref("gone")) is RESIDENT
+
+
+def test_an_error_nobody_asks_for_is_forgotten(make_pool: Callable[..., Pool]) -> None:
+    pool = make_pool(2)
+    pool.source.errors["a"] = AdapterLoadFailed("broken")
+    pool.bring("a")
+    pool.abandon(ref("a"))
+    assert pool.state(ref("a")) is ABSENT
+
+
+def test_the_memory_of_faults_is_bounded(
+    make_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "MAX_FAULTY", 3)
+    pool = make_pool(2)
+    for digest in ("old", "old", "b", "c", "c", "d"):
+        pool.report_non_finite(ref(digest))
+    states = {digest: pool.state(ref(digest)) for digest in ("old", "b", "c", "d")}
+    assert states == {"old": ABSENT, "b": ABSENT, "c": AdapterState.QUARANTINED, "d": ABSENT}
+
+
+@pytest.mark.parametrize("max_rank", [0, MAX_RANK + 1])
+def test_a_rank_the_kernels_have_no_room_for_is_refused_at_the_start(max_rank: int) -> None:
+    with pytest.raises(ValueError, match="max_rank must lie in 1..256"):
+        AdapterPool(
+            [],
+            Source(),
+            max_bytes=1,
+            max_rank=max_rank,
+            max_slots=1,
+            quarantine_after=1,
+            dtype=torch.float32,
+            device=CPU,
+        )
+
+
 class PoolMachine(RuleBasedStateMachine):
     """Any order of prefetch, arrival, pin, unpin and reports, with a loader that is always waited for."""
 
@@ -346,6 +425,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.pins[digest] -= 1
         if not self.pins[digest]:
             del self.pins[digest]
+
+    @rule(digest=digests)
+    def abandon(self, digest: str) -> None:
+        self.pool.abandon(ref(digest))
+        assert self.pool.state(ref(digest)) in (ABSENT, LOADING, RESIDENT)
 
     @rule(digest=digests)
     def take_error(self, digest: str) -> None:
