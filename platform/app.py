@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.platform.auth import Authenticator
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
@@ -28,7 +29,7 @@ def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> 
     app.include_router(inference_router(services, authenticator))
     for router in routers:
         app.include_router(router)
-    for error in (GatewayError, EngineError, TenantsError):
+    for error in (GatewayError, EngineError, AdaptersError, TenantsError):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(ErrorBoundary)

@@ -8,6 +8,7 @@ GatewayError
 │   └── ContextTooLong        prompt and completion do not fit the model's context
 ├── InvalidBody               not JSON, not an object, too deep, too many values, not finite
 ├── BodyTooLarge
+├── BodyTimeout               the body takes longer than allowed to arrive
 ├── InsufficientScope
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
@@ -21,6 +22,7 @@ The table holds the errors of the floors below as well; those of unknown class a
 from dataclasses import dataclass
 from typing import Final
 
+from loraplex.adapters import errors as adapters_errors
 from loraplex.engine import errors as engine_errors
 from loraplex.engine.messages import Failed
 from loraplex.tenants import errors as tenants_errors
@@ -72,6 +74,10 @@ class BodyTooLarge(GatewayError):
     pass
 
 
+class BodyTimeout(GatewayError):
+    pass
+
+
 class InsufficientScope(GatewayError):
     pass
 
@@ -116,11 +122,13 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     ContextTooLong: ErrorRow(400, _INVALID, "context_length_exceeded"),
     InvalidBody: ErrorRow(400, _INVALID, "invalid_json"),
     BodyTooLarge: ErrorRow(413, _INVALID, "request_too_large"),
+    BodyTimeout: ErrorRow(408, _INVALID, "request_timeout"),
     InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     AdapterMismatch: ErrorRow(500, _SERVER, "adapter_mismatch"),
     ClientGone: ErrorRow(499, _INVALID, "client_closed_request"),
+    adapters_errors.BlobMissing: ErrorRow(503, _SERVER, "adapter_unavailable", retry_after_s=5),
     tenants_errors.InvalidApiKey: ErrorRow(401, _AUTHENTICATION, "invalid_api_key"),
     tenants_errors.TenantSuspended: ErrorRow(403, _PERMISSION, "tenant_suspended"),
     tenants_errors.InvalidField: ErrorRow(400, _INVALID, "invalid_value"),

@@ -183,6 +183,7 @@ async def _services(
             max_in_flight=settings.max_requests_in_flight,
             queue_timeout_s=settings.queue_timeout_s,
             total_timeout_s=settings.total_timeout_s,
+            reader_stall_s=settings.reader_stall_s,
         ),
     )
 

@@ -10,25 +10,35 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from loraplex.platform.errors import BodyTooLarge, InvalidBody, InvalidParameter
+from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone, InvalidBody, InvalidParameter
 
 LARGE_BODY = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """`max_bytes` of the body, `max_depth` of nesting, `max_values` counts every value and every name."""
+    """`max_bytes` of the body within `max_s` seconds, `max_depth` of nesting; `max_values` counts names as well."""
 
     max_bytes: int = 10 * 1024 * 1024
+    max_s: float = 60.0
     max_depth: int = 64
     max_values: int = 500_000
 
 
 async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
-    """The body as an object. Raises `BodyTooLarge`, `InvalidBody`. Large bodies are parsed off the event loop."""
-    body = await _read_bytes(request, limits.max_bytes)
+    """The body as an object; large ones are parsed off the event loop.
+
+    Raises `BodyTooLarge`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client left before its end.
+    """
+    try:
+        async with asyncio.timeout(limits.max_s):
+            body = await _read_bytes(request, limits.max_bytes)
+    except TimeoutError:
+        raise BodyTimeout(f"The body did not arrive within {limits.max_s:g} s.") from None
+    except ClientDisconnect as error:
+        raise ClientGone("The client closed the connection within its request.") from error
     if len(body) > LARGE_BODY:
         return await asyncio.to_thread(parse_object, body, limits)
     return parse_object(body, limits)
@@ -67,6 +77,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(names) != len(pairs):
         counts = Counter(name for name, _ in pairs)
         name = counts.most_common(1)[0][0]
+        _check_encodable(name)
         raise InvalidParameter(f"`{name[:64]}` occurs twice in one object.", param=name[:64])
     return names
 

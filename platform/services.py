@@ -14,21 +14,29 @@ from loraplex.tenants.database import Database
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
-    """Times in seconds. `max_in_flight` counts prompts; `max_completion_tokens` is prompts x n x max_tokens."""
+    """Times in seconds. `max_in_flight` counts prompts; `max_completion_tokens` is prompts x n x max_tokens.
+
+    `max_logprobs` is that times (1 + top_logprobs): a whole answer is held in memory, about 0.5 KB for each.
+    """
 
     body: BodyLimits = field(default_factory=BodyLimits)
     max_in_flight: int = 2048
     max_prompt_characters: int = 2_000_000
     default_max_tokens: int = 1024
     max_completion_tokens: int = 131_072
+    max_logprobs: int = 524_288
     queue_timeout_s: float | None = 120.0
     total_timeout_s: float | None = 1800.0
+    reader_stall_s: float = 60.0
     key_cache_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
-    """`namespace_of`: tenant -> its 32-byte cache namespace; `adapter_path`: (tenant, digest) -> folder of the blob."""
+    """`namespace_of`: tenant -> its 32-byte cache namespace.
+
+    `adapter_path`: (tenant, digest) -> folder of the blob; raises `BlobMissing`.
+    """
 
     served_model_name: str
     database: Database

@@ -74,8 +74,8 @@ class Inference:
         prompts = await self.prompt_ids(values)
         name = _prompt_name(values)
         budgets = [self._max_tokens(ids, values, name) for ids in prompts]
-        self._check_product(sum(budgets) * values["n"])
         fields = sampling_fields(endpoint, values)
+        self._check_product(sum(budgets) * values["n"], fields["logprobs"])
         namespace = self._services.namespace_of(caller.tenant_id)
         adapter = self._adapter_ref(caller, model, namespace)
         limits, salt, run = self._services.limits, (values["cache_salt"] or "").encode(), uuid4().hex
@@ -119,11 +119,19 @@ class Inference:
             )
         return asked or min(self._services.limits.default_max_tokens, left)
 
-    def _check_product(self, tokens: int) -> None:
+    def _check_product(self, tokens: int, logprobs: int | None) -> None:
+        """`logprobs` alternatives are told per token; None means that no log-probabilities are."""
         limit = self._services.limits.max_completion_tokens
         if tokens > limit:
             raise InvalidParameter(
                 f"prompts x `n` x `max_tokens` is {tokens}, but must be at most {limit}.", param="max_tokens"
+            )
+        entries = 0 if logprobs is None else tokens * (1 + logprobs)
+        if entries > self._services.limits.max_logprobs:
+            raise InvalidParameter(
+                f"prompts x `n` x `max_tokens` x log-probabilities per token is {entries}, "
+                f"but must be at most {self._services.limits.max_logprobs}.",
+                param="max_tokens",
             )
 
 

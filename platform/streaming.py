@@ -5,6 +5,7 @@ Invariant: whatever ends the stream - its end, an error, a client that left - th
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -40,16 +41,21 @@ def error_event(error: ClientError) -> bytes:
 
 
 class EventStream(Response):
-    """Sends a generation as it runs."""
+    """Sends a generation as it runs. A client that takes nothing for `stall_s` seconds counts as gone: while it kept
+    its connection it would keep its place among the requests in flight.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, encoder: ChunkEncoder, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, generation: Generation, encoder: ChunkEncoder, headers: Mapping[str, str], stall_s: float
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no", **headers})
         self._generation = generation
         self._encoder = encoder
+        self._stall_s = stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: BaseException | None = None
@@ -60,33 +66,37 @@ class EventStream(Response):
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the generation closed
             failure = error
-            await self._fail(error, send)
+            with suppress(ClientGone):
+                await self._fail(error, send)
         finally:
             await self._generation.close(failure)
 
     async def _pump(self, send: Send) -> None:
         encoder = self._encoder
-        await _send(send, encoder.opening())
+        await self._send(send, encoder.opening())
         async for choice, event in self._generation.events():
             chunk = (
                 encoder.delta(choice, event) if isinstance(event, Delta) else encoder.finished(choice, event)
             )
             if chunk:
-                await _send(send, chunk)
+                await self._send(send, chunk)
         await self._generation.close()
-        await _send(send, encoder.closing() + DONE)
-        await _send(send, b"", more=False)
+        await self._send(send, encoder.closing() + DONE)
+        await self._send(send, b"", more=False)
 
     async def _fail(self, error: Exception, send: Send) -> None:
         seen = describe(error)
         if seen.row.status == 500:
             LOG.error("stream failed", code=seen.row.code, exc_info=error)
-        await _send(send, error_event(seen))
-        await _send(send, b"", more=False)
+        await self._send(send, error_event(seen))
+        await self._send(send, b"", more=False)
 
-
-async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            raise ClientGone(f"The client took nothing for {self._stall_s:g} s.") from None
 
 
 async def unless_disconnected(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T:

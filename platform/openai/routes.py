@@ -72,7 +72,7 @@ async def _answer(
     encoder = ChatChunks if endpoint == "chat" else CompletionChunks
     include_usage = bool((values["stream_options"] or {}).get("include_usage"))
     chunks = encoder(head, generation, services.token_text, include_usage)
-    return EventStream(generation, chunks, generation.model.headers())
+    return EventStream(generation, chunks, generation.model.headers(), services.limits.reader_stall_s)
 
 
 async def _whole(

@@ -48,6 +48,7 @@ def test_values_are_bounded() -> None:
         b'{"a": "\xff"}',
         b'{"a": "\\ud800"}',
         b'{"\\udfff": 1}',
+        b'{"\\udfff": 1, "\\udfff": 2}',
         b"{'a': 1}",
         b'\xef\xbb\xbf{"a": 1}',
     ],

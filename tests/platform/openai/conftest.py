@@ -119,6 +119,7 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
             script: FakeScript | None = None,
             limits: GatewayLimits | None = None,
             other: Database | None = None,
+            adapter_path: Callable[[UUID, str], str] = lambda tenant, digest: f"/blobs/{tenant}/{digest}",
         ) -> Gateway:
             engine, recorder = FakeEngine(script), Recorder()
             services = GatewayServices(
@@ -129,7 +130,7 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
                 namespace_of=namespace_of,
-                adapter_path=lambda tenant, digest: f"/blobs/{tenant}/{digest}",
+                adapter_path=adapter_path,
                 limits=limits or GatewayLimits(key_cache_s=0.0),
             )
             app = create_app(services)

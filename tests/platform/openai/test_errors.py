@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from loraplex.adapters.storage import AdapterStorage
 from loraplex.engine.errors import AdapterQuarantined, EngineOverloaded, EngineUnavailable, RequestTimeout
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.platform.request_body import BodyLimits
@@ -23,6 +25,29 @@ ENDLESS = FakeScript(token_interval_s=0.005)
 async def ask(gateway: Any, body: Any, **headers: str) -> httpx.Response:
     answer: httpx.Response = await gateway.post("/v1/chat/completions", body, **headers)
     return answer
+
+
+class Client:
+    """One ASGI client: it says one message and then nothing; without `takes_body` it reads the status and no more."""
+
+    def __init__(self, gateway: Any, message: dict[str, Any], takes_body: bool = True) -> None:
+        self._gateway, self._messages, self._takes_body = gateway, [message], takes_body
+        self.status: int | None = None
+
+    async def post(self) -> None:
+        headers = [(b"authorization", f"Bearer {self._gateway.key}".encode())]
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+        await self._gateway.app({**scope, "query_string": b""}, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._messages:
+            await asyncio.Event().wait()
+        return self._messages.pop()
+
+    async def _send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+        if "body" in message and not self._takes_body:
+            await asyncio.Event().wait()
 
 
 async def test_an_unknown_parameter_is_named(start_gateway: Any) -> None:
@@ -136,6 +161,47 @@ async def test_a_body_over_the_limit_is_413_whether_declared_or_not(start_gatewa
         headers = {"authorization": f"Bearer {gateway.key}"}
         answer = await client.post("/v1/completions", content=pieces(), headers=headers)
     assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+
+
+async def test_a_body_that_does_not_arrive_is_408(start_gateway: Any) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(body=BodyLimits(max_s=0.05)))
+    client = Client(gateway, {"type": "http.request", "body": b"{", "more_body": True})
+    await asyncio.wait_for(client.post(), 5)
+    assert client.status == 408
+
+
+async def test_a_client_that_leaves_within_its_body_is_no_server_error(start_gateway: Any) -> None:
+    client = Client(await start_gateway(), {"type": "http.disconnect"})
+    await client.post()
+    assert client.status == 499
+
+
+async def test_a_client_that_reads_nothing_loses_its_place(start_gateway: Any) -> None:
+    gateway = await start_gateway(ENDLESS, GatewayLimits(max_in_flight=1, reader_stall_s=0.1))
+    body = {"model": MODEL, "messages": USER, "max_tokens": 4000, "stream": True}
+    client = Client(gateway, {"type": "http.request", "body": json.dumps(body).encode()}, takes_body=False)
+    await asyncio.wait_for(client.post(), 5)
+    assert client.status == 200 and gateway.engine.running == 0
+    assert (await ask(gateway, {"model": MODEL, "messages": USER, "max_tokens": 1})).status_code == 200
+
+
+async def test_an_adapter_whose_files_are_lost_is_503(start_gateway: Any, tmp_path: Path) -> None:
+    storage = AdapterStorage(tmp_path)
+    gateway = await start_gateway(adapter_path=lambda tenant, digest: str(storage.path(tenant, digest)))
+    await gateway.adapter("acme", "pirate", "a" * 64)
+    answer = await ask(gateway, {"model": "pirate", "messages": USER})
+    assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["code"] == "adapter_unavailable"
+    assert str(tmp_path) not in answer.text and gateway.engine.requests == []
+
+
+async def test_log_probabilities_count_towards_the_size_of_an_answer(start_gateway: Any) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(max_logprobs=100))
+    body = {"model": MODEL, "messages": USER, "max_tokens": 10, "logprobs": True}
+    refused = await ask(gateway, {**body, "top_logprobs": 10})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
+    assert "is 110, but must be at most 100" in refused.json()["error"]["message"]
+    assert (await ask(gateway, {**body, "top_logprobs": 9})).status_code == 200
 
 
 async def test_a_full_gateway_refuses_and_recovers(start_gateway: Any) -> None:
