@@ -43,7 +43,10 @@ class ForwardBatch:
 def make_forward_batch(
     plan: StepPlan, block_size: int, adapter_slots: Mapping[tuple[bytes, str], int], device: torch.device
 ) -> ForwardBatch:
-    """Tensors of `plan`. A row of one token whose logits are sampled decodes; every other row is a chunk."""
+    """Tensors of `plan`. A row of one token that was itself sampled decodes; every other row is a chunk.
+
+    So a token takes the same path whatever the prefix cache and the step's other rows left of its prompt.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -56,7 +59,7 @@ def make_forward_batch(
         start, count, table = row.start, len(row.token_ids), row.block_table
         token_ids.extend(row.token_ids)
         slot = -1 if row.adapter is None else adapter_slots[row.adapter.key]
-        if count == 1 and not chunks:
+        if count == 1 and start >= row.sequence.num_prompt_tokens and not chunks:
             positions.append(start)
             slots.append(table[start // block_size] * block_size + start % block_size)
             row_slots.append(slot)
@@ -74,7 +77,7 @@ def make_forward_batch(
             sampled.append(len(positions) - 1)
             sampled_slots.append(slot)
     every = len(sampled) == len(token_ids)
-    lora = group_rows(row_slots, device)
+    lora = group_rows(row_slots, device, len(decodes))
     return ForwardBatch(
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.tensor(positions, device=device),
@@ -86,7 +89,7 @@ def make_forward_batch(
         sampled_tokens=None if every else torch.tensor(sampled, dtype=torch.int64, device=device),
         num_sampled=len(sampled),
         lora=lora,
-        sampled_lora=lora if every else group_rows(sampled_slots, device),
+        sampled_lora=lora if every and not chunks else group_rows(sampled_slots, device),
     )
 
 

@@ -18,9 +18,9 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: LoraBatch) -> 
     elif body is Body.COMPILED:
         from loraplex.engine.kernels.compiled import sgmv as compiled
 
-        if batch.small is not None:
-            compiled.sgmv(x, y, site, batch.small)
-        if batch.large is not None:
-            reference.sgmv(x, y, site, batch.large)
+        if batch.decodes is not None:
+            compiled.sgmv(x, y, site, batch.decodes)
+        if batch.chunks is not None:
+            reference.sgmv(x, y, site, batch.chunks)
     else:
         reference.sgmv(x, y, site, batch.groups)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-LARGE_GROUP = 16
-"""Groups above this many rows are matrix products of their own; below, bandwidth decides and groups are fused."""
+GROUP_ROWS = 16
+"""Rows of a decode group at most; an adapter with more has several groups, each read from cache after the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +29,47 @@ class LoraGroups:
 
 @dataclass(frozen=True, slots=True)
 class LoraBatch:
-    """All groups; `small` and `large` partition them by size."""
+    """All groups; `decodes` and `chunks` partition them by what their rows are, never by how many share an adapter.
+
+    The bodies of the two may round differently, so a row must not change sides with its neighbours.
+    """
 
     groups: LoraGroups
-    small: LoraGroups | None
-    large: LoraGroups | None
+    decodes: LoraGroups | None
+    chunks: LoraGroups | None
 
 
-def group_rows(row_slots: Sequence[int], device: torch.device) -> LoraBatch | None:
-    """Group rows by slot; -1 is the base model. None when no row has an adapter."""
-    members: dict[int, list[int]] = {}
-    for row, slot in enumerate(row_slots):
-        if slot >= 0:
-            members.setdefault(slot, []).append(row)
-    if not members:
+def group_rows(
+    row_slots: Sequence[int], device: torch.device, num_decodes: int | None = None
+) -> LoraBatch | None:
+    """Group rows by slot; -1 is the base model. Rows from `num_decodes` on belong to prefill chunks.
+
+    None when no row has an adapter.
+    """
+    split = len(row_slots) if num_decodes is None else num_decodes
+    decodes = _members(row_slots, 0, split, GROUP_ROWS)
+    chunks = _members(row_slots, split, len(row_slots), len(row_slots))
+    if not decodes and not chunks:
         return None
-    ordered = sorted(members.items())
-    small = [item for item in ordered if len(item[1]) <= LARGE_GROUP]
-    large = [item for item in ordered if len(item[1]) > LARGE_GROUP]
-    groups = _groups(ordered, device)
+    groups = _groups(decodes + chunks, device)
     return LoraBatch(
         groups=groups,
-        small=groups if not large else _groups(small, device) if small else None,
-        large=groups if not small else _groups(large, device) if large else None,
+        decodes=groups if not chunks else _groups(decodes, device) if decodes else None,
+        chunks=groups if not decodes else _groups(chunks, device) if chunks else None,
     )
+
+
+def _members(row_slots: Sequence[int], begin: int, end: int, most: int) -> list[tuple[int, list[int]]]:
+    """(slot, rows) of rows `begin ... end - 1`, by slot, at most `most` rows each."""
+    members: dict[int, list[int]] = {}
+    for row in range(begin, end):
+        if row_slots[row] >= 0:
+            members.setdefault(row_slots[row], []).append(row)
+    return [
+        (slot, rows[i : i + most])
+        for slot, rows in sorted(members.items())
+        for i in range(0, len(rows), most)
+    ]
 
 
 def _groups(members: Sequence[tuple[int, Sequence[int]]], device: torch.device) -> LoraGroups:

@@ -24,7 +24,7 @@ from loraplex.engine.kernels.compiled.machine import (
     thread_number,
     width,
 )
-from loraplex.engine.lora.batch import LARGE_GROUP, LoraGroups
+from loraplex.engine.lora.batch import GROUP_ROWS, LoraGroups
 from loraplex.engine.lora.site import MAX_RANK, LoraSite
 
 
@@ -222,10 +222,10 @@ class Workspace:
         self._sums = torch.empty(0)
 
     def reserve(self, rows: int, site: LoraSite, threads: int) -> tuple[int, int, int]:
-        """Addresses of x widened [rows, inputs], hidden [rows, slices * MAX_RANK] and sums [threads, LARGE_GROUP, outputs]."""
+        """Addresses of x widened [rows, inputs], hidden [rows, slices * MAX_RANK] and sums [threads, GROUP_ROWS, outputs]."""
         self._widened = _grown(self._widened, rows * site.inputs)
         self._hidden = _grown(self._hidden, rows * len(site.names) * MAX_RANK)
-        self._sums = _grown(self._sums, threads * LARGE_GROUP * site.outputs)
+        self._sums = _grown(self._sums, threads * GROUP_ROWS * site.outputs)
         return self._widened.data_ptr(), self._hidden.data_ptr(), self._sums.data_ptr()
 
 
@@ -239,7 +239,7 @@ def _workspace() -> Workspace:
 
 
 def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -> None:
-    """See `reference.sgmv`. Groups hold at most `LARGE_GROUP` rows."""
+    """See `reference.sgmv`. Groups hold at most `GROUP_ROWS` rows."""
     threads = torch.get_num_threads()
     widened, hidden, sums = _workspace().reserve(groups.num_rows, site, threads)
     _body(KINDS[x.dtype])(
@@ -260,5 +260,5 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -
         hidden,
         len(site.names) * MAX_RANK,
         sums,
-        LARGE_GROUP,
+        GROUP_ROWS,
     )

@@ -1,9 +1,12 @@
 """RMSNorm: the torch body against float64, the compiled one against the torch body."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from loraplex.engine.kernels.compiled import machine
 from loraplex.engine.kernels.compiled import rms_norm as compiled
 from loraplex.engine.kernels.reference import rms_norm as reference
 
@@ -69,3 +72,19 @@ def test_epsilon_decides_for_rows_of_tiny_values(epsilon: float) -> None:
     x[1] = 0.0
     result = compiled.rms_norm(x, None, torch.ones(64), epsilon)
     torch.testing.assert_close(result, reference.rms_norm(x, None, torch.ones(64), epsilon))
+
+
+def test_two_engines_may_share_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not machine.is_available():
+        pytest.skip("this CPU has no compiled body")
+    x, weight = torch.randn(4, 64), torch.ones(64)
+    expected, launch, inner = compiled.rms_norm(x, None, weight, 1e-6), machine._launch, list[int]()
+
+    def interrupted(*arguments: Any) -> None:
+        if not inner:
+            inner.append(1)
+            compiled.rms_norm(torch.randn(7, 32), None, torch.ones(32), 1e-6)
+        launch(*arguments)
+
+    monkeypatch.setattr(machine, "_launch", interrupted)
+    assert torch.equal(compiled.rms_norm(x, None, weight, 1e-6), expected)
