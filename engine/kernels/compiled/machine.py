@@ -178,26 +178,26 @@ def exp(typing_context: Any, x: Any) -> tuple[Signature, Codegen]:
 
 
 @njit  # type: ignore[untyped-decorator]
-def _launch(body: int, arguments: int, threads: int) -> None:
+def _launch(body: int, arguments: Any, threads: int) -> None:
     # The GIL stays held: a region lasts microseconds, and taking it back could wait for another thread's slice.
-    _gomp_parallel(body, arguments, np.uint32(threads), np.uint32(0))
+    _gomp_parallel(body, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
 
 
 class ParallelBody:
-    """A compiled body and its argument block. Not safe for concurrent calls: one engine loop owns it."""
+    """A compiled body that takes `num_arguments` integers. Engines on several threads may share it."""
 
     def __init__(self, function: Callable[[Any], None], num_arguments: int) -> None:
         if not is_available():
             raise RuntimeError("compiled kernels need torch's GNU OpenMP runtime")
         # Divisions as in IEEE 754: the check for a zero divisor would keep loops from vectorising.
         self._body = cfunc(BODY_SIGNATURE, fastmath=_FASTMATH, error_model="numpy", cache=True)(function)
-        self._arguments = np.zeros(num_arguments, dtype=np.int64)
-        self._address = self._arguments.ctypes.data
+        self._num_arguments = num_arguments
 
     def __call__(self, threads: int, *arguments: int) -> None:
         """Run the body on `threads` threads of torch's team; argument 0 of the block is their number."""
-        self._arguments[:] = (threads, *arguments)
-        _launch(self._body.address, self._address, threads)
+        if len(arguments) + 1 != self._num_arguments:
+            raise TypeError(f"the body takes {self._num_arguments} arguments, not {len(arguments) + 1}")
+        _launch(self._body.address, np.array((threads, *arguments), dtype=np.int64), threads)
 
 
 def threads_for(elements: int) -> int:
