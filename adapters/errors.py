@@ -1,7 +1,6 @@
 """Every error of a tenant's adapter files. Nothing here knows HTTP.
 
 AdaptersError
-├── InvalidAdapterName      the name under which an adapter is pushed
 ├── AdapterRejected         bytes that are not an adapter for this base model: check, subject, message
 │   ├── FolderRejected      a file is missing, too large, a link or not a regular file
 │   ├── ManifestRejected    adapter_config.json; the subject is the field
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
 
 class AdaptersError(Exception):
     """Base of all errors of the adapters package."""
-
-
-class InvalidAdapterName(AdaptersError):
-    """A name outside `[a-z0-9][a-z0-9._-]{0,62}`."""
 
 
 class AdapterRejected(AdaptersError):

@@ -4,12 +4,11 @@ Files are copied into private storage before they are read, so that what was val
 """
 
 import asyncio
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
-from loraplex.adapters.errors import FolderRejected, InvalidAdapterName
+from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.identity import adapter_digest
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.manifest import AdapterManifest, parse_manifest
@@ -20,9 +19,8 @@ from loraplex.adapters.validation import validate_adapter
 from loraplex.engine.models.config import ModelConfig
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
-
-PRODUCTION = "production"
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+from loraplex.tenants.model_reference import PRODUCTION
+from loraplex.tenants.names import check_adapter_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class AdapterRegistry:
     async def push(self, tenant_id: UUID, name: str, folder: Path, *, promote: bool = True) -> PushedVersion:
         """A new version, or the existing one of equal content. The first version is always promoted.
 
-        Raises `InvalidAdapterName` or `AdapterRejected`; nothing is registered then.
+        Raises `InvalidName` of tenants or `AdapterRejected`; nothing is registered then.
         """
         check_adapter_name(name)
         stored = await asyncio.to_thread(self._store, tenant_id, folder)
@@ -118,14 +116,6 @@ async def delete_adapter(database: Database, storage: AdapterStorage, tenant_id:
     for digest in digests:
         if storage.exists(tenant_id, digest):
             await asyncio.to_thread(storage.delete, tenant_id, digest)
-
-
-def check_adapter_name(name: str) -> None:
-    """Raises `InvalidAdapterName`. `:` and `@` separate the alias and the version, so no name holds them."""
-    if not _NAME.fullmatch(name):
-        raise InvalidAdapterName(
-            f"adapter name {name[:80]!r} is not allowed: 1 to 63 of a-z 0-9 . _ - and a letter or digit first"
-        )
 
 
 def _read_config(folder: Path, limits: AdapterLimits) -> bytes:

@@ -5,9 +5,10 @@
 import re
 from dataclasses import dataclass
 
+from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
+
 PRODUCTION = "production"
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
-REFERENCE = re.compile(rf"({NAME})(?::({NAME})|@([1-9][0-9]{{0,8}}))?")
+REFERENCE = re.compile(rf"({ADAPTER_NAME.strip('^$')})(?::({ALIAS_NAME.strip('^$')})|@([1-9][0-9]{{0,8}}))?")
 
 
 @dataclass(frozen=True)

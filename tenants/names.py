@@ -5,10 +5,10 @@ import re
 from loraplex.tenants.errors import InvalidName
 
 TENANT_NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
-ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+ADAPTER_NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 ALIAS_NAME = ADAPTER_NAME
 KEY_NAME_MAX_LENGTH = 100
-ADAPTER_RULE = "1-63 letters, digits, dots, underscores and hyphens, beginning with a letter or digit"
+ADAPTER_RULE = "1-63 of a-z 0-9 . _ - and a letter or digit first"
 
 
 def check_tenant_name(name: str) -> str:

@@ -14,7 +14,7 @@ depends_on = None
 
 NOW = sa.text("now()")
 STATES = "'uploading', 'validating', 'ready', 'rejected', 'deprecated', 'deleting', 'quarantined'"
-NAME = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+NAME = "^[a-z0-9][a-z0-9._-]{0,62}$"
 KEEP_VERSIONS = """
 CREATE FUNCTION keep_adapter_version() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loraplex.adapters.errors import AdapterRejected, AdaptersError, InvalidAdapterName, TensorsRejected
+from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
 from loraplex.adapters.registry import AdapterRegistry, PushedVersion, delete_adapter
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
@@ -165,7 +165,7 @@ def _run(
         asyncio.run(within())
     except (AdaptersError, TenantsError, EngineError, StartError) as error:
         _print_error(error, as_json)
-        usage = isinstance(error, (InvalidAdapterName, InvalidField))
+        usage = isinstance(error, InvalidField)
         code = error.exit_code if isinstance(error, StartError) else 2 if usage else 1
         raise typer.Exit(code) from error
 

@@ -7,14 +7,15 @@ from uuid import UUID
 import pytest
 from peft import PeftModel
 
-from loraplex.adapters.errors import AdapterRejected, InvalidAdapterName
-from loraplex.adapters.registry import AdapterRegistry, check_adapter_name, delete_adapter
+from loraplex.adapters.errors import AdapterRejected
+from loraplex.adapters.registry import AdapterRegistry, delete_adapter
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.engine.models.config import ModelConfig
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import AdapterNotFound
+from loraplex.tenants.errors import AdapterNotFound, InvalidName
+from loraplex.tenants.names import check_adapter_name
 
 PeftFactory = Callable[..., tuple[PeftModel, Path]]
 BASE = "b" * 64
@@ -140,7 +141,7 @@ async def test_a_refused_adapter_leaves_nothing(
     "name", ["", "Voice", "a:b", "a@1", "a/b", "../a", ".a", "-a", "a b", "a\n", "a" * 64, "é"]
 )
 async def test_names(registry: AdapterRegistry, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidAdapterName, match="is not allowed: 1 to 63"):
+    with pytest.raises(InvalidName, match="is not allowed: 1-63"):
         await registry.push(UUID(int=0), name, tmp_path)
 
 

@@ -189,7 +189,7 @@ async def test_delete_frees_the_name(database: Database) -> None:
         assert await resolved(adapters, "support@1") == (1, digest(2), None)
 
 
-@pytest.mark.parametrize("name", ["", "a:b", "a@1", "a/b", "../x", "-a", "a" * 64, "a\n", "ü"])
+@pytest.mark.parametrize("name", ["", "Voice", "a:b", "a@1", "a/b", "../x", "-a", "a" * 64, "a\n", "ü"])
 async def test_adapter_names_that_are_refused(database: Database, name: str) -> None:
     tenant_id = await make_tenant(database, "acme")
     async with database.transaction() as session:
