@@ -53,7 +53,12 @@ def read_exactly(descriptor: int, length: int, offset: int) -> bytes:
 def hash_regular(path: Path, *, max_bytes: int) -> bytes:
     """SHA-256 of the content, 32 bytes. Raises `FolderRejected`."""
     with open_regular(path, max_bytes=max_bytes) as (descriptor, size):
-        return _hash_into(descriptor, size, None)
+        return hash_descriptor(descriptor, size)
+
+
+def hash_descriptor(descriptor: int, size: int) -> bytes:
+    """SHA-256 of an open file's first `size` bytes, 32 bytes. Raises `EOFError` when it is shorter."""
+    return _hash_into(descriptor, size, None)
 
 
 def copy_regular(source: Path, destination: Path, *, max_bytes: int) -> bytes:

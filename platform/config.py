@@ -157,7 +157,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
 
 
 def foreign_environment() -> dict[str, str]:
-    """This process's environment without any setting of loraplex: for a server that must not touch the user's stores."""
+    """This process's environment without any setting of loraplex: for processes that have no business with our stores."""
     prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL")
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
 
@@ -174,9 +174,9 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def engine_environment() -> dict[str, str]:
-    """This process's environment for an engine, with its OpenMP threads bound to a core each.
+    """This process's environment for an engine: no setting or secret of ours, its OpenMP threads bound to a core each.
 
     Unbound, two threads that meet on one core while a neighbour has the other spin against each other at every
     barrier: measured on 2 busy cores, a decode step takes 10 to 30 times as long. What the operator set stays.
     """
-    return {"OMP_PROC_BIND": "true", **os.environ}
+    return {"OMP_PROC_BIND": "true", **foreign_environment()}

@@ -16,7 +16,7 @@ from loraplex.engine.local_engine import LocalEngine
 def load_engine(config: EngineConfig) -> Engine:
     """Load the model and allocate its KV pool. Raises `ModelError`."""
     model = load_model(config)
-    return Engine(model, config, PeftAdapterSource(model.config, model.dtype))
+    return Engine(model, config, PeftAdapterSource(model.config, model.dtype, model.digest))
 
 
 @asynccontextmanager

@@ -5,12 +5,14 @@ A value outside is refused with the parameter's name, the value and what is allo
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
 from loraplex.platform.errors import InvalidParameter, UnknownParameter, UnsupportedParameter
 
 SHOWN: Final = 60
+_TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def shown(value: object) -> str:
@@ -168,7 +170,8 @@ class LogitBias:
             refuse(name, value, self.allowed)
         biases = {}
         for key, bias in value.items():
-            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            # A leading zero would spell one id twice.
+            if not _TOKEN_ID.fullmatch(key):
                 refuse(name, key, self.allowed)
             biases[int(key)] = self.bias.read(f"{name}.{key}", bias)
         return biases

@@ -46,6 +46,7 @@ class Database:
             max_overflow=0,
             pool_timeout=POOL_WAIT_SECONDS,
             pool_pre_ping=True,
+            hide_parameters=True,
             connect_args={"connect_timeout": CONNECT_SECONDS, "options": timeouts},
         )
         self._sessions = async_sessionmaker(self._engine, expire_on_commit=False)

@@ -1,5 +1,6 @@
 """What the engine gets equals what PEFT computes, for adapters that PEFT wrote."""
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,9 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
+from loraplex.adapters.identity import adapter_digest
+from loraplex.adapters.limits import DEFAULT_LIMITS
+from loraplex.adapters.manifest import parse_manifest
 from loraplex.adapters.source import PeftAdapterSource
 from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.lora.source import AdapterSource
@@ -128,3 +132,23 @@ def test_a_blob_that_went_bad_fails_to_load(model_config: ModelConfig, peft_adap
     shutil.rmtree(folder)
     with pytest.raises(AdapterLoadFailed, match="adapter_config.json: is missing"):
         source.load(reference(folder))
+
+
+def test_other_content_than_the_digest_says_fails_to_load(
+    model_config: ModelConfig, peft_adapter: PeftFactory
+) -> None:
+    _, folder = peft_adapter(r=2, target_modules=["q_proj"])
+    file = folder / "adapter_model.safetensors"
+    config = parse_manifest((folder / "adapter_config.json").read_bytes(), DEFAULT_LIMITS).canonical()
+    (folder / "adapter_config.json").write_bytes(config)
+    digest = adapter_digest(config, hashlib.sha256(file.read_bytes()).digest(), "b" * 64)
+    stored = AdapterRef(namespace=bytes(32), digest=digest, blob_path=str(folder))
+    source = PeftAdapterSource(model_config, torch.float32, "b" * 64)
+    assert source.load(stored).digest == digest
+    with pytest.raises(AdapterLoadFailed, match="base model is another"):
+        PeftAdapterSource(model_config, torch.float32, "c" * 64).load(stored)
+    tensors = load_file(file)
+    tensors[next(iter(tensors))][0, 0] += 1
+    save_file(tensors, file)
+    with pytest.raises(AdapterLoadFailed, match="content has changed"):
+        source.load(stored)

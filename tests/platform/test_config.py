@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from loraplex.platform.config import load_settings
+from loraplex.platform.config import engine_environment, load_settings
 from loraplex.platform.start_errors import SettingsError
 
 
@@ -105,3 +105,12 @@ def test_engine_config_carries_the_limits() -> None:
     )
     assert (config.model, config.scheduler.max_num_seqs, config.cache.kv_bytes) == ("/m", 3, 1 << 21)
     assert config.lora.max_bytes == 0
+
+
+def test_an_engine_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LORAPLEX_SECRET", "DATABASE_URL", "REDIS_URL", "LORAPLEX_DATABASE_URL"):
+        monkeypatch.setenv(name, "postgresql://name:canary@host/db")
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    environment = engine_environment()
+    assert "canary" not in "".join(environment.values())
+    assert environment["OMP_PROC_BIND"] == "close" and environment["PATH"]

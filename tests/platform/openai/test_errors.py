@@ -143,6 +143,13 @@ async def test_other_weights_than_resolved_deliver_nothing(start_gateway: Any, s
     assert "secret" not in answer.text and gateway.engine.running == 0
 
 
+async def test_a_token_id_is_spelled_one_way_in_logit_bias(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    for key, status in (("7", 200), ("07", 400), ("0", 200), ("00", 400), ("-1", 400), ("²", 400)):
+        body = {"model": MODEL, "messages": USER, "max_tokens": 1, "logit_bias": {key: 1}}
+        assert (await ask(gateway, body)).status_code == status, key
+
+
 async def test_bodies_that_are_no_object(start_gateway: Any) -> None:
     gateway = await start_gateway()
     for body in (b"", b"{", b"[]", b'{"model": NaN}', b'{"a": 1, "a": 2}', b"[" * 5000, b"\xff"):
