@@ -214,19 +214,24 @@ def _body(kind: int) -> ParallelBody:
 
 
 class Workspace:
-    """Buffers of the parallel region, grown as needed and reused over all sites of a step."""
+    """Buffers of the parallel region, grown as needed and reused over all sites of a step.
+
+    What is in them lives as long as one region; whoever reserved them holds them while another thread's engine grows them.
+    """
 
     def __init__(self) -> None:
         self._widened = torch.empty(0)
         self._hidden = torch.empty(0)
         self._sums = torch.empty(0)
 
-    def reserve(self, rows: int, site: LoraSite, threads: int) -> tuple[int, int, int]:
-        """Addresses of x widened [rows, inputs], hidden [rows, slices * MAX_RANK] and sums [threads, GROUP_ROWS, outputs]."""
-        self._widened = _grown(self._widened, rows * site.inputs)
-        self._hidden = _grown(self._hidden, rows * len(site.names) * MAX_RANK)
-        self._sums = _grown(self._sums, threads * GROUP_ROWS * site.outputs)
-        return self._widened.data_ptr(), self._hidden.data_ptr(), self._sums.data_ptr()
+    def reserve(
+        self, rows: int, site: LoraSite, threads: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """At least x widened [rows, inputs], hidden [rows, slices * MAX_RANK] and sums [threads, GROUP_ROWS, outputs]."""
+        widened = self._widened = _grown(self._widened, rows * site.inputs)
+        hidden = self._hidden = _grown(self._hidden, rows * len(site.names) * MAX_RANK)
+        sums = self._sums = _grown(self._sums, threads * GROUP_ROWS * site.outputs)
+        return widened, hidden, sums
 
 
 def _grown(buffer: torch.Tensor, elements: int) -> torch.Tensor:
@@ -256,9 +261,9 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -
         site.table.data_ptr(),
         len(site.names),
         site.offsets.data_ptr(),
-        widened,
-        hidden,
+        widened.data_ptr(),
+        hidden.data_ptr(),
         len(site.names) * MAX_RANK,
-        sums,
+        sums.data_ptr(),
         GROUP_ROWS,
     )

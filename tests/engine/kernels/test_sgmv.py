@@ -11,6 +11,7 @@ from loraplex.engine.kernels.compiled import sgmv as compiled
 from loraplex.engine.kernels.reference import sgmv as reference
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import LoraGroups, group_rows
+from loraplex.engine.lora.site import make_site
 
 CPU = torch.device("cpu")
 
@@ -111,3 +112,11 @@ def test_nan_stays_in_its_row(problem_of: Any, shape: Any, dtype: torch.dtype) -
     others = [i for i in range(len(shape.rows)) if i != row]
     assert torch.equal(result[others].view(torch.int16), clean[others].view(torch.int16))
     assert result[row, problem.touched()[row]].isnan().all()
+
+
+def test_buffers_outlive_their_growth_by_another_engine() -> None:
+    site = make_site(("layers.0.o_proj",), 8, (5,), 1, CPU)
+    workspace = compiled.Workspace()
+    small, large = workspace.reserve(1, site, 1), workspace.reserve(100, site, 8)
+    assert {t.data_ptr() for t in small}.isdisjoint(t.data_ptr() for t in large)
+    assert [t.numel() for t in workspace.reserve(1, site, 1)] == [t.numel() for t in large]
