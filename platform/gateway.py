@@ -4,40 +4,36 @@ Invariant: whatever was opened is closed, however the start or the run ends.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from uuid import UUID
 
-from alembic.util import CommandError
 from fastapi import FastAPI
-from sqlalchemy.exc import SQLAlchemyError
 
-from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.platform.app import create_app
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
 from loraplex.platform.config import Settings
-from loraplex.platform.embedded import EmbeddedError, EmbeddedServices
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.engine_start import open_engines
 from loraplex.platform.health import Health, Ping, health_router
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
-from loraplex.platform.schema import current_revision, newest_revision, upgrade
 from loraplex.platform.secret import server_secret, tenant_namespace
 from loraplex.platform.services import GatewayLimits, GatewayServices
-from loraplex.platform.start_errors import DependencyFailed
+from loraplex.platform.start_errors import DependencyFailed, SettingsError
+from loraplex.platform.stores import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.token_text import TokenText
 from loraplex.platform.tokenizer import load_tokenizer
 from loraplex.tenants import valkey
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.errors import InvalidField, TenantsError
 
-ADAPTERS_FOLDER = "adapters"
 OnStage = Callable[[str], None]
 
 
@@ -53,21 +49,13 @@ class OpenGateway:
     served_model_name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceAddresses:
-    """Where PostgreSQL and Valkey are."""
-
-    database_url: str
-    redis_url: str
-
-
 @asynccontextmanager
 async def open_gateway(
     settings: Settings, model: str | None, on_stage: OnStage
 ) -> AsyncIterator[OpenGateway]:
     """Open everything and yield. `model` is None when other processes run the engines. Raises `StartError`."""
     async with AsyncExitStack() as stack:
-        opening = asyncio.create_task(_open_services(settings, stack, on_stage))
+        opening = asyncio.create_task(_open_stores(settings, stack, on_stage))
         starting = asyncio.create_task(open_engines(settings, model, stack, on_stage))
         try:
             addresses, engines = await asyncio.gather(opening, starting)
@@ -76,46 +64,35 @@ async def open_gateway(
             starting.cancel()
             await asyncio.gather(opening, starting, return_exceptions=True)
             raise
-        yield await _assemble(settings, model, addresses, engines, stack)
+        with _as_settings_error():
+            gateway = await _assemble(settings, model, addresses, engines, stack)
+        yield gateway
 
 
-async def _open_services(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> ServiceAddresses:
-    database_url = settings.database_url.get_secret_value() if settings.database_url else None
-    redis_url = settings.redis_url.get_secret_value() if settings.redis_url else None
-    if database_url is None or redis_url is None:
+@contextmanager
+def _as_settings_error() -> Iterator[None]:
+    """A store's address that is no address is the operator's setting."""
+    try:
+        yield
+    except InvalidField as error:
+        raise SettingsError(str(error)) from error
+
+
+async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StoreAddresses:
+    if settings.database_url is None or settings.redis_url is None:
         on_stage(f"starting PostgreSQL and Valkey under {settings.data_dir}")
-        embedded = await _embedded(settings.data_dir, stack)
-        database_url, redis_url = database_url or embedded.database_url, redis_url or embedded.redis_url
+    addresses = await stack.enter_async_context(open_stores(settings))
     on_stage("checking the database's schema")
-    await asyncio.to_thread(_bring_schema, database_url, settings.database_url is None)
-    return ServiceAddresses(database_url, redis_url)
-
-
-def _bring_schema(url: str, embedded: bool) -> None:
-    """An empty or embedded database is migrated; one in production by its operator alone. Raises `DependencyFailed`."""
-    try:
-        found, newest = current_revision(url), newest_revision(url)
-        if embedded or found is None:
-            upgrade(url)
-        elif found != newest:
-            raise DependencyFailed(
-                f"the database is at schema {found}, this version needs {newest}: run `loraplex migrate`"
-            )
-    except (SQLAlchemyError, CommandError, TenantsError) as error:
-        raise DependencyFailed(f"the database cannot be used: {error}") from error
-
-
-async def _embedded(data_dir: Path, stack: AsyncExitStack) -> EmbeddedServices:
-    try:
-        return await stack.enter_async_context(EmbeddedServices(data_dir))
-    except EmbeddedError as error:
-        raise DependencyFailed(str(error)) from error
+    embedded = addresses.embedded_database
+    with _as_settings_error():
+        await asyncio.to_thread(ensure_schema, addresses.database_url, migrate=embedded, migrate_empty=True)
+    return addresses
 
 
 async def _assemble(
     settings: Settings,
     model: str | None,
-    addresses: ServiceAddresses,
+    addresses: StoreAddresses,
     engines: EnginePool,
     stack: AsyncExitStack,
 ) -> OpenGateway:

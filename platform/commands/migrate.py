@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from loraplex.platform.commands.context import database_address, ensure_schema, run_command
+from loraplex.platform.commands.context import database_address, run_command
 from loraplex.platform.commands.printing import print_document
 from loraplex.platform.config import load_settings
 from loraplex.platform.schema import current_revision, upgrade
+from loraplex.platform.stores import ensure_schema
 
 __all__ = ["migrate", "upgrade"]
 

@@ -275,3 +275,15 @@ def test_a_signal_during_the_start_ends_it_cleanly(tmp_path: Path, model_folder:
         serve.process.send_signal(signal.SIGTERM)
         assert serve.process.wait(20) == 0
         until(lambda: not any(lives(pid) for pid in pids), 5)
+
+
+@pytest.mark.parametrize("setting", ["database_url", "redis_url"])
+def test_an_address_that_is_none_is_a_wrong_setting(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str], setting: str
+) -> None:
+    settings = {**stores, setting: "mysql://user:canary@host/name"}
+    with serving(tmp_path / "s", model_folder, script(), wait=False, settings=settings) as serve:
+        assert serve.process.wait(START_S) == 2
+        told = (serve.folder / "stderr").read_text()
+    assert f"{setting.upper()} begins with 'mysql'" in told
+    assert "Traceback" not in told and "canary" not in told

@@ -7,11 +7,12 @@ from sqlalchemy import text
 from typer.testing import CliRunner
 
 from loraplex.platform.commands import migrate
-from loraplex.platform.commands.context import open_database, open_stores
+from loraplex.platform.commands.context import open_database
 from loraplex.platform.config import load_settings
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.schema import current_revision, newest_revision
 from loraplex.platform.start_errors import DependencyFailed
+from loraplex.platform.stores import open_stores
 
 
 async def test_a_configured_database_is_checked_but_not_changed(
