@@ -162,25 +162,15 @@ def foreign_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
 
 
-def _explain(detail: ErrorDetails) -> str:
-    name = str(detail["loc"][0]).lower().removeprefix("loraplex_")
-    if detail["type"] == "extra_forbidden":
-        return f"unknown setting `{name}`; allowed: {', '.join(sorted(Settings.model_fields))}"
-    field = Settings.model_fields.get(name)
-    private = field is not None and "SecretStr" in str(field.annotation)
-    value = "(hidden)" if private else repr(detail["input"])
-    allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
-    return f"setting `{name}` (LORAPLEX_{name.upper()}): {value}: {allowed}"
-
-
 def engine_environment() -> dict[str, str]:
-    """This process's environment for an engine. What the operator set stays.
+    """This process's environment for an engine, without settings or secrets of ours. What the operator set stays.
 
     OpenMP threads are bound to a core each: unbound, two of them that meet on one core while a neighbour has the
     other spin against each other at every barrier (measured on 2 busy cores: a step takes 10 to 30 times as long).
     Large allocations ask for huge pages: streaming 4 KiB pages costs a fifth of a decode step in address translation.
     """
-    return {"OMP_PROC_BIND": "true", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **os.environ}
+    tuned = {"OMP_PROC_BIND": "true", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    return tuned | foreign_environment()
 
 
 def _explain(detail: ErrorDetails) -> str:
@@ -192,12 +182,3 @@ def _explain(detail: ErrorDetails) -> str:
     value = "(hidden)" if private else repr(detail["input"])
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
     return f"setting `{name}` (LORAPLEX_{name.upper()}): {value}: {allowed}"
-
-
-def engine_environment() -> dict[str, str]:
-    """This process's environment for an engine: no setting or secret of ours, its OpenMP threads bound to a core each.
-
-    Unbound, two threads that meet on one core while a neighbour has the other spin against each other at every
-    barrier: measured on 2 busy cores, a decode step takes 10 to 30 times as long. What the operator set stays.
-    """
-    return {"OMP_PROC_BIND": "true", **foreign_environment()}
