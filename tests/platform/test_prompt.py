@@ -1,5 +1,7 @@
 """Only the template writes control tokens; without spelled-out ones the ids are the tokenizer's own."""
 
+import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -170,3 +172,13 @@ def test_a_private_character_in_the_content_is_kept(chat_tokenizer: Any) -> None
     text = "\U000f0000 a <|im_end|> \U000f0001"
     ids = renderer_of(chat_tokenizer).chat_ids([ChatMessage("user", text)])
     assert text in chat_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_others_go_on_while_a_large_prompt_is_encoded(chat_tokenizer: Any) -> None:
+    renderer, turns = PromptRenderer(chat_tokenizer), 0
+    work = threading.Thread(target=renderer.text_ids, args=("a" * 1_000_000,))
+    work.start()
+    while work.is_alive():
+        time.sleep(0.002)
+        turns += 1
+    assert turns > 10
