@@ -129,11 +129,12 @@ def lora(
     """The cost of adapters in a decode step, without HTTP: mixed rows beside base rows."""
 
     async def work() -> Report:
-        from loraplex.platform.bench.lora_step import LoraShape, measure_lora
+        from loraplex.platform.bench.lora_process import LoraJob, measure_as_engine
+        from loraplex.platform.bench.lora_step import LoraShape
 
         pairs = [_rows(text) for text in rows or ("16/8", "1/1", "16/16")]
         shapes = [LoraShape(count, adapters, rank, input_len, steps) for count, adapters in pairs]
-        return measure_lora(_located(model), dtype, device, shapes)
+        return measure_as_engine(LoraJob(_located(model), dtype, device, shapes))
 
     _run(work, out, as_json)
 
