@@ -9,6 +9,9 @@ import torch.nn.functional as F
 _PACK_ROWS = 16
 """The row count the packed layout is chosen for: a decode batch."""
 
+_LONGEST_SINGLE_SUM = 1024
+"""Above this many inputs oneDNN sums a lone row in another order than rows in company (tried: 64 to 4096)."""
+
 
 class Linear:
     """y = x W^T + b with W [outputs, inputs]."""
@@ -26,8 +29,8 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs], a new tensor."""
         if self._packed:
-            if x.shape[0] == 1:
-                # oneDNN sums a lone row in another order: a row must not depend on whether it has company.
+            if x.shape[0] == 1 and self.inputs > _LONGEST_SINGLE_SUM:
+                # A row must not depend on whether it has company.
                 return self._product(x.repeat(2, 1))[:1]
             return self._product(x)
         return F.linear(x, self._weight, self._bias)
