@@ -22,6 +22,7 @@ from loraplex.engine.output_processor import ChoiceKey, OutputProcessor, TokenOu
 from loraplex.engine.plan import StepOutput
 from loraplex.engine.sampling_params import MAX_CHOICES
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.step_thread import StepThread
 
 IDLE_WAIT_S = 0.2
 STATS_INTERVAL_S = 0.05
@@ -56,7 +57,8 @@ _Output: TypeAlias = _Started | _Aborted | StepResult | Failed | None
 class LocalEngine:
     """Made on a running event loop; `close` ends both threads."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, steps: StepThread | None = None) -> None:
+        """`steps` is the thread that made `engine`; without it the loop gets one of its own."""
         self._engine = engine
         self._info = engine.info()
         self._loop = asyncio.get_running_loop()
@@ -73,12 +75,9 @@ class LocalEngine:
         self._idle.set()
         self._log = structlog.get_logger("loraplex.engine")
         self._processor = OutputProcessor(engine.model.tokenizer, engine.model.config.eos_token_ids)
-        self._threads = [
-            threading.Thread(target=self._run_steps, name="engine-steps", daemon=True),
-            threading.Thread(target=self._run_outputs, name="engine-outputs", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._output_thread = threading.Thread(target=self._run_outputs, name="engine-outputs", daemon=True)
+        self._output_thread.start()
+        self._steps = (steps or StepThread()).submit(self._run_steps)
 
     def info(self) -> EngineInfo:
         return self._info
@@ -126,8 +125,8 @@ class LocalEngine:
     async def close(self) -> None:
         """End the threads; what still runs fails, and whatever comes later is refused. Idempotent."""
         self._inbox.put(None)
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        await asyncio.wrap_future(self._steps)
+        await asyncio.to_thread(self._output_thread.join)
         self._engine.close()
 
     def _refusal(self, request: EngineRequest) -> Failed | None:

@@ -58,10 +58,13 @@ def prepare_engine(spawn: EngineSpawn, report: Reporter) -> EngineOpener:
     """Do what may block, and return what opens the engine on a running event loop."""
     if spawn.fake is not None:
         return partial(_scripted, spawn.fake)
+    cores = os.sched_getaffinity(0)
     from loraplex.platform.engine_build import load_engine, running
 
+    # Importing torch bound this thread to one core, which every thread made later would inherit.
+    os.sched_setaffinity(0, cores)
     report(Stage(f"loading the model {Path(spawn.config.model).name}"))
-    return partial(running, load_engine(spawn.config))
+    return partial(running, load_engine(spawn.config, cores))
 
 
 @asynccontextmanager

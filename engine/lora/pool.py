@@ -188,6 +188,9 @@ class AdapterPool:
             self._install(key, result)
 
     def _load(self) -> None:
+        torch.set_num_threads(
+            1
+        )  # of this thread: a second OpenMP team would slow the step loop's (step_thread.py)
         while (adapter := self._requests.get()) is not None:
             result: LoraWeights | AdapterError
             try:
