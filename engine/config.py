@@ -8,7 +8,7 @@ class SchedulerConfig:
     """Limits of one step and of the queue."""
 
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 256
     max_adapters_per_step: int = 64
     max_waiting: int = 1024
     max_adapter_wait_s: float = 10.0

@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     adapter_bytes: int = Field(default=GIB // 2, ge=0, le=1 << 44)
     max_lora_rank: int = Field(default=256, ge=1, le=256)
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
-    max_num_batched_tokens: int = Field(default=512, ge=1, le=1 << 20)
+    max_num_batched_tokens: int = Field(default=256, ge=1, le=1 << 20)
     max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
     max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
     chunked_prefill: bool = True

@@ -135,7 +135,7 @@ def _measure_shape(report: Report, model: LoadedModel, config: EngineConfig, sha
 def _engine(model: LoadedModel, config: EngineConfig, shape: LoraShape) -> Iterator[Engine]:
     own = dataclasses.replace(
         config,
-        scheduler=SchedulerConfig(max_num_seqs=shape.rows, max_num_batched_tokens=max(512, shape.rows)),
+        scheduler=SchedulerConfig(max_num_seqs=shape.rows, max_num_batched_tokens=max(256, shape.rows)),
         lora=LoraConfig(max_bytes=8 << 30),
     )
     engine = Engine(

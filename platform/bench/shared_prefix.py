@@ -42,9 +42,9 @@ async def measure_prefix_cache(model: str, shape: PrefixShape, settings: Mapping
         async with registration(server) as accounts:
             owner, stranger = await accounts.tenant("owner"), await accounts.tenant("stranger")
         pool = await token_pool(server.base_url, owner.api_key, BASE_MODEL)
-        for index in range(-1, shape.prefixes):  # the first one warms up
+        for index in range(shape.prefixes + 1):  # the first one warms up
             found = await _three(server.base_url, shape, pool, (owner, stranger), index)
-            for name, answer in found.items() if index >= 0 else ():
+            for name, answer in found.items() if index else ():
                 answers[name].append(answer)
     return _report(shape, answers)
 
