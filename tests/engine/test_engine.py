@@ -23,7 +23,7 @@ from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed, InvalidRequest, PromptTooLong, UnsupportedFeature
 from loraplex.engine.loading import load_model
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
-from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.messages import AdapterRef, EngineRequest, TokenLogprob
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.sampling_params import SamplingParams
 
@@ -124,7 +124,7 @@ class Harness:
     def __init__(self, reference: Reference, **config: Any) -> None:
         settings = EngineConfig(
             model=str(reference.path),
-            dtype="float32",
+            dtype=config.pop("dtype", "float32"),
             device="cpu",
             cache=CacheConfig(block_size=8, num_blocks=config.pop("num_blocks", 256)),
             scheduler=SchedulerConfig(**config.pop("scheduler", {})),
@@ -133,6 +133,7 @@ class Harness:
         self.reference = reference
         self.engine = Engine(load_model(settings), settings, Source(reference))
         self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.logprobs: dict[tuple[str, int], list[TokenLogprob | None]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         self.failures: dict[str, str] = {}
 
@@ -159,6 +160,7 @@ class Harness:
         for output in result.outputs:
             key = (output.sequence.request_id, output.sequence.choice)
             self.outputs.setdefault(key, []).append(output.token_id)
+            self.logprobs.setdefault(key, []).append(output.logprob)
             if output.finish_reason is not None:
                 self.reasons[key] = output.finish_reason
         self.failures.update({sequence.request_id: error.code for sequence, error in result.failures})
@@ -315,6 +317,20 @@ def test_seeded_samples_do_not_depend_on_the_batch(harness: Callable[..., Harnes
         alone.run()
     assert together.outputs == alone.outputs
     assert together.outputs["0", 0] != together.outputs["0", 1]
+
+
+def test_bfloat16_logprobs_are_bitwise_independent_of_the_batch(harness: Callable[..., Harness]) -> None:
+    """Neighbours share adapters, so that groups and prefill chunks differ from those of a lone run."""
+    jobs = [(prompt, [None, *ADAPTERS][i % 4]) for i, prompt in enumerate(prompts(12, seed=8))]
+    together, alone = harness(dtype="bfloat16"), harness(dtype="bfloat16")
+    for index, (prompt, adapter) in enumerate(jobs):
+        together.add(str(index), prompt, adapter, logprobs=3)
+    together.run()
+    for index, (prompt, adapter) in enumerate(jobs):
+        alone.add(str(index), prompt, adapter, logprobs=3)
+        alone.run()
+    assert together.logprobs == alone.logprobs
+    assert all(together.logprobs.values())
 
 
 def test_a_nan_adapter_fails_alone_and_is_quarantined(
