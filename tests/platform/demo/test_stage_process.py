@@ -16,7 +16,7 @@ def test_lines_arrive() -> None:
 
 
 def test_failure_quotes_only_the_last_lines() -> None:
-    program = "import sys\nfor n in range(50): print('line', n)\nsys.exit('it broke')"
+    program = "import sys\nfor n in range(50): print('line', n, flush=True)\nsys.exit('it broke')"
     with pytest.raises(StageFailed) as caught:
         run_stage("conversion", [sys.executable, "-c", program], _any_descriptor())
     message = str(caught.value).splitlines()
