@@ -1,6 +1,7 @@
 """`Engine`: scheduler, adapter pool and runner, driven one step at a time by one thread. Deterministic, does no I/O."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.loading import LoadedModel
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.source import AdapterSource
-from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, FinishReason
+from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_runner import ModelRunner
 from loraplex.engine.plan import StepOutput
 from loraplex.engine.prefix_cache import PrefixCache
@@ -83,6 +84,8 @@ class Engine:
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._steps = self._corrupted = self._aborted = 0
         self._step_seconds = 0.0
+        self._step_tokens = 0
+        self._step_tokens_histogram = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
 
     def info(self) -> EngineInfo:
         """Facts of the served model."""
@@ -133,6 +136,8 @@ class Engine:
         for output in outputs:
             self._count(output)
         self._steps += 1
+        self._step_tokens += plan.num_tokens
+        self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
         self._step_seconds += self._clock() - began
         return StepResult(outputs, failures, ran=True)
 
@@ -166,6 +171,8 @@ class Engine:
             admission_rejections=scheduler.num_rejections,
             aborted_requests=self._aborted,
             steps=self._steps,
+            step_tokens=self._step_tokens,
+            step_tokens_histogram=list(self._step_tokens_histogram),
             step_seconds=self._step_seconds,
         )
 

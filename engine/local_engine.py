@@ -305,6 +305,8 @@ def _token_output(output: StepOutput) -> TokenOutput:
         finish_reason=output.finish_reason,
         stopped_by=sequence.stopped_by,
         cached_tokens=sequence.num_cached_tokens,
+        queue_s=sequence.queue_s,
+        prefill_s=sequence.prefill_s,
     )
 
 

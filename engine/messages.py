@@ -4,11 +4,13 @@ For every accepted request the events are: one `Started`, any number of `Delta`,
 or at any point one `Failed`, which ends the whole request.
 """
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from loraplex.engine.sampling_params import SamplingParams
+
+STEP_TOKEN_BOUNDS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 
@@ -58,11 +60,16 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The prompt is computed. `digest` is the adapter's that was really used, None for the base model."""
+    """The prompt is computed. `digest` is the adapter's that was really used, None for the base model.
+
+    `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token.
+    """
 
     request_id: str
     digest: str | None
     cached_tokens: int
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 class Delta(msgspec.Struct, frozen=True, tag="delta"):
@@ -111,7 +118,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot in plain numbers; counters only grow. Exporters live in the gateway."""
+    """A snapshot in plain numbers; counters only grow. Exporters live in the gateway.
+
+    `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the bound before
+    it; one count more at the end is for what lies above all bounds.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -139,6 +150,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     admission_rejections: int = 0
     aborted_requests: int = 0
     steps: int = 0
+    step_tokens: int = 0
+    step_tokens_histogram: list[int] = []
     step_seconds: float = 0.0
     heartbeat_age_s: float = 0.0
     draining: bool = False

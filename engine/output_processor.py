@@ -39,6 +39,8 @@ class TokenOutput:
     finish_reason: FinishReason | None = None
     stopped_by: int | None = None
     cached_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
 
 
 class ProcessedOutputs(NamedTuple):
@@ -114,7 +116,9 @@ class OutputProcessor:
         if not state.cached_tokens:
             adapter = state.request.adapter
             digest = None if adapter is None else adapter.digest
-            processed.events.append(Started(output.request_id, digest, output.cached_tokens))
+            processed.events.append(
+                Started(output.request_id, digest, output.cached_tokens, output.queue_s, output.prefill_s)
+            )
         state.cached_tokens.setdefault(output.choice, output.cached_tokens)
         choice = state.choices[output.choice]
         if choice.ended:

@@ -316,6 +316,8 @@ class Scheduler:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_cache_queries += sequence.num_prompt_tokens
             self.prefix_cache_hits += sequence.num_computed_tokens
+        if sequence.admitted_at is None:
+            sequence.admitted_at = self._clock()
         if not sequence.num_preemptions:
             self._policy.charge_prompt(sequence, sequence.num_uncomputed_tokens)
 
@@ -346,8 +348,10 @@ class Scheduler:
         self.fail(sequence, NonFiniteLogits("the model's output for this request was not finite"))
 
     def _append(self, sequence: Sequence, token: SampledToken) -> StepOutput:
-        if sequence.choice == 0 and sequence.num_output_tokens == 0:
-            self._release_siblings(sequence)
+        if sequence.num_output_tokens == 0:
+            sequence.first_token_at = self._clock()
+            if sequence.choice == 0:
+                self._release_siblings(sequence)
         sequence.token_ids.append(token.token_id)
         self._policy.charge_output(sequence, 1)
         reason = finish_reason(sequence, self._eos_token_ids, self._max_model_len)

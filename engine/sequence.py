@@ -45,6 +45,8 @@ class Sequence:
     num_registered_blocks: int = 0
     planned_block_table: tuple[int, ...] = ()
     adapter_wait_since: float | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -57,6 +59,18 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds from arrival to the first step; 0 before it."""
+        return 0.0 if self.admitted_at is None else self.admitted_at - self.arrival
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds from the first step to the first token; 0 before it."""
+        if self.admitted_at is None or self.first_token_at is None:
+            return 0.0
+        return self.first_token_at - self.admitted_at
 
     @property
     def adapter(self) -> AdapterRef | None:

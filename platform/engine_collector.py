@@ -5,13 +5,14 @@ Invariant: a counter never falls, although an engine that was started again coun
 
 import time
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.messages import EngineStats
+from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats
 from loraplex.platform.engine_pool import EnginePool, ManagedEngine
 
 LABELS: Final = ["model_name", "engine"]
@@ -74,6 +75,7 @@ class EngineCollector(Collector):
         yield from self._split_counters(snapshots)
         yield from self._gauges(snapshots)
         yield from self._process_families()
+        yield self._step_tokens(snapshots)
         yield self._cache_config()
         yield self._lora_info(snapshots)
 
@@ -141,6 +143,18 @@ class EngineCollector(Collector):
             age.add_metric(labels, engine.silent_for())
             restarts.add_metric(labels, engine.restarts)
         yield from (up, age, restarts)
+
+    def _step_tokens(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
+        """Of this life of the engine: a restart shows as a reset, which `rate()` understands."""
+        family = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens computed in one step.", labels=LABELS
+        )
+        for engine, stats in snapshots:
+            counts = accumulate(stats.step_tokens_histogram or [0] * (len(STEP_TOKEN_BOUNDS) + 1))
+            bounds = [*(str(float(bound)) for bound in STEP_TOKEN_BOUNDS), "+Inf"]
+            buckets = list(zip(bounds, counts, strict=True))
+            family.add_metric([self._model_name, engine], buckets, stats.step_tokens)
+        return family
 
     def _cache_config(self) -> Metric:
         names = ["block_size", "num_gpu_blocks", "cache_dtype"]

@@ -122,7 +122,10 @@ class Generation:
         if event.digest != self.model.digest:
             raise AdapterMismatch(f"resolved {self.model.digest}, the engine used {event.digest}")
         self._started.add(prompt)
-        self.timings.cached_tokens += event.cached_tokens
+        timings = self.timings
+        timings.cached_tokens += event.cached_tokens
+        timings.queue_s = max(timings.queue_s or 0.0, event.queue_s)
+        timings.prefill_s = max(timings.prefill_s or 0.0, event.prefill_s)
 
     def _time(self, choice: int, tokens: int) -> None:
         now, timings = time.monotonic(), self.timings
@@ -137,7 +140,9 @@ class Generation:
         if event.reason == "abort":
             raise _failure(None)
         self._finished += 1
-        self.timings.completion_tokens += event.usage.completion_tokens
+        tokens = event.usage.completion_tokens
+        self.timings.completion_tokens += tokens
+        self.timings.largest_choice = max(self.timings.largest_choice, tokens)
         self.timings.finish_reason = event.reason
 
     async def _single(self) -> AsyncGenerator[tuple[int, Event], None]:

@@ -24,6 +24,7 @@ REQUEST_BUCKETS = (
     (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0)
     + (240.0, 480.0, 960.0, 1920.0, 7680.0)
 )  # fmt: skip
+FINE_BUCKETS = tuple(0.001 * 2 ** (step / 2) for step in range(32))
 CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 LABELS = ("model_name", "engine")
@@ -51,8 +52,11 @@ class Metrics:
         self._max_tokens.observe(timings.max_tokens)
         self._choices.observe(timings.n)
         self._generated.observe(timings.completion_tokens)
+        self._longest.observe(timings.largest_choice)
         for gap in timings.token_gaps:
             self._between_tokens.observe(gap)
+        if timings.queue_s is not None and timings.prefill_s is not None:
+            self._observe_engine(timings, timings.queue_s, timings.prefill_s)
         if timings.first_token is not None and timings.last_token is not None:
             self._observe_tokens(timings, timings.first_token, timings.last_token)
 
@@ -72,6 +76,13 @@ class Metrics:
         if per_choice > 1:
             self._per_token.observe((last - first) / (per_choice - 1))
 
+    def _observe_engine(self, timings: RequestTimings, queue_s: float, prefill_s: float) -> None:
+        self._queue.observe(queue_s)
+        self._own_queue.observe(queue_s)
+        self._prefill.observe(prefill_s)
+        if timings.first_token is not None and timings.last_token is not None:
+            self._inference.observe(prefill_s + timings.last_token - timings.first_token)
+
     def _time_families(self) -> None:
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
@@ -85,12 +96,22 @@ class Metrics:
             TOKEN_BUCKETS,
         )
         self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to end.", REQUEST_BUCKETS)
+        self._queue = self._histogram("request_queue_time_seconds", "Receipt to first step.", REQUEST_BUCKETS)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "First step to first token.", REQUEST_BUCKETS
+        )
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "First step to last token.", REQUEST_BUCKETS
+        )
         self._decode = self._histogram("request_decode_time_seconds", "First to last token.", REQUEST_BUCKETS)
 
     def _size_families(self) -> None:
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", self._sizes)
         self._generated = self._histogram(
             "request_generation_tokens", "Tokens a request generated.", self._sizes
+        )
+        self._longest = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest choice.", self._sizes
         )
         self._computed = self._histogram(
             "request_prefill_kv_computed_tokens", "Prompt tokens that were not cached.", self._sizes
@@ -109,7 +130,13 @@ class Metrics:
         self._own_first_token = Histogram(
             "loraplex_time_to_first_token_seconds",
             "Arrival to first token, in finer steps.",
-            buckets=[0.001 * 2 ** (step / 2) for step in range(32)],
+            buckets=FINE_BUCKETS,
+            registry=self.registry,
+        )
+        self._own_queue = Histogram(
+            "loraplex_request_queue_seconds",
+            "Receipt by the engine to first step, in finer steps.",
+            buckets=FINE_BUCKETS,
             registry=self.registry,
         )
         self._dependency = Gauge(

@@ -6,10 +6,12 @@ from typing import Protocol
 
 @dataclass(slots=True, kw_only=True)
 class RequestTimings:
-    """Filled while a request runs. `first_token` and `last_token` are None when none was delivered.
+    """Filled while a request runs. `queue_s` and `prefill_s` are the engine's: the longest of the request's prompts.
+
+    `first_token` and `last_token` are None when none was delivered.
 
     `finish_reason` is the engine's, or `error`, or `abort` when the client left. `prompt_tokens` counts each prompt
-    once however many choices it has; `completion_tokens` counts all choices. `token_gaps` are the times between
+    once however many choices it has; `completion_tokens` counts all choices, `largest_choice` the longest one. `token_gaps` are the times between
     successive tokens of one choice.
     """
 
@@ -19,7 +21,10 @@ class RequestTimings:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    largest_choice: int = 0
     finish_reason: str = "abort"
+    queue_s: float | None = None
+    prefill_s: float | None = None
     first_token: float | None = None
     last_token: float | None = None
     finished: float = 0.0

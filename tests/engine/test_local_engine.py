@@ -137,7 +137,10 @@ async def idle(core: Engine) -> EngineStats:
 
 async def test_a_stream_starts_runs_and_ends_once(engine: LocalEngine) -> None:
     events = await collect(engine, request())
-    assert events[0] == Started("r", None, 0)
+    started = events[0]
+    assert isinstance(started, Started)
+    assert (started.request_id, started.digest, started.cached_tokens) == ("r", None, 0)
+    assert started.queue_s > 0 and started.prefill_s > 0
     assert len(tokens(events)) == 12
     (end,) = finished(events)
     assert end is events[-1] and end.reason == "length"

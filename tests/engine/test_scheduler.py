@@ -244,6 +244,7 @@ def test_deadlines(simulation: "SimulationType") -> None:
         (running, RequestTimeout, "total_timeout_s"),
     ]
     assert patient.finish_reason == "length"
+    assert running.queue_s == 0.0 and queued.queue_s == 0.0 and patient.queue_s >= 1.0
 
 
 def test_a_sequence_waits_for_its_mask_while_others_pass(simulation: "SimulationType") -> None:

@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.platform.managed_engine import Managed
 
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.engine.messages import EngineStats
+from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.metrics import Metrics, one_two_five
 from loraplex.platform.timings import RequestTimings
@@ -31,7 +31,12 @@ EXPECTED = [
     "vllm:inter_token_latency_seconds",
     "vllm:request_time_per_output_token_seconds",
     "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_inference_time_seconds",
     "vllm:request_decode_time_seconds",
+    "vllm:iteration_tokens_total",
+    "vllm:request_max_num_generation_tokens",
     "vllm:request_prompt_tokens",
     "vllm:request_generation_tokens",
     "vllm:request_params_max_tokens",
@@ -83,7 +88,10 @@ def test_a_request_is_counted_once(metrics: Metrics) -> None:
         prompt_tokens=30,
         cached_tokens=16,
         completion_tokens=3,
+        largest_choice=3,
         finish_reason="stop",
+        queue_s=0.01,
+        prefill_s=0.03,
         first_token=10.05,
         last_token=10.25,
         finished=10.3,
@@ -97,12 +105,17 @@ def test_a_request_is_counted_once(metrics: Metrics) -> None:
     assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == pytest.approx(0.1)
     assert value(metrics, "vllm:request_prefill_kv_computed_tokens_sum") == 14
     assert value(metrics, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(0.3)
+    assert value(metrics, "vllm:request_queue_time_seconds_sum") == pytest.approx(0.01)
+    assert value(metrics, "vllm:request_prefill_time_seconds_sum") == pytest.approx(0.03)
+    assert value(metrics, "vllm:request_inference_time_seconds_sum") == pytest.approx(0.23)
+    assert value(metrics, "vllm:request_max_num_generation_tokens_sum") == 3
 
 
 def test_a_request_without_tokens_and_an_unknown_reason(metrics: Metrics) -> None:
     metrics.record(RequestTimings(arrival=0.0, n=2, max_tokens=4, finish_reason="tool_calls", finished=1.0))
     assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
     assert value(metrics, "vllm:time_to_first_token_seconds_count") == 0
+    assert value(metrics, "vllm:request_queue_time_seconds_count") == 0
 
 
 def test_counters_never_fall_when_an_engine_restarts(metrics: Metrics, engine: Managed) -> None:
@@ -128,6 +141,17 @@ def test_gauges_and_adapters_follow_the_snapshot(metrics: Metrics, engine: Manag
     engine.last_stats = EngineStats(running_adapters=["c"])
     infos = [dict(labels) for name, labels in samples(metrics) if name == "vllm:lora_requests_info"]
     assert [info["running_lora_adapters"] for info in infos] == ["c"]
+
+
+def test_steps_are_counted_by_their_tokens(metrics: Metrics, engine: Managed) -> None:
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 0
+    counts = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
+    counts[0], counts[3], counts[-1] = 4, 2, 1
+    engine.last_stats = EngineStats(step_tokens=20_000, step_tokens_histogram=counts)
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", le="16.0") == 4
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", le="32.0") == 6
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 7
+    assert value(metrics, "vllm:iteration_tokens_total_sum") == 20_000
 
 
 def test_buckets_reach_the_model_length() -> None:
