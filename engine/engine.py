@@ -99,6 +99,7 @@ class Engine:
             num_blocks=model.num_blocks,
             block_size=self._block_size,
             dtype=str(model.dtype).removeprefix("torch."),
+            eos_token_ids=sorted(model.config.eos_token_ids),
         )
 
     @property

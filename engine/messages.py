@@ -115,6 +115,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_size: int
     dtype: str
+    eos_token_ids: list[int] = []
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,10 +30,26 @@ class TokenMask(Protocol):
         """True when the text so far is a whole document of the grammar."""
         ...
 
+    def is_final(self) -> bool:
+        """True when the document is whole and nothing but an end token may follow."""
+        ...
+
     def forced_tokens(self) -> Sequence[int]:
-        """Tokens that must follow, if the grammar leaves no choice; empty otherwise."""
+        """Tokens that must follow, if the grammar leaves no choice; empty otherwise. The state does not advance."""
+        ...
+
+    def closing_tokens(self, most: int) -> Sequence[int] | None:
+        """At most `most` tokens that lead from here to a whole document, None when no such way was found.
+
+        Always None unless the request asked for its document to be closed; see `closes`.
+        """
+        ...
+
+    @property
+    def closes(self) -> bool:
+        """Whether the engine is to keep a way to the end of the document within the remaining tokens."""
         ...
 
 
-TokenMaskFactory: TypeAlias = Callable[[bytes], TokenMask]
-"""Compiles the bytes of a `GrammarSpec`. May take long: called on a side thread only."""
+TokenMaskFactory: TypeAlias = Callable[[bytes, bytes], TokenMask]
+"""(tenant namespace, bytes of a `GrammarSpec`) -> a mask at the start. May take long: called on a side thread only."""

@@ -38,8 +38,18 @@ class _Mask:
     def is_complete(self) -> bool:
         raise NotImplementedError
 
+    def is_final(self) -> bool:
+        raise NotImplementedError
+
     def forced_tokens(self) -> list[int]:
         raise NotImplementedError
+
+    def closing_tokens(self, most: int) -> list[int] | None:
+        raise NotImplementedError
+
+    @property
+    def closes(self) -> bool:
+        return False
 
 
 def sequence(

@@ -1,0 +1,48 @@
+"""What a reader makes of an answer's text: content and tool calls in pieces. Invariant: for one text the pieces joined are
+the same however the text was cut.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+EngineReason: TypeAlias = Literal["stop", "length"]
+AnswerReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentPiece:
+    """Text of the message, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A tool call whose name is complete. `index` counts the calls of one choice from 0."""
+
+    index: int
+    call_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsPiece:
+    """More text of the arguments of call `index`, never empty; joined they are one JSON object as it was written."""
+
+    index: int
+    text: str
+
+
+Piece: TypeAlias = ContentPiece | CallStarted | ArgumentsPiece
+
+
+class AnswerReader(Protocol):
+    """Reads one choice."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that `text` completes."""
+        ...
+
+    def finish(self, reason: EngineReason) -> tuple[list[Piece], AnswerReason]:
+        """What was held back, and why the choice ended. Raises `AnswerNotSatisfied`."""
+        ...
