@@ -9,6 +9,8 @@ EngineError
 ├── RequestTimeout          a deadline of the request passed
 ├── NonFiniteLogits         this row's logits held NaN or infinity; other rows went on
 ├── NothingAllowed          the request's grammar and other constraints left no token to go on with
+├── GrammarFailed           the request's grammar could not be compiled here, or its matcher broke down
+├── GrammarTooSlow          one mask of the request's grammar took longer than the bound
 ├── AdapterError            this request's adapter cannot serve it
 │   ├── AdapterLoadFailed   the blob could not be read or does not fit the model
 │   ├── AdapterTooLarge     one adapter exceeds the whole residency budget
@@ -61,6 +63,14 @@ class NonFiniteLogits(EngineError):
 
 class NothingAllowed(EngineError):
     code = "nothing_allowed"
+
+
+class GrammarFailed(EngineError):
+    code = "grammar_failed"
+
+
+class GrammarTooSlow(EngineError):
+    code = "grammar_too_slow"
 
 
 class AdapterError(EngineError):
