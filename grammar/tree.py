@@ -73,11 +73,13 @@ class Triggered:
     """Free text; each time `trigger` has been written, a whole `part` follows, which begins with `trigger`.
 
     With `most` the text after that many parts cannot hold the trigger. `trigger` may be a control token's text.
+    `ends`: the answer ends with the first part, no text follows it.
     """
 
     trigger: str
     part: "Node"
     most: int | None = None
+    ends: bool = False
 
 
 Node: TypeAlias = (

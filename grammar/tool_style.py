@@ -1,0 +1,111 @@
+"""How models spell tool calls: one `CallSyntax` per style. Invariant: grammar, reader and prompt text are all made of it,
+so that none of them can disagree with another.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ToolStyle(StrEnum):
+    """The styles a base model or an adapter version can name. `generic` is for models that were taught none."""
+
+    HERMES = "hermes"
+    LLAMA3 = "llama3"
+    MISTRAL = "mistral"
+    GENERIC = "generic"
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """The calls of an answer are `opening`, one or more calls with `separator` between, `closing`.
+
+    A call is `before_name`, the name, `before_arguments`, one JSON object, `after_arguments`.
+    `marker` begins the calls and occurs in no text before them; without one the calls are the whole answer, and
+    text cannot begin as `opening` and `before_name` do. Its first character occurs in it only once.
+    """
+
+    marker: str | None
+    opening: str
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    separator: str
+    closing: str
+
+    def head(self, name: str) -> str:
+        """What stands before the arguments of a call of `name`."""
+        return f"{self.before_name}{name}{self.before_arguments}"
+
+    @property
+    def beginning(self) -> str:
+        """How an answer of calls begins, up to the first name."""
+        return self.opening + self.before_name
+
+
+_SYNTAX = {
+    ToolStyle.HERMES: CallSyntax(
+        marker="<tool_call>",
+        opening="",
+        before_name='<tool_call>\n{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}\n</tool_call>",
+        separator="\n",
+        closing="",
+    ),
+    ToolStyle.LLAMA3: CallSyntax(
+        marker=None,
+        opening="",
+        before_name='{"name": "',
+        before_arguments='", "parameters": ',
+        after_arguments="}",
+        separator="; ",
+        closing="",
+    ),
+    ToolStyle.MISTRAL: CallSyntax(
+        marker="[TOOL_CALLS]",
+        opening="[TOOL_CALLS][",
+        before_name='{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        separator=", ",
+        closing="]",
+    ),
+    ToolStyle.GENERIC: CallSyntax(
+        marker="<tool_call>",
+        opening="",
+        before_name='<tool_call>{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}</tool_call>",
+        separator="\n",
+        closing="",
+    ),
+}
+
+
+def syntax_of(style: ToolStyle) -> CallSyntax:
+    """The spelling of calls in `style`."""
+    return _SYNTAX[style]
+
+
+def style_of_template(template: str | None, added_tokens: Collection[str] = ()) -> ToolStyle:
+    """The style a chat template teaches, by text search; `generic` when it does not render tools or not in a known way.
+
+    `added_tokens`: the texts of the tokenizer's added tokens. A template is read, never run.
+    """
+    if not renders_tools(template):
+        return ToolStyle.GENERIC
+    text = template or ""
+    # The models with XML arguments have `<tool_call>` too, but no member "arguments".
+    if "<tool_call>" in text and ('arguments"' in text or 'arguments\\"' in text):
+        return ToolStyle.HERMES
+    if "[TOOL_CALLS]" in text:
+        return ToolStyle.MISTRAL
+    if '"parameters"' in text and ("<|python_tag|>" in (text, *added_tokens) or "ipython" in text):
+        return ToolStyle.LLAMA3
+    return ToolStyle.GENERIC
+
+
+def renders_tools(template: str | None) -> bool:
+    """Whether a chat template shows `tools` to the model at all: many silently ignore them."""
+    return template is not None and "tools" in template
