@@ -6,6 +6,7 @@ Files are copied into private storage before they are read, so that what was val
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 from loraplex.adapters.errors import FolderRejected
@@ -17,10 +18,14 @@ from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, write_private
 from loraplex.adapters.validation import validate_adapter
 from loraplex.engine.models.config import ModelConfig
+from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.model_reference import PRODUCTION
 from loraplex.tenants.names import check_adapter_name
+
+Promotion: TypeAlias = Literal["always", "first", "never"]
+"""When `production` moves to a pushed version: always, only where the adapter has none before it, or never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +66,16 @@ class AdapterRegistry:
         self._base_model_digest = base_model_digest
         self._limits = limits
 
-    async def push(self, tenant_id: UUID, name: str, folder: Path, *, promote: bool = True) -> PushedVersion:
-        """A new version, or the existing one of equal content. The first version is always promoted.
+    async def push(
+        self,
+        tenant_id: UUID,
+        name: str,
+        folder: Path,
+        *,
+        promote: Promotion = "always",
+        profile: AdapterProfile | None = None,
+    ) -> PushedVersion:
+        """A new version, or the existing one of equal content (see `add_version` for `profile`).
 
         Raises `InvalidName` of tenants or `AdapterRejected`; nothing is registered then.
         """
@@ -71,7 +84,8 @@ class AdapterRegistry:
         async with self._database.transaction() as session:
             repository = AdapterRepository(session, tenant_id)
             await repository.get_or_create(name)
-            promoted = promote or not await repository.versions(name)
+            first = not await repository.versions(name)
+            promoted = promote == "always" or (promote == "first" and first)
             version = await repository.add_version(
                 name,
                 digest=stored.digest,
@@ -79,6 +93,7 @@ class AdapterRegistry:
                 rank=_max_rank(stored.manifest),
                 config=stored.manifest.document(),
                 report={"checks": stored.report.as_dicts()},
+                profile=profile,
             )
             if promoted:
                 await repository.set_alias(name, PRODUCTION, version.version)

@@ -17,16 +17,18 @@ from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, descri
 from loraplex.platform.openai.routes import inference_router
 from loraplex.platform.request_id import RequestIds, request_id_of
 from loraplex.platform.services import GatewayServices
+from loraplex.platform.tenant.routes import tenant_router
 from loraplex.tenants.errors import TenantsError
 
 LOG = structlog.get_logger("loraplex.gateway")
 
 
 def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """The inference plane, and `routers` of other planes beside it. Interactive documentation is at `/docs`."""
+    """The inference and tenant planes, and `routers` beside them. Interactive documentation is at `/docs`."""
     app = FastAPI(title="loraplex", redirect_slashes=False, redoc_url=None)
     authenticator = Authenticator(services.database, services.limits.key_cache_s)
     app.include_router(inference_router(services, authenticator))
+    app.include_router(tenant_router(services, authenticator))
     for router in routers:
         app.include_router(router)
     for error in (GatewayError, EngineError, AdaptersError, TenantsError):

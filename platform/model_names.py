@@ -3,7 +3,8 @@
 What another tenant owns does not exist here: the answer is the same as for a name nobody ever used.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from loraplex.platform.auth import Caller
 from loraplex.platform.errors import ModelNotFound
@@ -13,11 +14,16 @@ from loraplex.tenants.adapters import AdapterRepository
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """`name` as the caller wrote it; `adapter` is `name@version`; both adapter fields are None for the base model."""
+    """`name` as the caller wrote it; `adapter` is `name@version`; both adapter fields are None for the base model.
+
+    `tool_style` and `defaults` are the adapter version's profile: None and nothing where it has none.
+    """
 
     name: str
     adapter: str | None = None
     digest: str | None = None
+    tool_style: str | None = None
+    defaults: Mapping[str, object] = field(default_factory=dict)
 
     def headers(self) -> dict[str, str]:
         """`x-loraplex-adapter` and its digest; none for the base model."""
@@ -40,7 +46,13 @@ async def resolve_model(services: GatewayServices, caller: Caller, name: str) ->
         adapter = await AdapterRepository(session, caller.tenant_id).resolve(name)
     if adapter is None:
         raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
-    return ResolvedModel(name, f"{adapter.name}@{adapter.version}", adapter.digest)
+    return ResolvedModel(
+        name=name,
+        adapter=f"{adapter.name}@{adapter.version}",
+        digest=adapter.digest,
+        tool_style=adapter.tool_style,
+        defaults=adapter.defaults,
+    )
 
 
 async def list_models(services: GatewayServices, caller: Caller) -> list[ResolvedModel]:

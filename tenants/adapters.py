@@ -1,20 +1,23 @@
-"""A tenant's adapters: names, immutable versions and movable aliases. Invariant: every statement is bound to one tenant,
-and a version number, once given, names one digest for ever.
+"""A tenant's adapters: names, immutable versions and movable aliases. Invariant: every statement is bound to one tenant;
+a version number, once given, names one digest for ever, and from its first alias on one profile.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.adapter_profile import AdapterProfile, ProfileChange
 from loraplex.tenants.errors import (
     AdapterNotFound,
     AliasNotFound,
     NoPreviousVersion,
+    ProfileFixed,
     VersionNotFound,
     VersionNotReady,
 )
@@ -24,6 +27,7 @@ from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME, check_adapter_name,
 
 MAX_VERSION = 2**31 - 1
 GONE_STATES = ("rejected", "deleting")
+ResolvedRows: TypeAlias = Select[UUID, str, int, str, str | None, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class ResolvedAdapter:
     name: str
     version: int
     digest: str
+    tool_style: str | None
+    defaults: Mapping[str, Any]
     alias: str | None
 
 
@@ -65,12 +71,20 @@ class AdapterRepository:
         config: dict[str, Any],
         report: dict[str, Any],
         state: str = "ready",
+        profile: AdapterProfile | None = None,
     ) -> AdapterVersion:
-        """The next version of `name`, or the existing one with the same digest. Raises `AdapterNotFound`."""
+        """The next version of `name`, or the existing one with the same digest and, if given, the same profile.
+
+        One with the same digest and no alias yet takes the profile over. Raises `AdapterNotFound`.
+        """
         adapter = await self._locked(name)
-        existing = await self._version_with(adapter.id, digest)
+        existing = fitting(await self._versions_with(adapter.id, digest), profile)
         if existing is not None:
+            if profile is not None:
+                set_profile(existing, profile)
+                await self._session.flush()
             return existing
+        profile = profile or AdapterProfile()
         record = AdapterVersion(
             tenant_id=self._tenant_id,
             adapter_id=adapter.id,
@@ -81,11 +95,29 @@ class AdapterRepository:
             config=config,
             report=report,
             state=state,
+            tool_style=profile.tool_style,
+            defaults=dict(profile.defaults),
         )
         self._session.add(record)
         await self._session.flush()
         await self._session.refresh(record, ["created_at"])
         return record
+
+    async def change_profile(self, name: str, version: int, change: ProfileChange) -> AdapterVersion:
+        """Changes what `change` holds. Raises `AdapterNotFound`, `VersionNotFound`, or `ProfileFixed` after its first alias."""
+        adapter = await self._locked(name)
+        record = await self._version(adapter, version)
+        if record.aliased_at is not None:
+            raise ProfileFixed(
+                f"version {version} of adapter {name} has had an alias: its profile is fixed; push the files again with another"
+            )
+        set_profile(record, replace(profile_of(record), **change))
+        await self._session.flush()
+        return record
+
+    async def version(self, name: str, version: int) -> AdapterVersion:
+        """Raises `AdapterNotFound` or `VersionNotFound`."""
+        return await self._version(await self.get(name), version)
 
     async def versions(self, name: str) -> list[AdapterVersion]:
         """Every version of `name`, oldest first. Raises `AdapterNotFound`."""
@@ -158,16 +190,20 @@ class AdapterRepository:
         """The tenant's live adapters, by name."""
         return [*await self._session.scalars(self._live().order_by(Adapter.name))]
 
-    def _aliased(self) -> Select[UUID, str, int, str]:
+    def _aliased(self) -> ResolvedRows:
         return self._ready().join(
             AdapterAlias,
             (AdapterAlias.adapter_id == AdapterVersion.adapter_id)
             & (AdapterAlias.version == AdapterVersion.version),
         )
 
-    def _ready(self) -> Select[UUID, str, int, str]:
+    def _ready(self) -> ResolvedRows:
+        version = AdapterVersion
         return (
-            select(Adapter.id, Adapter.name, AdapterVersion.version, AdapterVersion.digest)
+            select(
+                *(Adapter.id, Adapter.name, version.version, version.digest),
+                *(version.tool_style, version.defaults),
+            )
             .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
             .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
             .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.state == "ready")
@@ -185,27 +221,52 @@ class AdapterRepository:
             raise AdapterNotFound(f"no adapter named {name[:80]!r}")
         return adapter
 
-    async def _version_with(self, adapter_id: UUID, digest: str) -> AdapterVersion | None:
+    async def _versions_with(self, adapter_id: UUID, digest: str) -> Sequence[AdapterVersion]:
         query = select(AdapterVersion).where(
             AdapterVersion.adapter_id == adapter_id,
             AdapterVersion.digest == digest,
             AdapterVersion.state.not_in(GONE_STATES),
         )
-        return (await self._session.scalars(query.order_by(AdapterVersion.version))).first()
+        return (await self._session.scalars(fresh(query.order_by(AdapterVersion.version.desc())))).all()
 
     async def _next_version(self, adapter_id: UUID) -> int:
         query = select(func.max(AdapterVersion.version)).where(AdapterVersion.adapter_id == adapter_id)
         return (await self._session.scalar(query) or 0) + 1
 
     async def _check_ready(self, adapter: Adapter, version: int) -> None:
-        query = select(AdapterVersion.state).where(
-            AdapterVersion.adapter_id == adapter.id, AdapterVersion.version == version
-        )
-        state = await self._session.scalar(query) if version <= MAX_VERSION else None
-        if state is None:
-            raise VersionNotFound(f"adapter {adapter.name} has no version {version}")
+        state = (await self._version(adapter, version)).state
         if state != "ready":
             raise VersionNotReady(f"version {version} of adapter {adapter.name} is {state}, not ready")
+
+    async def _version(self, adapter: Adapter, version: int) -> AdapterVersion:
+        query = select(AdapterVersion).where(
+            AdapterVersion.adapter_id == adapter.id, AdapterVersion.version == version
+        )
+        known = 1 <= version <= MAX_VERSION
+        record = (await self._session.scalars(fresh(query))).one_or_none() if known else None
+        if record is None:
+            raise VersionNotFound(f"adapter {adapter.name} has no version {version}")
+        return record
+
+
+def fresh(query: Select[AdapterVersion]) -> Select[AdapterVersion]:
+    """What the database holds now: its triggers write `aliased_at` behind the session's back."""
+    return query.execution_options(populate_existing=True)
+
+
+def fitting(same: Sequence[AdapterVersion], profile: AdapterProfile | None) -> AdapterVersion | None:
+    """Of versions with one digest, newest first: the one with this profile, else one that may still take it."""
+    equal = [record for record in same if profile is None or profile_of(record) == profile]
+    open_to_change = [record for record in same if record.aliased_at is None]
+    return next(iter([*equal, *open_to_change]), None)
+
+
+def profile_of(version: AdapterVersion) -> AdapterProfile:
+    return AdapterProfile(version.tool_style, version.defaults)
+
+
+def set_profile(version: AdapterVersion, profile: AdapterProfile) -> None:
+    version.tool_style, version.defaults = profile.tool_style, dict(profile.defaults)
 
 
 def move(record: AdapterAlias, version: int) -> None:

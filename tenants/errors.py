@@ -19,6 +19,7 @@ TenantsError
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
+│   ├── ProfileFixed         the version has had an alias
 │   └── NoPreviousVersion
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
@@ -104,6 +105,10 @@ class NameTaken(Conflict):
 
 
 class VersionNotReady(Conflict):
+    pass
+
+
+class ProfileFixed(Conflict):
     pass
 
 

@@ -27,6 +27,7 @@ from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME, TENANT_NAME
 
 ENVIRONMENTS = ("live", "test", "op")
 VERSION_STATES = ("uploading", "validating", "ready", "rejected", "deprecated", "deleting", "quarantined")
+TOOL_STYLES = ("hermes", "llama3", "mistral", "generic")
 NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -120,7 +121,10 @@ class Adapter(Base):
 
 
 class AdapterVersion(Base):
-    """One immutable upload: only `state` and `report` may change after it is made (a trigger holds it)."""
+    """One immutable upload: only `state` and `report` may change after it is made (a trigger holds it).
+
+    `tool_style` and `defaults` may change until `aliased_at`, the time of its first alias, which another trigger sets.
+    """
 
     __tablename__ = "adapter_versions"
     __table_args__ = (
@@ -134,6 +138,8 @@ class AdapterVersion(Base):
         CheckConstraint("size_bytes >= 0", name="size_bytes"),
         CheckConstraint("rank >= 1", name="rank"),
         CheckConstraint(one_of("state", VERSION_STATES), name="state"),
+        CheckConstraint(one_of("tool_style", TOOL_STYLES), name="tool_style"),
+        CheckConstraint("jsonb_typeof(defaults) = 'object'", name="defaults"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
@@ -147,6 +153,9 @@ class AdapterVersion(Base):
     config: Mapped[dict[str, Any]]
     report: Mapped[dict[str, Any]]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    tool_style: Mapped[str | None]
+    defaults: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default=text("'{}'::jsonb"))
+    aliased_at: Mapped[datetime | None]
 
 
 class AdapterAlias(Base):

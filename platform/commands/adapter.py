@@ -1,4 +1,4 @@
-"""`loraplex adapter`: push, list, show, alias, rollback and delete a tenant's adapters on the database itself.
+"""`loraplex adapter`: push, list, show, profile, alias, rollback and delete a tenant's adapters on the database itself.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage. With `--json` only JSON reaches standard output.
 """
@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
-from loraplex.adapters.registry import AdapterRegistry, PushedVersion, delete_adapter
+from loraplex.adapters.registry import AdapterRegistry, Promotion, PushedVersion, delete_adapter
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.engine.errors import EngineError
@@ -25,9 +25,11 @@ from loraplex.engine.models.digest import model_digest
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import BaseModelFacts, read_base_model
 from loraplex.platform.commands.context import open_database
+from loraplex.platform.commands.profile_options import Defaults, ToolStyle, profile_change
 from loraplex.platform.config import load_settings
 from loraplex.platform.start_errors import StartError
 from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError
@@ -50,16 +52,26 @@ def push(
     tenant: Tenant,
     name: Annotated[str, typer.Option("--name", help="The adapter's name.")],
     model: Model = None,
-    promote: Annotated[bool, typer.Option(help="Move the alias `production` to this version.")] = True,
+    promote: Annotated[
+        bool, typer.Option(help="Move the alias `production` to this version; the first one gets it anyway.")
+    ] = True,
+    no_alias: Annotated[
+        bool, typer.Option("--no-alias", help="Move no alias, not even for the first.")
+    ] = False,
+    tool_style: ToolStyle = None,
+    defaults: Defaults = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Validate an adapter and store it as a new version."""
+    change = profile_change(tool_style, defaults)
+    promotion: Promotion = "never" if no_alias else "always" if promote else "first"
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
         with Console(stderr=True).status(f"validating {folder.name}"):
             registry = await asyncio.to_thread(_registry, database, home, model)
-            pushed = await registry.push(tenant_id, name, folder, promote=promote)
+            profile = AdapterProfile(**change) if change else None
+            pushed = await registry.push(tenant_id, name, folder, promote=promotion, profile=profile)
         _print(_pushed_document(pushed), as_json, _report_table(pushed.report))
 
     _run(run, tenant, data_dir, as_json)
@@ -91,12 +103,43 @@ def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson =
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
         async with database.transaction() as session:
             document = await _adapter_document(AdapterRepository(session, tenant_id), name)
-        table = Table("version", "state", "rank", "bytes", "aliases", "digest")
+        table = Table("version", "state", "rank", "bytes", "aliases", "tool style", "defaults", "digest")
         for version in document["versions"]:
             aliases = [alias for alias, number in document["aliases"].items() if number == version["version"]]
             cells = [version[key] for key in ("version", "state", "rank", "size_bytes")]
-            table.add_row(*map(str, cells), ", ".join(aliases), version["digest"])
+            profile = (
+                version["tool_style"] or "-",
+                json.dumps(version["defaults"]) if version["defaults"] else "-",
+            )
+            table.add_row(*map(str, cells), ", ".join(aliases), *profile, version["digest"])
         _print(document, as_json, table)
+
+    _run(run, tenant, data_dir, as_json)
+
+
+@app.command()
+def profile(
+    name: Name,
+    version: Annotated[int, typer.Argument(min=1, help="A version without an alias so far.")],
+    tenant: Tenant,
+    tool_style: ToolStyle = None,
+    defaults: Defaults = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a version's tool style and sampling defaults, or change them before its first alias."""
+    change = profile_change(tool_style, defaults)
+
+    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
+        async with database.transaction() as session:
+            adapters = AdapterRepository(session, tenant_id)
+            if change:
+                record = await adapters.change_profile(name, version, change)
+            else:
+                record = await adapters.version(name, version)
+        document = {"tool_style": record.tool_style, "defaults": record.defaults}
+        shown = f"{escape(name)}@{version}: tool style {record.tool_style or '-'}, defaults {json.dumps(record.defaults)}"
+        _print({"name": name, "version": version} | document, as_json, shown)
 
     _run(run, tenant, data_dir, as_json)
 
@@ -202,6 +245,8 @@ def _version_document(version: AdapterVersion) -> dict[str, Any]:
         "state": version.state,
         "rank": version.rank,
         "size_bytes": version.size_bytes,
+        "tool_style": version.tool_style,
+        "defaults": version.defaults,
         "created_at": version.created_at.isoformat(),
         "report": version.report,
     }

@@ -72,7 +72,7 @@ async def prepare_demo(
     write_demo_file(data_dir, access)
     for plan, tenant in tenants:
         for adapter in plan.adapters:
-            await registry.push(tenant.id, adapter, ADAPTERS_FOLDER / adapter, promote=False)
+            await registry.push(tenant.id, adapter, ADAPTERS_FOLDER / adapter, promote="first")
     return access
 
 

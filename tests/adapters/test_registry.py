@@ -47,10 +47,10 @@ async def test_versions_and_promotion(
 ) -> None:
     tenant_id = await make_tenant(database, "acme")
     folders = [peft_adapter(f"v{'i' * n}", r=4, target_modules=["q_proj"])[1] for n in range(3)]
-    first = await registry.push(tenant_id, "voice", folders[0], promote=False)
+    first = await registry.push(tenant_id, "voice", folders[0], promote="first")
     assert (first.version, first.promoted, first.rank) == (1, True, 4)
     assert await resolved(database, tenant_id, "voice") == (1, first.digest)
-    second = await registry.push(tenant_id, "voice", folders[1], promote=False)
+    second = await registry.push(tenant_id, "voice", folders[1], promote="first")
     assert (second.version, second.promoted) == (2, False) and second.digest != first.digest
     assert await resolved(database, tenant_id, "voice") == (1, first.digest)
     third = await registry.push(tenant_id, "voice", folders[2])

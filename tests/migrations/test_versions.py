@@ -77,3 +77,59 @@ def test_versions_are_immutable(database_url: str) -> None:
         connection.execute("UPDATE adapter_versions SET state = 'deprecated', report = '{\"checks\": []}'")
         with pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="immutable"):
             connection.execute("UPDATE adapter_versions SET digest = repeat('b', 64)")
+
+
+def insert_version(connection: "psycopg.Connection[tuple[object, ...]]") -> None:
+    connection.execute("INSERT INTO tenants (id, name) VALUES (gen_random_uuid(), 'acme')")
+    connection.execute(
+        "INSERT INTO adapters (id, tenant_id, name) SELECT gen_random_uuid(), id, 'support' FROM tenants"
+    )
+    connection.execute(
+        "INSERT INTO adapter_versions (id, tenant_id, adapter_id, version, digest, state, size_bytes, rank, config,"
+        " report) SELECT gen_random_uuid(), tenant_id, id, 1, repeat('a', 64), 'ready', 1, 8, '{}', '{}'"
+        " FROM adapters"
+    )
+
+
+INSERT_ALIAS = (
+    "INSERT INTO adapter_aliases (adapter_id, tenant_id, alias, version)"
+    " SELECT id, tenant_id, 'production', 1 FROM adapters"
+)
+
+
+def test_a_profile_is_free_until_the_first_alias(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        insert_version(connection)
+        connection.execute("UPDATE adapter_versions SET tool_style = 'hermes', defaults = '{\"top_k\": 5}'")
+        connection.execute("UPDATE adapter_versions SET tool_style = 'mistral'")
+        connection.execute(INSERT_ALIAS)
+        connection.execute("DELETE FROM adapter_aliases")
+        for change in ("tool_style = 'hermes'", "defaults = '{}'", "aliased_at = NULL", "tool_style = NULL"):
+            with (
+                pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="immutable"),
+                connection.transaction(),
+            ):
+                connection.execute(f"UPDATE adapter_versions SET {change}".encode())
+        connection.execute("UPDATE adapter_versions SET state = 'deprecated', tool_style = 'mistral'")
+
+
+@pytest.mark.parametrize("change", ["tool_style = 'template'", "defaults = '[]'"])
+def test_a_profile_outside_its_closed_set(database_url: str, change: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        insert_version(connection)
+        with pytest.raises(psycopg.errors.CheckViolation):
+            connection.execute(f"UPDATE adapter_versions SET {change}".encode())
+
+
+def test_what_had_an_alias_before_profiles_keeps_the_empty_one(empty_database_url: str) -> None:
+    upgrade(empty_database_url)
+    downgrade(empty_database_url, "0001")
+    with psycopg.connect(empty_database_url) as connection:
+        insert_version(connection)
+        connection.execute(INSERT_ALIAS)
+    upgrade(empty_database_url)
+    with (
+        psycopg.connect(empty_database_url) as connection,
+        pytest.raises(psycopg.errors.IntegrityConstraintViolation, match="immutable"),
+    ):
+        connection.execute("UPDATE adapter_versions SET tool_style = 'hermes'")

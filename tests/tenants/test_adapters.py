@@ -10,13 +10,15 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.adapter_profile import AdapterProfile
+from loraplex.tenants.adapters import AdapterRepository, profile_of
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     AdapterNotFound,
     AliasNotFound,
     InvalidName,
     NoPreviousVersion,
+    ProfileFixed,
     VersionNotFound,
     VersionNotReady,
 )
@@ -204,3 +206,63 @@ def test_references_read_one_way(model: str) -> None:
         tail = f"@{reference.version}" if reference.alias is None else f":{reference.alias}"
         assert model in (reference.name + tail, reference.name)
         assert (reference.alias is None) != (reference.version is None)
+
+
+HERMES = AdapterProfile("hermes", {"temperature": 0.2})
+
+
+async def test_a_profile_is_fixed_by_the_first_alias(database: Database) -> None:
+    tenant_id = await make_tenant(database, "acme")
+    async with database.transaction() as session:
+        adapters = AdapterRepository(session, tenant_id)
+        version = (await add(adapters, 1)).version
+        await adapters.change_profile("support", version, {"tool_style": "hermes"})
+        changed = await adapters.change_profile("support", version, {"defaults": {"top_k": 5}})
+        assert profile_of(changed) == AdapterProfile("hermes", {"top_k": 5})
+        found = await adapters.resolve("support@1")
+        assert found is not None and (found.tool_style, found.defaults) == ("hermes", {"top_k": 5})
+        await adapters.set_alias("support", "canary", version)
+        with pytest.raises(ProfileFixed, match="version 1"):
+            await adapters.change_profile("support", version, {"tool_style": None})
+        await add(adapters, 2)
+        await adapters.set_alias("support", "canary", 2)
+        with pytest.raises(ProfileFixed):
+            await adapters.change_profile("support", version, {"tool_style": None})
+    async with database.transaction() as session:
+        adapters = AdapterRepository(session, tenant_id)
+        assert (await adapters.version("support", 1)).tool_style == "hermes"
+        (served,) = [await adapters.resolve("support:canary")]
+        assert served is not None and (served.version, served.tool_style, served.defaults) == (2, None, {})
+
+
+async def test_equal_content_with_another_profile(database: Database) -> None:
+    tenant_id = await make_tenant(database, "acme")
+    async with database.transaction() as session:
+        adapters = AdapterRepository(session, tenant_id)
+        await adapters.get_or_create("support")
+
+        async def push(profile: AdapterProfile | None) -> AdapterVersion:
+            return await adapters.add_version(
+                "support", digest=digest(1), size_bytes=1, rank=8, config={}, report={}, profile=profile
+            )
+
+        first = await push(None)
+        assert (await push(HERMES)).version == first.version == 1, "no alias yet: it takes the profile over"
+        await adapters.set_alias("support", "production", 1)
+        assert (await push(HERMES)).version == 1
+        assert (await push(AdapterProfile())).version == 2, "fixed: the same content under a new number"
+        assert [(await push(profile)).version for profile in (HERMES, None)] == [1, 2]
+        assert profile_of(await adapters.version("support", 1)) == HERMES
+
+
+async def test_profiles_of_what_does_not_exist(database: Database) -> None:
+    mine, other = await make_tenant(database, "acme"), await make_tenant(database, "other")
+    async with database.transaction() as session:
+        await add(AdapterRepository(session, mine), 1)
+        adapters = AdapterRepository(session, other)
+        with pytest.raises(AdapterNotFound):
+            await adapters.change_profile("support", 1, {"tool_style": "hermes"})
+        await adapters.get_or_create("support")
+        for number in (0, 1, -1, 2**31, 2**70):
+            with pytest.raises(VersionNotFound):
+                await adapters.change_profile("support", number, {"tool_style": "hermes"})

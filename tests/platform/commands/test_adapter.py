@@ -1,6 +1,7 @@
 """`loraplex adapter` on a real PostgreSQL, with a tiny model and adapters that PEFT wrote: output and exit codes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,50 @@ def test_the_life_of_an_adapter(home: Path, model: Path) -> None:
     assert run_json(home, "delete", "voice") == {"deleted": "voice"}
     assert run_json(home, "list") == []
     assert not list((home / "adapters").glob("*/*/adapter_model.safetensors"))
+
+
+def test_a_profile_before_and_after_the_first_alias(home: Path, model: Path) -> None:
+    folder = str(model.parent / "adapter")
+    push = ["push", folder, "--name", "voice", "--model", str(model)]
+    assert run_json(home, *push, "--no-alias")["promoted"] is False
+    assert run_json(home, "show", "voice")["aliases"] == {}
+    changed = run_json(
+        home, "profile", "voice", "1", "--tool-style", "hermes", "--defaults", '{"temperature": 0.2}'
+    )
+    assert changed == {
+        "name": "voice",
+        "version": 1,
+        "tool_style": "hermes",
+        "defaults": {"temperature": 0.2},
+    }
+    run_json(home, "alias", "voice", "production", "1")
+    assert run_json(home, "profile", "voice", "1") == changed
+    refused = run(home, "profile", "voice", "1", "--tool-style", "none")
+    assert refused.exit_code == 1 and "has had an alias" in refused.output
+    pushed = run_json(home, *push, "--tool-style", "mistral", "--defaults", "{}")
+    assert (pushed["version"], pushed["promoted"]) == (2, True)
+    shown = run_json(home, "show", "voice")["versions"]
+    assert [(each["tool_style"], each["defaults"]) for each in shown] == [
+        ("hermes", {"temperature": 0.2}),
+        ("mistral", {}),
+    ]
+    assert "mistral" in run(home, "show", "voice").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tool-style", "jinja"], "tool_style"),
+        (["--defaults", '{"temperature": 9}'], "defaults.temperature"),
+        (["--defaults", '{"chat_template": "x"}'], "defaults.chat_template"),
+        (["--defaults", "[]"], "JSON object"),
+        (["--defaults", "{"], "not valid JSON"),
+    ],
+)
+def test_a_wrong_profile_is_wrong_usage(home: Path, options: list[str], message: str) -> None:
+    result = run(home, "profile", "voice", "1", *options)
+    assert result.exit_code == 2, result.output
+    assert message in re.sub(r"[\s│]+", " ", result.output), "a table may break the line"
 
 
 def test_tables_for_people(home: Path, model: Path) -> None:
