@@ -110,4 +110,4 @@ async def test_it_needs_its_scope(start_gateway: Any, database: Database) -> Non
         assert (await patch(gateway, PATH, b"not even JSON", key)).json()["error"][
             "code"
         ] == "insufficient_scope"
-    assert (await patch(gateway, PATH, {}, "")).status_code == 401
+    assert (await patch(gateway, PATH, {}, "lpx_live_x")).status_code == 401
