@@ -1,0 +1,87 @@
+"""`Vocabulary`: the facts about a model's tokens that both backends build on.
+
+Invariant: an id at or above the tokenizer's own size is padding of the model's output layer and is never allowed.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from loraplex.grammar.errors import GrammarInvalid
+
+END_TEXT = "<|end|>"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """`tokenizer_json` is the text of a `tokenizer.json`, `vocab_size` the width of the model's logits.
+
+    `end_token_ids` are the tokens that end an answer; a model may have several.
+    """
+
+    tokenizer_json: str
+    vocab_size: int
+    end_token_ids: frozenset[int]
+
+    def __post_init__(self) -> None:
+        if not self.end_token_ids:
+            raise ValueError("end_token_ids is empty: an answer could never end")
+        if not all(0 <= token_id < self.vocab_size for token_id in self.end_token_ids):
+            raise ValueError(f"end_token_ids must be in 0 to {self.vocab_size - 1}")
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_str(self.tokenizer_json)
+
+    @cached_property
+    def encoded_tokens(self) -> tuple[str, ...]:
+        """The tokens by id as the tokenizer spells them, an empty text where an id has none."""
+        by_id = {
+            token_id: text for text, token_id in self.tokenizer.get_vocab(with_added_tokens=True).items()
+        }
+        return tuple(by_id.get(token_id, "") for token_id in range(min(self.vocab_size, max(by_id) + 1)))
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Control tokens by their text, those that end an answer among them."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    def token_id(self, token: str | int) -> int:
+        """The id of a token given by text or id. Raises `GrammarInvalid` when the tokenizer has no such token."""
+        found = self.tokenizer.token_to_id(token) if isinstance(token, str) else token
+        if found is None or not 0 <= found < len(self.encoded_tokens):
+            raise GrammarInvalid(f"the model has no token {token!r}")
+        return int(found)
+
+    @cached_property
+    def spelling(self) -> Literal["RAW", "BYTE_FALLBACK", "BYTE_LEVEL"]:
+        """How the tokenizer spells bytes in its tokens, read from its decoder."""
+        decoder = json.loads(self.tokenizer_json).get("decoder") or {}
+        kinds = {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}
+        return "BYTE_LEVEL" if "ByteLevel" in kinds else "BYTE_FALLBACK" if "ByteFallback" in kinds else "RAW"
+
+    @property
+    def bitmask_words(self) -> int:
+        """int32 words in one row of a bitmask."""
+        return (self.vocab_size + 31) // 32
+
+
+def load_vocabulary(folder: Path, vocab_size: int, end_token_ids: frozenset[int]) -> Vocabulary:
+    """The vocabulary of a model folder. Raises `OSError` when it has no `tokenizer.json`."""
+    return Vocabulary((folder / "tokenizer.json").read_text("utf-8"), vocab_size, end_token_ids)
+
+
+def byte_vocabulary() -> Vocabulary:
+    """One token for each byte and one to end: for checks that need no model."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: token_id for token_id, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_TEXT])
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    return Vocabulary(tokenizer.to_str(), size, frozenset({size - 1}))

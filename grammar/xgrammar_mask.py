@@ -1,0 +1,195 @@
+"""`TokenMask` by xgrammar: a pushdown automaton that compiles slower and steps faster, and reads structural tags and EBNF.
+
+Invariant: control tokens that the grammar does not name are cleared from every mask, since the library allows their
+text inside strings.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from llguidance import LLTokenizer
+from torch import Tensor
+from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, StructuralTag, TokenizerInfo
+from xgrammar.tokenizer_info import VocabType
+
+from loraplex.grammar.closing import Closer
+from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
+from loraplex.grammar.structural_tag import lowered, named_tokens, read_structural_tag
+from loraplex.grammar.vocabulary import Vocabulary
+
+PLACE_IN_SOURCE = re.compile(
+    r"^(\[[^\]]*\]\s*)?\S+\.(cc|h|cpp|hpp):\d+:\s*(Check failed: \(.*\) is false: )?"
+)
+"""Where in its C++ source the library raised: no business of a tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSets:
+    """`usable` and `end` are bitmasks, int32 [words]; `blocked` are the control tokens missing in `usable`."""
+
+    usable: Tensor
+    end: Tensor
+    blocked: frozenset[int]
+
+
+class XgrammarMask:
+    """One sequence under one grammar. Used by one thread at a time."""
+
+    __slots__ = ("_closer", "_closes", "_compiled", "_fast_forward", "_matcher")
+
+    def __init__(
+        self,
+        matcher: GrammarMatcher,
+        compiled: "CompiledXgrammar",
+        closer: Closer,
+        *,
+        fast_forward: bool,
+        closes: bool,
+    ) -> None:
+        self._matcher = matcher
+        self._compiled = compiled
+        self._closer = closer
+        self._fast_forward = fast_forward
+        self._closes = closes
+
+    def fill(self, bitmask: Tensor, row: int) -> None:
+        """Writes every word of the row of an int32 CPU tensor [rows, words]. Raises `MatcherFailed`."""
+        target = bitmask[row]
+        if self._matcher.is_terminated():
+            target.copy_(self._compiled.tokens.end)
+            return
+        try:
+            self._matcher.fill_next_token_bitmask(bitmask, row)
+        except RuntimeError as error:
+            raise MatcherFailed(without_place(error)) from error
+        target.bitwise_and_(self._compiled.tokens.usable)
+
+    def accept(self, token_id: int) -> bool:
+        if token_id in self._compiled.tokens.blocked:
+            return False
+        try:
+            return bool(self._matcher.accept_token(token_id))
+        except RuntimeError as error:
+            raise MatcherFailed(without_place(error)) from error
+
+    def rollback(self, count: int) -> None:
+        try:
+            self._matcher.rollback(count)
+        except RuntimeError as error:
+            raise MatcherFailed(without_place(error)) from error
+
+    def fork(self) -> Self:
+        return type(self)(
+            self._matcher.fork(),
+            self._compiled,
+            self._closer,
+            fast_forward=self._fast_forward,
+            closes=self._closes,
+        )
+
+    def is_complete(self) -> bool:
+        return bool(self._matcher.is_completed())
+
+    def is_final(self) -> bool:
+        if not self._matcher.is_completed():
+            return False
+        end = self._compiled.tokens.end
+        bitmask = torch.empty((1, len(end)), dtype=torch.int32)
+        self.fill(bitmask, 0)
+        return torch.equal(bitmask[0], end)
+
+    def forced_tokens(self) -> Sequence[int]:
+        return self.certain_tokens() if self._fast_forward else ()
+
+    def certain_tokens(self) -> Sequence[int]:
+        """Tokens without an alternative, as far as no continuation of the text could be spelled otherwise."""
+        if self._matcher.is_terminated():
+            return ()
+        text = self._matcher.find_jump_forward_string()
+        return self._compiled.surely(text) if text else ()
+
+    def closing_tokens(self, most: int) -> Sequence[int] | None:
+        return self._closer.find(self, most) if self._closes else None
+
+    @property
+    def closes(self) -> bool:
+        return self._closes
+
+
+class CompiledXgrammar:
+    """A grammar at its start, from which masks are made."""
+
+    def __init__(self, compiled: CompiledGrammar, tokens: TokenSets, tokenizer: LLTokenizer) -> None:
+        self._start = GrammarMatcher(compiled)
+        self._tokenizer = tokenizer
+        self.tokens = tokens
+        self.size_bytes = int(compiled.memory_size_bytes)
+
+    def mask(self, closer: Closer, *, fast_forward: bool, closes: bool) -> XgrammarMask:
+        return XgrammarMask(self._start.fork(), self, closer, fast_forward=fast_forward, closes=closes)
+
+    def surely(self, text: str) -> list[int]:
+        """The tokens that begin the tokenization of every text that begins with `text`, up to a blocked one."""
+        tokens, _ = self._tokenizer.tokenize_partial(text.encode())
+        usable: list[int] = []
+        for token_id in tokens:
+            if token_id in self.tokens.blocked:
+                break
+            usable.append(token_id)
+        return usable
+
+
+class XgrammarCompiler:
+    """Compiles for one vocabulary; safe to use from several threads. `tokenizer` spells forced texts."""
+
+    def __init__(self, vocabulary: Vocabulary, tokenizer: LLTokenizer) -> None:
+        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
+        information = TokenizerInfo(
+            list(vocabulary.encoded_tokens),
+            VocabType[vocabulary.spelling],
+            vocab_size=vocabulary.vocab_size,
+            stop_token_ids=sorted(vocabulary.end_token_ids),
+        )
+        self._compiler = GrammarCompiler(information, max_threads=1, cache_enabled=False)
+
+    def compile(self, source: str) -> CompiledXgrammar:
+        """`source` is a structural tag in JSON. Raises `GrammarInvalid`."""
+        tag = read_structural_tag(source)
+        try:
+            named = self._ids(named_tokens(tag["format"]))
+            checked = StructuralTag.model_validate({**tag, "format": lowered(tag["format"])})
+            compiled = self._compiler.compile_structural_tag(checked)
+        except (RuntimeError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise GrammarInvalid(without_place(error)) from error
+        return CompiledXgrammar(compiled, self._token_sets(named), self._tokenizer)
+
+    def _ids(self, named: Iterable[str | int]) -> frozenset[int]:
+        found = {self._vocabulary.token_id(token) for token in named}
+        if found & self._vocabulary.end_token_ids:
+            raise GrammarInvalid("a grammar cannot name a token that ends the answer")
+        return frozenset(found)
+
+    def _token_sets(self, named: frozenset[int]) -> TokenSets:
+        vocabulary = self._vocabulary
+        blocked = frozenset(vocabulary.special_tokens.values()) - vocabulary.end_token_ids - named
+        usable = (
+            token for token, text in enumerate(vocabulary.encoded_tokens) if text and token not in blocked
+        )
+        words = vocabulary.bitmask_words
+        return TokenSets(bits_of(usable, words), bits_of(vocabulary.end_token_ids, words), blocked)
+
+
+def bits_of(token_ids: Iterable[int], words: int) -> Tensor:
+    """int32 [words] with the bits of `token_ids` set."""
+    flags = torch.zeros(words * 32, dtype=torch.int64)
+    flags[torch.tensor(sorted(token_ids), dtype=torch.int64)] = 1
+    values = (flags.view(words, 32) << torch.arange(32)).sum(1)
+    return torch.where(values >= 2**31, values - 2**32, values).to(torch.int32)
+
+
+def without_place(error: Exception) -> str:
+    return PLACE_IN_SOURCE.sub("", str(error)).strip()
