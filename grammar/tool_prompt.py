@@ -40,7 +40,7 @@ def render_calls(style: ToolStyle, calls: Sequence[WrittenCall]) -> str:
     return _written(style, [(call.name, call.arguments) for call in calls])
 
 
-def render_result(style: ToolStyle, name: str, content: str) -> str:
+def render_result(name: str, content: str) -> str:
     """The result of a call as the text of a message. Content is a JSON string, so it cannot end its frame by a new line."""
     result = json.dumps({"name": name, "content": content}, ensure_ascii=False)
     return f"<tool_response>\n{result}\n</tool_response>"

@@ -3,8 +3,9 @@ so that none of them can disagree with another.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Final
 
 
 class ToolStyle(StrEnum):
@@ -23,6 +24,7 @@ class CallSyntax:
     A call is `before_name`, the name, `before_arguments`, one JSON object, `after_arguments`.
     `marker` begins the calls and occurs in no text before them; without one the calls are the whole answer, and
     text cannot begin as `opening` and `before_name` do. Its first character occurs in it only once.
+    `tokens`: parts of this text that are one control token in some tokenizers.
     """
 
     marker: str | None
@@ -32,6 +34,7 @@ class CallSyntax:
     after_arguments: str
     separator: str
     closing: str
+    tokens: tuple[str, ...] = ()
 
     def head(self, name: str) -> str:
         """What stands before the arguments of a call of `name`."""
@@ -43,7 +46,7 @@ class CallSyntax:
         return self.opening + self.before_name
 
 
-_SYNTAX = {
+_SYNTAX: Final = {
     ToolStyle.HERMES: CallSyntax(
         marker="<tool_call>",
         opening="",
@@ -52,6 +55,7 @@ _SYNTAX = {
         after_arguments="}\n</tool_call>",
         separator="\n",
         closing="",
+        tokens=("<tool_call>", "</tool_call>"),
     ),
     ToolStyle.LLAMA3: CallSyntax(
         marker=None,
@@ -70,6 +74,7 @@ _SYNTAX = {
         after_arguments="}",
         separator=", ",
         closing="]",
+        tokens=("[TOOL_CALLS]",),
     ),
     ToolStyle.GENERIC: CallSyntax(
         marker="<tool_call>",
@@ -79,13 +84,25 @@ _SYNTAX = {
         after_arguments="}</tool_call>",
         separator="\n",
         closing="",
+        tokens=("<tool_call>", "</tool_call>"),
     ),
 }
 
+_LLAMA3_TAGGED: Final = replace(
+    _SYNTAX[ToolStyle.LLAMA3],
+    marker="<|python_tag|>",
+    opening="<|python_tag|>",
+    tokens=("<|python_tag|>",),
+)
 
-def syntax_of(style: ToolStyle) -> CallSyntax:
-    """The spelling of calls in `style`."""
-    return _SYNTAX[style]
+
+def syntax_of(style: ToolStyle, *, beside_json: bool = False) -> CallSyntax:
+    """The spelling of calls in `style`.
+
+    `beside_json`: the answer may be a JSON document instead. A call that is a bare JSON object itself could not be told
+    from it, so it stands behind Llama 3's own token for calls then.
+    """
+    return _LLAMA3_TAGGED if beside_json and style is ToolStyle.LLAMA3 else _SYNTAX[style]
 
 
 def style_of_template(template: str | None, added_tokens: Collection[str] = ()) -> ToolStyle:
@@ -101,7 +118,8 @@ def style_of_template(template: str | None, added_tokens: Collection[str] = ()) 
         return ToolStyle.HERMES
     if "[TOOL_CALLS]" in text:
         return ToolStyle.MISTRAL
-    if '"parameters"' in text and ("<|python_tag|>" in (text, *added_tokens) or "ipython" in text):
+    python_tag = "<|python_tag|>" in text or "<|python_tag|>" in added_tokens
+    if '"parameters"' in text and (python_tag or "ipython" in text):
         return ToolStyle.LLAMA3
     return ToolStyle.GENERIC
 
