@@ -35,6 +35,14 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarConfig:
+    """Bounds of grammars. A row whose one mask takes longer than `mask_timeout_s` ends alone."""
+
+    compile_threads: int = 1
+    mask_timeout_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine needs to start. `model` is a directory, a `.gguf` file or a hub id."""
 
@@ -46,3 +54,4 @@ class EngineConfig:
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     lora: LoraConfig = LoraConfig()
+    grammar: GrammarConfig = GrammarConfig()

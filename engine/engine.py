@@ -4,15 +4,18 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import EngineError, NonFiniteLogits, UnsupportedFeature
+from loraplex.engine.errors import EngineError, GrammarFailed, NonFiniteLogits, UnsupportedFeature
 from loraplex.engine.fairness import FairShare, Policy
 from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.loading import LoadedModel
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.source import AdapterSource
+from loraplex.engine.mask_compilation import MaskCompilation
+from loraplex.engine.mask_filling import MaskFiller
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_runner import ModelRunner
 from loraplex.engine.plan import StepOutput
@@ -20,6 +23,7 @@ from loraplex.engine.prefix_cache import PrefixCache
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,11 @@ class Engine:
         config: EngineConfig,
         source: AdapterSource,
         *,
+        mask_factory: TokenMaskFactory | None = None,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`mask_factory` None: requests with a grammar are refused. Side threads may run on the caller's cores."""
         cache = config.cache
         self.model = model
         self._clock = clock
@@ -74,11 +80,18 @@ class Engine:
             model.config.eos_token_ids,
             vocab_size=model.config.vocab_size,
         )
-        sampler = Sampler(model.config.vocab_size, model.device, model.config.eos_token_ids)
+        self._masks = MaskFiller(model.config.vocab_size, config.grammar.mask_timeout_s)
+        self._compilation: MaskCompilation | None = None
+        if mask_factory is not None:
+            self._compilation = MaskCompilation(mask_factory, config.grammar.compile_threads)
+        self._uncompiled: dict[int, list[Sequence]] = {}
+        sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids)
         kv_cache = allocate_kv_cache(
             model.config, model.num_blocks, cache.block_size, model.dtype, model.device
         )
-        self.runner = ModelRunner(model.decoder, kv_cache, cache.block_size, sampler, self.adapters)
+        self.runner = ModelRunner(
+            model.decoder, kv_cache, cache.block_size, sampler, self.adapters, self._masks
+        )
         self.runner.warm_up()
         self._block_size = cache.block_size
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -108,16 +121,22 @@ class Engine:
 
     def add(self, request: EngineRequest) -> list[Sequence]:
         """Queue a request and return its choices. Raises `InvalidRequest` or `EngineOverloaded`."""
-        if request.grammar is not None:
+        if request.grammar is None:
+            return self.scheduler.add(request)
+        if self._compilation is None:
             raise UnsupportedFeature("grammar", "this engine decodes without grammars")
-        return self.scheduler.add(request)
+        sequences = self.scheduler.add(request)
+        ticket = _ticket(sequences[0])
+        self._uncompiled[ticket] = sequences
+        self._compilation.start(ticket, request.namespace, request.grammar)
+        return sequences
 
     def abort(self, request_id: str) -> list[Sequence]:
         """End a request at any stage and return the choices that had not ended. Idempotent."""
         ended = self.scheduler.abort(request_id)
         self._aborted += bool(ended)
         for sequence in ended:
-            self.runner.forget(sequence)
+            self._forget(sequence)
         return ended
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -126,8 +145,9 @@ class Engine:
         self.runner.forget(sequence)
 
     def step(self) -> StepResult:
-        """Install arrived adapters, plan, execute, follow the results."""
+        """Install what has arrived, plan, execute, follow the results."""
         self.adapters.poll()
+        self._take_masks()
         began = self._clock()
         plan = self.scheduler.schedule()
         if plan is None:
@@ -175,11 +195,61 @@ class Engine:
             step_tokens=self._step_tokens,
             step_tokens_histogram=list(self._step_tokens_histogram),
             step_seconds=self._step_seconds,
+            waiting_for_grammar=scheduler.num_waiting_for_grammar,
+            mask_seconds=self._masks.seconds,
+            late_masks=self._masks.num_late,
+            forced_tokens=scheduler.num_forced_tokens,
+            **self._compilation_stats(),
         )
 
     def close(self) -> None:
-        """Stop the loader thread."""
+        """Stop the side threads."""
         self.adapters.close()
+        self._masks.close()
+        if self._compilation is not None:
+            self._compilation.close()
+
+    def _take_masks(self) -> None:
+        """Hand compiled grammars to their rows, and let rows go on whose late masks have come."""
+        if self._uncompiled and self._compilation is not None:
+            for ticket, outcome in self._compilation.take():
+                self._begin(self._uncompiled.pop(ticket), outcome)
+        if self._masks.has_late:
+            for sequence in self._masks.poll():
+                sequence.awaits_mask = False
+
+    def _begin(self, sequences: list[Sequence], outcome: TokenMask | GrammarFailed) -> None:
+        """All choices of a request share one compilation, each with a state of its own."""
+        if isinstance(outcome, GrammarFailed):
+            self._fail(sequences, outcome)
+            return
+        try:
+            masks = [outcome, *(outcome.fork() for _ in sequences[1:])]
+        except BaseException as error:  # noqa: BLE001 - reported; extension modules panic with no `Exception`
+            self._fail(sequences, GrammarFailed(f"the grammar's matcher broke down: {type(error).__name__}"))
+            return
+        for sequence, mask in zip(sequences, masks, strict=True):
+            sequence.token_mask = mask
+
+    def _fail(self, choices: list[Sequence], error: EngineError) -> None:
+        for sequence in choices:
+            self.scheduler.fail(sequence, error)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Drop what is kept for a sequence that ended before its first token, or for its next one."""
+        self.runner.forget(sequence)
+        if self._compilation is not None and self._uncompiled.pop(_ticket(sequence), None) is not None:
+            self._compilation.drop(_ticket(sequence))
+
+    def _compilation_stats(self) -> dict[str, Any]:
+        compilation = self._compilation
+        if compilation is None:
+            return {}
+        return {
+            "grammar_compilations": compilation.num_compilations,
+            "grammar_compile_seconds": compilation.seconds,
+            "grammar_failures": compilation.num_failures,
+        }
 
     def _count(self, output: StepOutput) -> None:
         sequence = output.sequence
@@ -193,9 +263,14 @@ class Engine:
     def _failures(self) -> list[tuple[Sequence, EngineError]]:
         failures = self.scheduler.take_failures()
         for sequence, error in failures:
-            self.runner.forget(sequence)
+            self._forget(sequence)
             if isinstance(error, NonFiniteLogits):
                 self._corrupted += 1
                 if sequence.adapter is not None:
                     self.adapters.report_non_finite(sequence.adapter)
         return failures
+
+
+def _ticket(sequence: Sequence) -> int:
+    """What the choices of one request have in common, and no other request ever."""
+    return sequence.order - sequence.choice

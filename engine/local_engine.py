@@ -68,6 +68,7 @@ class LocalEngine:
         self._sequences: dict[ChoiceKey, Sequence] = {}
         self._stats = engine.stats()
         self._stats_at = self._heartbeat = time.monotonic()
+        self._stalled = False
         self._draining = False
         self._output_failed = False
         self._ended: str | None = None
@@ -173,6 +174,7 @@ class LocalEngine:
             result = self._engine.step()
             now = time.monotonic()
             self._heartbeat = now
+            self._stalled = not result.ran
             # Before anybody hears of the results: who saw the last request end finds it in the numbers.
             idle = not result.ran or not self._engine.has_unfinished
             if idle or now - self._stats_at > STATS_INTERVAL_S:
@@ -198,9 +200,9 @@ class LocalEngine:
             self._carry_out(command)
 
     def _patience(self) -> float:
-        """Seconds to wait for a command: none while sequences run, little while only adapters are awaited."""
+        """Seconds to wait for a command: none while sequences run, little while only adapters or masks are awaited."""
         scheduler = self._engine.scheduler
-        if scheduler.num_running:
+        if scheduler.num_running and not self._stalled:
             return 0.0
         return 0.002 if scheduler.has_unfinished else IDLE_WAIT_S
 

@@ -1,4 +1,4 @@
-"""What a request allows or favours: grammar bitmask, logit bias, minimum length. All in place on float32 logits.
+"""What a request allows or favours besides its grammar: logit bias, minimum length. All in place on float32 logits.
 
 Invariant: a forbidden token is -inf and nothing later makes it finite again.
 """
@@ -9,27 +9,6 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.sequence import Sequence
-
-_WORD_BITS = 32
-
-
-def bit_positions(device: torch.device) -> Tensor:
-    """int32 [32]: what `apply_bitmask` shifts by, made once."""
-    return torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
-
-
-def apply_bitmask(
-    logits: Tensor, rows: list[int], bitmask: Tensor, mask_rows: list[int], positions: Tensor
-) -> None:
-    """Forbid in `logits` [rows, vocab], at `rows`, the tokens whose bit is 0 in `bitmask` at `mask_rows`.
-
-    `bitmask` is int32 [any, ceil(vocab / 32)]; bits beyond the vocabulary are not read.
-    """
-    words = bitmask[torch.tensor(mask_rows, device=bitmask.device)].to(logits.device)
-    forbidden = ((words.unsqueeze(-1) >> positions) & 1) == 0
-    forbidden = forbidden.view(len(rows), -1)[:, : logits.shape[1]]
-    index = torch.tensor(rows, device=logits.device)
-    logits[index] = logits[index].masked_fill_(forbidden, -math.inf)
 
 
 def apply_bias(logits: Tensor, rows: list[int], biases: list[dict[int, float]]) -> None:

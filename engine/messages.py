@@ -122,7 +122,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot in plain numbers; counters only grow. Exporters live in the gateway.
 
     `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the bound before
-    it; one count more at the end is for what lies above all bounds.
+    it; one count more at the end is for what lies above all bounds. `late_masks` counts rows that sat a step out because
+    their grammar's mask was not there in time; `forced_tokens` those that a grammar left no choice about.
     """
 
     running: int = 0
@@ -154,5 +155,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: int = 0
     step_tokens_histogram: list[int] = []
     step_seconds: float = 0.0
+    waiting_for_grammar: int = 0
+    grammar_compilations: int = 0
+    grammar_compile_seconds: float = 0.0
+    grammar_failures: int = 0
+    mask_seconds: float = 0.0
+    late_masks: int = 0
+    forced_tokens: int = 0
     heartbeat_age_s: float = 0.0
     draining: bool = False

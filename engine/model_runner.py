@@ -1,5 +1,7 @@
 """`ModelRunner`: executes a step plan: tensors, forward pass, sampling. Knows no queue and decides nothing."""
 
+import time
+
 import torch
 from torch import Tensor
 
@@ -7,29 +9,73 @@ from loraplex.engine.forward_batch import ForwardBatch, PrefillChunk, make_forwa
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import group_rows
 from loraplex.engine.lora.pool import AdapterPool
+from loraplex.engine.mask_filling import MaskFiller, Masks
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.plan import SampledToken, StepPlan
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.sequence import Sequence
+
+PATIENCE = 0.5
+"""A step waits for masks at most half as long again as its forward pass took, so that neighbours feel no slow grammar."""
+LEAST_PATIENCE_S = 0.005
 
 
 class ModelRunner:
     """Owns the KV tensors; shares the decoder's sites with the adapter pool."""
 
     def __init__(
-        self, decoder: Decoder, kv_cache: list[Tensor], block_size: int, sampler: Sampler, pool: AdapterPool
+        self,
+        decoder: Decoder,
+        kv_cache: list[Tensor],
+        block_size: int,
+        sampler: Sampler,
+        pool: AdapterPool,
+        masks: MaskFiller | None = None,
     ) -> None:
+        """`masks` None: no planned sequence has a `token_mask`."""
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._block_size = block_size
         self._sampler = sampler
         self._pool = pool
+        self._masks = masks
 
     def execute(self, plan: StepPlan) -> dict[Sequence, SampledToken]:
-        """Compute every row of the plan and sample those that ask for it."""
+        """Compute every row of the plan and sample those that ask for it, but for those whose mask is late."""
         sequences = [row.sequence for row in plan.rows if row.samples]
-        tokens = self._sampler.sample(self.logits(plan), sequences)
-        return dict(zip(sequences, tokens, strict=True))
+        masked = [sequence for sequence in sequences if sequence.token_mask is not None]
+        if not masked or self._masks is None:
+            tokens = self._sampler.sample(self.logits(plan), sequences)
+            return dict(zip(sequences, tokens, strict=True))
+        began = time.monotonic()
+        self._masks.begin(masked)
+        logits = self.logits(plan)
+        patience = max(LEAST_PATIENCE_S, PATIENCE * (time.monotonic() - began))
+        masks = self._masks.collect(masked, patience)
+        sampled = self._sample_masked(logits, sequences, masks)
+        self._masks.give_back(masks)
+        return sampled
+
+    def _sample_masked(
+        self, logits: Tensor, sequences: list[Sequence], masks: Masks
+    ) -> dict[Sequence, SampledToken]:
+        kept = [i for i, s in enumerate(sequences) if s.token_mask is None or s in masks.rows]
+        if len(kept) < len(sequences):
+            logits = logits[torch.tensor(kept, dtype=torch.int64, device=logits.device)]
+            sequences = [sequences[i] for i in kept]
+        rows = [masks.rows[s] for s in sequences if s.token_mask is not None]
+        tokens = self._sampler.sample(logits, sequences, self._bitmask(rows) if rows else None)
+        sampled = dict(zip(sequences, tokens, strict=True))
+        for sequence, error in masks.errors.items():
+            sampled[sequence] = SampledToken(-1, finite=False, error=error)
+        return sampled
+
+    def _bitmask(self, rows: list[Tensor]) -> Tensor:
+        """The rows as one tensor [rows, words] on the device."""
+        bitmask = torch.cat(rows)
+        if self._decoder.device.type == "cpu":
+            return bitmask
+        return bitmask.pin_memory().to(self._decoder.device, non_blocking=True)
 
     def logits(self, plan: StepPlan) -> Tensor:
         """Logits [sampled rows, vocab] of the plan, in its order; K and V are written."""

@@ -5,6 +5,7 @@ Invariant: a plan is complete and immutable; the runner needs nothing else, and 
 
 from dataclasses import dataclass
 
+from loraplex.engine.errors import EngineError, NonFiniteLogits, NothingAllowed
 from loraplex.engine.messages import AdapterRef, FinishReason, TokenLogprob
 from loraplex.engine.sequence import Sequence
 
@@ -50,13 +51,24 @@ class StepPlan:
 class SampledToken:
     """What the runner returns for a sampling row. `finite` false: the row's logits held NaN or infinity.
 
-    With `nothing_allowed` the model is innocent: the request's grammar and other constraints left no token.
+    With `nothing_allowed` the model is innocent: the request's grammar and other constraints left no token. `error` is
+    set when there is no mask for the row and will be none. Not `finite` and no token in all these cases.
     """
 
     token_id: int
     logprob: TokenLogprob | None = None
     finite: bool = True
     nothing_allowed: bool = False
+    error: EngineError | None = None
+
+    @property
+    def failure(self) -> EngineError:
+        """Why there is no token. Of a token that is `finite` nobody asks."""
+        if self.error is not None:
+            return self.error
+        if self.nothing_allowed:
+            return NothingAllowed("the constraints of this request allow no next token")
+        return NonFiniteLogits("the model's output for this request was not finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +80,18 @@ class StepOutput:
     logprob: TokenLogprob | None
     finish_reason: FinishReason | None
     first: bool
+
+
+def step_outputs(
+    sequence: Sequence,
+    token_ids: list[int],
+    logprob: TokenLogprob | None,
+    reason: FinishReason | None,
+    first: bool,
+) -> list[StepOutput]:
+    """One output per token. `logprob` and `first` are the first one's, `reason` is the last one's."""
+    if len(token_ids) == 1:
+        return [StepOutput(sequence, token_ids[0], logprob, reason, first)]
+    between = [StepOutput(sequence, token_id, None, None, False) for token_id in token_ids[1:-1]]
+    last = StepOutput(sequence, token_ids[-1], None, reason, False)
+    return [StepOutput(sequence, token_ids[0], logprob, None, first), *between, last]

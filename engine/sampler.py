@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.categorical import draw, row_maxima
+from loraplex.engine.kernels.bitmask import apply_bitmask
 from loraplex.engine.logit_constraints import (
     apply_bias,
-    apply_bitmask,
     apply_minimum_length,
-    bit_positions,
     is_below_minimum,
 )
 from loraplex.engine.logprobs import raw_logprobs
@@ -33,17 +32,15 @@ _NOTHING_ALLOWED = -2
 
 
 class Sampler:
-    """Samples on `device`. `eos_token_ids` are the model's own endings, held off by `min_tokens`."""
+    """Samples where the logits are. `eos_token_ids` are the model's own endings, held off by `min_tokens`."""
 
     def __init__(
         self,
         vocab_size: int,
-        device: torch.device | str,
         eos_token_ids: Collection[int] = (),
         max_histories: int = 4096,
     ) -> None:
         self._vocab_size = vocab_size
-        self._bit_positions = bit_positions(torch.device(device))
         self._eos_token_ids = frozenset(eos_token_ids)
         self._histories = TokenHistories(max_histories)
 
@@ -56,7 +53,7 @@ class Sampler:
     ) -> list[SampledToken]:
         """One token per row of `logits` [rows, vocab], any float type, left unchanged.
 
-        `bitmask` int32 [rows, ceil(vocab / 32)], bit set = allowed, is read in rows whose sequence has a `token_mask`.
+        `bitmask` int32 [masked, ceil(vocab / 32)], bit set = allowed, has one row for each sequence with a `token_mask`.
         A row whose logits hold NaN or +inf, or only -inf, comes back with `finite` false and `token_id` -1;
         so does one whose constraints leave no token, with `nothing_allowed` true. Raises `ValueError` on a wrong shape.
         """
@@ -68,7 +65,7 @@ class Sampler:
         if rows:
             index = torch.tensor(rows, device=logits.device)
             work = logits.index_select(0, index).to(torch.float32)
-            tokens[index] = self._process(work, rows, [sequences[row] for row in rows], bitmask)
+            tokens[index] = self._process(work, [sequences[row] for row in rows], bitmask)
         ids: list[int] = torch.where(maxima.isfinite(), tokens, _NOT_FINITE).tolist()
         logprobs = _logprobs(logits, ids, sequences)
         return [_sampled(token, logprobs.get(row)) for row, token in enumerate(ids)]
@@ -78,16 +75,15 @@ class Sampler:
             raise ValueError(
                 f"logits are {list(logits.shape)}, expected [{len(sequences)}, {self._vocab_size}]"
             )
-        if bitmask is not None and bitmask.shape != (len(sequences), (self._vocab_size + 31) // 32):
-            raise ValueError(
-                f"bitmask is {list(bitmask.shape)}, expected {len(sequences)} rows of 32-bit words"
-            )
+        masked = sum(sequence.token_mask is not None for sequence in sequences)
+        if masked and bitmask is None:
+            raise ValueError(f"{masked} sequences have a grammar, and there is no bitmask")
+        if bitmask is not None and bitmask.shape != (masked, (self._vocab_size + 31) // 32):
+            raise ValueError(f"bitmask is {list(bitmask.shape)}, expected {masked} rows of 32-bit words")
 
-    def _process(
-        self, logits: Tensor, rows: list[int], sequences: list[Sequence], bitmask: Tensor | None
-    ) -> Tensor:
-        """Token ids [rows] of `logits` float32, which is consumed; `rows` are their places in the whole batch."""
-        constrained = self._constrain(logits, rows, sequences, bitmask)
+    def _process(self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None) -> Tensor:
+        """Token ids [rows] of `logits` float32, which is consumed."""
+        constrained = self._constrain(logits, sequences, bitmask)
         maxima, tokens = row_maxima(logits)
         random = [row for row, sequence in enumerate(sequences) if _is_random(sequence)]
         if len(random) == len(sequences):
@@ -100,9 +96,7 @@ class Sampler:
             tokens = torch.where(maxima == -torch.inf, _NOTHING_ALLOWED, tokens)
         return tokens
 
-    def _constrain(
-        self, logits: Tensor, rows: list[int], sequences: list[Sequence], bitmask: Tensor | None
-    ) -> bool:
+    def _constrain(self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None) -> bool:
         """Edit `logits` in place; True if any row was."""
         params = [sequence.request.sampling for sequence in sequences]
         masked = [i for i, sequence in enumerate(sequences) if sequence.token_mask is not None]
@@ -110,7 +104,7 @@ class Sampler:
         penalised = [i for i, sampling in enumerate(params) if has_penalty(sampling)]
         short = [i for i, sequence in enumerate(sequences) if is_below_minimum(sequence)]
         if masked and bitmask is not None:
-            apply_bitmask(logits, masked, bitmask, [rows[i] for i in masked], self._bit_positions)
+            apply_bitmask(logits, torch.tensor(masked, device=logits.device), bitmask)
         if biased:
             apply_bias(logits, biased, [params[i].logit_bias for i in biased])
         if penalised:

@@ -6,7 +6,6 @@ progresses; every sequence added ends exactly once, with its blocks, pin and pla
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 from loraplex.engine.adapter_gate import AdapterGate
 from loraplex.engine.admission import Admission, DeadlineKind, Deadlines, new_sequences
@@ -14,28 +13,22 @@ from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import (
     EngineError,
     EngineOverloaded,
+    GrammarFailed,
     InvalidRequest,
     NonFiniteLogits,
-    NothingAllowed,
     RequestTimeout,
 )
 from loraplex.engine.fairness import Policy
 from loraplex.engine.lora.residency import AdapterResidency
-from loraplex.engine.messages import EngineRequest, FinishReason
-from loraplex.engine.plan import PlannedRow, SampledToken, StepOutput, StepPlan
+from loraplex.engine.messages import EngineRequest, FinishReason, TokenLogprob
+from loraplex.engine.plan import PlannedRow, SampledToken, StepOutput, StepPlan, step_outputs
 from loraplex.engine.prefix_cache import PrefixCache
+from loraplex.engine.request_choices import RequestChoices
 from loraplex.engine.sequence import Sequence, SequenceStatus
 from loraplex.engine.sequence_blocks import SequenceBlocks
+from loraplex.engine.step_rows import StepRows, by_urgency
 from loraplex.engine.stopping import finish_reason
-
-
-@dataclass(slots=True)
-class _Request:
-    """The choices of one request. `siblings` wait for the first choice's prompt; `admitted` once one has run."""
-
-    sequences: list[Sequence]
-    siblings: list[Sequence]
-    admitted: bool = False
+from loraplex.engine.token_advance import follow
 
 
 def _order(sequence: Sequence) -> int:
@@ -74,6 +67,7 @@ class Scheduler:
         self.cache = cache
         self.num_preemptions = 0
         self.num_rejections = 0
+        self.num_forced_tokens = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self._block_size = cache.block_size
@@ -86,7 +80,7 @@ class Scheduler:
         self._gate = AdapterGate(config, residency, policy, clock)
         self._admission = Admission(max_model_len, cache.pool.total * cache.block_size, vocab_size)
         self._deadlines = Deadlines()
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, RequestChoices] = {}
         self._running: list[Sequence] = []
         self._unready: dict[Sequence, None] = {}
         self._failures: list[tuple[Sequence, EngineError]] = []
@@ -105,6 +99,10 @@ class Scheduler:
     @property
     def num_waiting_for_adapter(self) -> int:
         return self._gate.num_parked
+
+    @property
+    def num_waiting_for_grammar(self) -> int:
+        return len(self._unready)
 
     @property
     def has_unfinished(self) -> bool:
@@ -137,7 +135,7 @@ class Scheduler:
         self._deadlines.add(request, self._next_order, arrival)
         self._next_order += len(sequences)
         self._num_live += len(sequences)
-        self._requests[request.request_id] = _Request(sequences, sequences[1:])
+        self._requests[request.request_id] = RequestChoices(sequences, sequences[1:])
         self._enqueue(sequences[0])
         return sequences
 
@@ -146,14 +144,14 @@ class Scheduler:
         self._expire()
         self._wake()
         preemptions = self.num_preemptions
-        rows = self._plan_decodes()
+        step = StepRows(self.config.max_num_batched_tokens)
+        begun = self._plan_decodes(step)
         room = self.num_preemptions == preemptions
         if self.config.chunked_prefill:
-            self._plan_chunks(rows, room)
-        else:
-            prefill = self._plan_whole_prompt(room)
-            rows = rows if prefill is None else [prefill]
-        return StepPlan(tuple(rows)) if rows else None
+            self._plan_chunks(step, begun, room)
+            return step.plan()
+        step.add_chunks(s for s in begun if s.is_past_prompt)
+        return self._plan_whole_prompt([s for s in begun if not s.is_past_prompt], room) or step.plan()
 
     def complete(self, plan: StepPlan, sampled: Mapping[Sequence, SampledToken]) -> list[StepOutput]:
         """Follow an executed plan. Rows that ended while it ran are dropped.
@@ -165,15 +163,24 @@ class Scheduler:
             sequence = row.sequence
             if sequence.status is not SequenceStatus.RUNNING:
                 continue
-            token = sampled[sequence] if row.samples else None
+            token = sampled.get(sequence)
             if token is not None and not token.finite:
-                self._fail_row(sequence, token)
+                self._fail_row(sequence, token.failure)
                 continue
-            sequence.num_computed_tokens += len(row.token_ids)
+            known = len(sequence.token_ids)
+            try:
+                reason = None if token is None else self._append(sequence, token.token_id)
+            except GrammarFailed as error:
+                self.fail(sequence, error)
+                continue
+            fresh = len(sequence.token_ids) - known
+            # Logits that brought no token are gone: the row's last token is computed again.
+            sequence.num_computed_tokens += len(row.token_ids) - (row.samples and not fresh)
+            sequence.awaits_mask = row.samples and token is None
             if sequence.num_computed_tokens // self._block_size != sequence.num_registered_blocks:
                 self._blocks.register(sequence)
-            if token is not None:
-                outputs.append(self._append(sequence, token))
+            if token is not None and fresh:
+                outputs += self._follow(sequence, token.logprob, fresh, reason)
         return outputs
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -181,9 +188,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.FINISHED:
             return
         if sequence.choice == 0:
-            request = self._requests[sequence.request_id]
-            siblings, request.siblings = request.siblings, []
-            for sibling in siblings:
+            for sibling in self._requests[sequence.request_id].take_siblings():
                 self._enqueue(sibling)
         self._end(sequence, reason)
 
@@ -199,7 +204,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return []
-        live = [s for s in request.sequences if s.status is not SequenceStatus.FINISHED]
+        live = request.live
         for sequence in live:
             self._end(sequence, "abort")
         return live
@@ -222,11 +227,10 @@ class Scheduler:
             if request is not None and request.sequences[0].order == order:
                 self._time_out(request, kind)
 
-    def _time_out(self, request: _Request, kind: DeadlineKind) -> None:
+    def _time_out(self, request: RequestChoices, kind: DeadlineKind) -> None:
         if kind == "queue_timeout_s" and request.admitted:
             return
-        live = [s for s in request.sequences if s.status is not SequenceStatus.FINISHED]
-        self.fail(live[0], RequestTimeout(f"the request's `{kind}` has passed"))
+        self.fail(request.live[0], RequestTimeout(f"the request's `{kind}` has passed"))
 
     def _wake(self) -> None:
         """Queue the sequences whose mask or adapter has come."""
@@ -249,46 +253,40 @@ class Scheduler:
         else:
             self._gate.park(sequence)
 
-    def _plan_decodes(self) -> list[PlannedRow]:
-        """One token for every sequence whose prompt is computed, oldest first, so that victims are never planned."""
-        rows: list[PlannedRow] = []
+    def _plan_decodes(self, step: StepRows) -> list[Sequence]:
+        """Add every sequence with one token to compute; return those with more, oldest first.
+
+        Blocks are taken for all of them, oldest first, so that victims are never planned.
+        """
+        begun: list[Sequence] = []
         running, block_size = self._running, self._block_size
         index = 0
         while index < len(running):
             sequence = running[index]
             index += 1
-            start = sequence.num_computed_tokens
-            tokens = sequence.token_ids
-            if len(tokens) - start != 1:
-                continue
-            if start // block_size >= len(sequence.block_table) and not self._make_room(sequence):
+            last = len(sequence.token_ids) - 1
+            if last // block_size >= len(sequence.block_table) and not self._make_room(sequence):
                 break
-            table = sequence.planned_block_table
-            rows.append(PlannedRow(sequence, start, (tokens[start],), table, sequence.request.adapter, True))
-        return rows
+            if last != sequence.num_computed_tokens:
+                begun.append(sequence)
+            elif not sequence.awaits_mask:
+                step.add_decode(sequence)
+        return begun
 
-    def _plan_chunks(self, rows: list[PlannedRow], room: bool) -> None:
-        """Fill the step up to its token budget: prompts begun before, then new ones."""
-        budget = self.config.max_num_batched_tokens - len(rows)
-        for sequence in self._running:
-            if budget > 0 and sequence.num_uncomputed_tokens > 1:
-                budget -= self._plan_prefill(rows, sequence, budget)
-        while room and budget > 0:
+    def _plan_chunks(self, step: StepRows, begun: list[Sequence], room: bool) -> None:
+        """Fill the step up to its token budget: what was begun before, then new prompts."""
+        step.add_chunks(by_urgency(begun, self._running[0]) if begun else ())
+        while room and not step.is_full:
             admitted = self._admit_next()
             if admitted is None:
                 return
-            budget -= self._plan_prefill(rows, admitted, budget)
+            step.add_chunks((admitted,))
 
-    def _plan_whole_prompt(self, room: bool) -> PlannedRow | None:
-        begun = next((s for s in self._running if s.num_uncomputed_tokens > 1), None)
-        if begun is None and room:
-            begun = self._admit_next()
-        return None if begun is None else PlannedRow.of(begun, begun.num_uncomputed_tokens)
-
-    def _plan_prefill(self, rows: list[PlannedRow], sequence: Sequence, budget: int) -> int:
-        count = min(budget, sequence.num_uncomputed_tokens)
-        rows.append(PlannedRow.of(sequence, count))
-        return count
+    def _plan_whole_prompt(self, begun: list[Sequence], room: bool) -> StepPlan | None:
+        sequence = begun[0] if begun else self._admit_next() if room else None
+        if sequence is None:
+            return None
+        return StepPlan((PlannedRow.of(sequence, sequence.num_uncomputed_tokens),))
 
     def _admit_next(self) -> Sequence | None:
         """Move the policy's next sequence into the batch; None when no slot or too few blocks are free."""
@@ -322,9 +320,9 @@ class Scheduler:
             self._policy.charge_prompt(sequence, sequence.num_uncomputed_tokens)
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """One more block for a decode, preempting the newest as needed; False when that is the sequence itself."""
-        while not self._blocks.grow(sequence):
-            if self._blocks.reclaim():
+        """Blocks for all its tokens, preempting the newest as needed; False when that is the sequence itself."""
+        while self._blocks.blocks_for(len(sequence.token_ids)) > len(sequence.block_table):
+            if self._blocks.grow(sequence) or self._blocks.reclaim():
                 continue
             victim = self._running[-1]
             self._preempt(victim)
@@ -336,37 +334,43 @@ class Scheduler:
         self._running.pop()
         self._blocks.close(sequence)
         self._gate.leave(sequence)
+        sequence.awaits_mask = False
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self._enqueue(sequence)
 
-    def _fail_row(self, sequence: Sequence, token: SampledToken) -> None:
-        if token.nothing_allowed:
-            self.fail(sequence, NothingAllowed("the constraints of this request allow no next token"))
-            return
-        self._blocks.forget(sequence)
-        self.fail(sequence, NonFiniteLogits("the model's output for this request was not finite"))
+    def _fail_row(self, sequence: Sequence, error: EngineError) -> None:
+        if isinstance(error, NonFiniteLogits):
+            self._blocks.forget(sequence)
+        self.fail(sequence, error)
 
-    def _append(self, sequence: Sequence, token: SampledToken) -> StepOutput:
-        if sequence.num_output_tokens == 0:
+    def _append(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        """Append a sampled token, and what must follow it under a grammar. Why the sequence ends with them, or None."""
+        mask = sequence.token_mask
+        if mask is not None:
+            return follow(sequence, mask, token_id, self._eos_token_ids, self._max_model_len)
+        sequence.token_ids.append(token_id)
+        return finish_reason(sequence, self._eos_token_ids, self._max_model_len)
+
+    def _follow(
+        self, sequence: Sequence, logprob: TokenLogprob | None, fresh: int, reason: FinishReason | None
+    ) -> list[StepOutput]:
+        """The outputs of the `fresh` tokens just appended."""
+        first = sequence.num_output_tokens == fresh
+        if first:
             sequence.first_token_at = self._clock()
             if sequence.choice == 0:
                 self._release_siblings(sequence)
-        sequence.token_ids.append(token.token_id)
-        self._policy.charge_output(sequence, 1)
-        reason = finish_reason(sequence, self._eos_token_ids, self._max_model_len)
-        first = sequence.num_output_tokens == 1
+        self._policy.charge_output(sequence, fresh)
+        self.num_forced_tokens += fresh - 1
+        tokens = sequence.token_ids[-fresh:]
         if reason is not None:
             self._end(sequence, reason)
-        return StepOutput(sequence, token.token_id, token.logprob, reason, first)
+        return step_outputs(sequence, tokens, logprob, reason, first)
 
     def _release_siblings(self, first: Sequence) -> None:
         """Let the other choices queue, holding the full blocks of the common prompt."""
-        request = self._requests[first.request_id]
-        siblings, request.siblings = request.siblings, []
-        for sibling in siblings:
-            if sibling.status is SequenceStatus.FINISHED:
-                continue
+        for sibling in self._requests[first.request_id].take_siblings():
             self._blocks.fork(first, sibling)
             self._enqueue(sibling)
 
@@ -383,6 +387,5 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         self._num_live -= 1
-        request = self._requests[sequence.request_id]
-        if all(other.status is SequenceStatus.FINISHED for other in request.sequences):
+        if not self._requests[sequence.request_id].live:
             del self._requests[sequence.request_id]

@@ -3,6 +3,7 @@
 Invariant: the KV of `token_ids[:num_computed_tokens]` lies in `block_table`; what follows is still to be computed.
 """
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -25,6 +26,8 @@ class Sequence:
     """Mutable state of one row. Only the scheduler changes it; the runner reads what the plan carries.
 
     `order` numbers sequences by submission: the lowest is the oldest. `planned_block_table` is `block_table` frozen.
+    `awaits_mask`: its mask was not filled when its logits were there; it is planned again once it is. `mask_seconds` is
+    what the last mask took. A way to close the document is looked for when at most `closing_due` tokens may still come.
     """
 
     request: EngineRequest
@@ -40,6 +43,9 @@ class Sequence:
     stopped_by: int | None = None
     num_preemptions: int = 0
     token_mask: TokenMask | None = None
+    awaits_mask: bool = False
+    mask_seconds: float = 0.0
+    closing_due: int = sys.maxsize
     order: int = 0
     hash_chain: HashChain | None = None
     num_registered_blocks: int = 0
@@ -59,6 +65,11 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_past_prompt(self) -> bool:
+        """Whether what is still to be computed is output alone."""
+        return self.num_computed_tokens >= len(self.request.prompt_token_ids)
 
     @property
     def queue_s(self) -> float:

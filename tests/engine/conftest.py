@@ -1,9 +1,12 @@
 """A simulated engine around the real scheduler: a clock, a residency with loading times, and a runner whose "KV" is checked."""
 
+import threading
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +22,110 @@ from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.sequence import Sequence, SequenceStatus
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 BLOCK_SIZE = 4
+END_TOKEN = 1
+
+
+class ScriptedMask:
+    """A grammar of finitely many documents of token ids, which may be slow or broken where a test says so.
+
+    Invariant: it notices when two threads use it at once.
+    """
+
+    def __init__(
+        self,
+        documents: Iterable[tuple[int, ...]],
+        *,
+        fast_forward: bool = False,
+        closes: bool = False,
+        slow_at: dict[int, float] | None = None,
+        broken: str = "",
+        taken: tuple[int, ...] = (),
+    ) -> None:
+        """`slow_at`: seconds a mask takes, by position. `broken` names a method that raises."""
+        self.documents = tuple(documents)
+        self.taken = list(taken)
+        self.closes = closes
+        self.forks: list[ScriptedMask] = []
+        self._options: dict[str, Any] = {
+            "fast_forward": fast_forward,
+            "closes": closes,
+            "slow_at": slow_at or {},
+            "broken": broken,
+        }
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def _used(self, method: str) -> Iterator[None]:
+        assert self._lock.acquire(blocking=False), "two threads use one mask"
+        try:
+            if self._options["broken"] == method:
+                raise RuntimeError(f"{method} is broken")
+            yield
+        finally:
+            self._lock.release()
+
+    def _rests(self) -> list[tuple[int, ...]]:
+        count = len(self.taken)
+        return [d[count:] for d in self.documents if d[:count] == tuple(self.taken)]
+
+    def allowed(self) -> list[int]:
+        """The tokens that may follow, the end token included."""
+        return sorted({rest[0] if rest else END_TOKEN for rest in self._rests()})
+
+    def fill(self, bitmask: "Tensor", row: int) -> None:
+        with self._used("fill"):
+            time.sleep(self._options["slow_at"].get(len(self.taken), 0.0))
+            bitmask[row] = 0
+            for token in self.allowed():
+                bit = 1 << token % 32
+                bitmask[row, token // 32] |= bit - (1 << 32) if token % 32 == 31 else bit
+
+    def accept(self, token_id: int) -> bool:
+        with self._used("accept"):
+            accepted = token_id != END_TOKEN and token_id in self.allowed()
+            if accepted:
+                self.taken.append(token_id)
+            return accepted
+
+    def rollback(self, count: int) -> None:
+        with self._used("rollback"):
+            del self.taken[len(self.taken) - count :]
+
+    def fork(self) -> "ScriptedMask":
+        with self._used("fork"):
+            copy = ScriptedMask(self.documents, taken=tuple(self.taken), **self._options)
+            self.forks.append(copy)
+            return copy
+
+    def is_complete(self) -> bool:
+        return () in self._rests()
+
+    def is_final(self) -> bool:
+        return self._rests() == [()]
+
+    def forced_tokens(self) -> list[int]:
+        forced: list[int] = []
+        with self._used("forced_tokens"):
+            rests = self._rests() if self._options["fast_forward"] else []
+            while rests and () not in rests and len({rest[0] for rest in rests}) == 1:
+                forced.append(rests[0][0])
+                rests = [rest[1:] for rest in rests]
+        return forced
+
+    def closing_tokens(self, most: int) -> list[int] | None:
+        with self._used("closing_tokens"):
+            shortest = min(self._rests(), key=len)
+            return list(shortest) if self.closes and len(shortest) <= most else None
+
+
+@pytest.fixture(scope="session")
+def scripted_mask() -> type[ScriptedMask]:
+    """The class itself: every test writes its own documents."""
+    return ScriptedMask
 
 
 @dataclass
@@ -97,6 +203,14 @@ def next_token(tokens: list[int]) -> int:
     return 10 + hash(tuple(tokens)) % 1000
 
 
+def _sampled(sequence: Sequence) -> int:
+    token = next_token(sequence.token_ids)
+    if not isinstance(sequence.token_mask, ScriptedMask):
+        return token
+    allowed = sequence.token_mask.allowed()
+    return allowed[token % len(allowed)]
+
+
 class Simulation:
     """Runs steps of `step_s` seconds and asserts after each of them whatever must always hold."""
 
@@ -131,6 +245,7 @@ class Simulation:
         self.failures: list[tuple[Sequence, EngineError]] = []
         self.first_token_at: dict[Sequence, float] = {}
         self.nan: set[Sequence] = set()
+        self.late: set[Sequence] = set()
         self.computed_tokens = 0
         self._slots: dict[tuple[int, int], tuple[object, ...]] = {}
 
@@ -157,6 +272,12 @@ class Simulation:
         self.sequences += added
         return added
 
+    def give_mask(self, choices: list[Sequence], mask: ScriptedMask) -> None:
+        """Let a request submitted with a `grammar` go on, as the engine does once it is compiled."""
+        choices[0].token_mask = mask
+        for sibling in choices[1:]:
+            sibling.token_mask = mask.fork()
+
     def step(self) -> StepPlan | None:
         plan = self.scheduler.schedule()
         self._check_plan(plan)
@@ -180,11 +301,9 @@ class Simulation:
         for row in plan.rows:
             self._execute_row(row)
         return {
-            row.sequence: SampledToken(
-                next_token(row.sequence.token_ids), finite=row.sequence not in self.nan
-            )
+            row.sequence: SampledToken(_sampled(row.sequence), finite=row.sequence not in self.nan)
             for row in plan.rows
-            if row.samples
+            if row.samples and row.sequence not in self.late
         }
 
     def check(self) -> None:
@@ -211,9 +330,11 @@ class Simulation:
             assert plan.num_tokens <= config.max_num_batched_tokens
             running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
             oldest = min(running, key=lambda s: s.order)
-            assert any(row.sequence is oldest for row in rows), "the oldest does not progress"
+            progresses = oldest.awaits_mask or any(row.sequence is oldest for row in rows)
+            assert progresses, "the oldest does not progress"
         if plan is None:
-            assert self.scheduler.num_running == 0
+            running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
+            assert all(s.awaits_mask for s in running)
 
     def _execute_row(self, row: PlannedRow) -> None:
         tokens = row.sequence.token_ids

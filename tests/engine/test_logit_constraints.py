@@ -1,22 +1,17 @@
-"""Bitmask, bias and minimum length on plain logits."""
+"""Bias and minimum length on plain logits."""
 
 import math
 
-import pytest
 import torch
 
 from loraplex.engine.logit_constraints import (
     apply_bias,
-    apply_bitmask,
     apply_minimum_length,
-    bit_positions,
     is_below_minimum,
 )
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence
-
-CPU = torch.device("cpu")
 
 
 def sequence(outputs: int = 0, **sampling: object) -> Sequence:
@@ -27,20 +22,6 @@ def sequence(outputs: int = 0, **sampling: object) -> Sequence:
 
 def allowed(logits: torch.Tensor) -> list[set[int]]:
     return [set(row.isfinite().nonzero().flatten().tolist()) for row in logits]
-
-
-@pytest.mark.parametrize("vocab", [64, 70])
-def test_a_bit_set_is_a_token_allowed(vocab: int) -> None:
-    """The sign bit and the bits beyond the vocabulary too."""
-    tokens = {0, 31, 32, 63}
-    words = [0] * ((vocab + 31) // 32)
-    for token in tokens:
-        words[token // 32] |= 1 << (token % 32)
-    signed = [word - 2**32 if word >= 2**31 else word for word in words]
-    bitmask = torch.tensor([[-1] * len(words), signed], dtype=torch.int32)
-    logits = torch.zeros(3, vocab)
-    apply_bitmask(logits, [0, 2], bitmask, [0, 1], bit_positions(CPU))
-    assert allowed(logits) == [set(range(vocab)), set(range(vocab)), tokens]
 
 
 def test_bias_is_added_where_asked() -> None:

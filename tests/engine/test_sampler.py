@@ -63,18 +63,18 @@ def sequence(
 
 @pytest.fixture
 def sampler() -> Sampler:
-    return Sampler(VOCAB, "cpu", [EOS])
+    return Sampler(VOCAB, [EOS])
 
 
 def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def bitmask_of(*rows: set[int] | None) -> torch.Tensor:
-    """None: a row without a grammar, left as garbage."""
+def bitmask_of(*rows: set[int]) -> torch.Tensor:
+    """One row for each sequence with a grammar."""
     bits = torch.zeros(len(rows), VOCAB, dtype=torch.int64)
     for row, tokens in enumerate(rows):
-        bits[row, list(tokens or ())] = 1
+        bits[row, list(tokens)] = 1
     words = (bits.view(len(rows), WORDS, 32) << torch.arange(32)).sum(dim=-1)
     return words.to(torch.int32)
 
@@ -114,7 +114,7 @@ def test_samples_follow_the_distribution(parameters: dict[str, object], transfor
     logits = torch.randn(10, generator=torch.Generator().manual_seed(4))
     weights = transform(logits.double().softmax(dim=-1))
     expected = (weights / weights.sum() * 20_000).tolist()
-    sampler = Sampler(10, "cpu")
+    sampler = Sampler(10)
     counts = [0] * 10
     for seed in range(100):
         batch = [sequence((9,) * position, seed, **parameters) for position in range(200)]  # type: ignore[arg-type]
@@ -154,17 +154,21 @@ def test_a_row_alone_gives_what_it_gives_in_any_batch(
 ) -> None:
     sequences = [sequence(**specification) for specification in parameters]  # type: ignore[arg-type]
     logits = logits_of(len(sequences), seed).to(dtype)
-    bitmask = bitmask_of(*(set(range(row, VOCAB, 3)) for row in range(len(sequences))))
+
+    def bitmask(rows: list[int]) -> torch.Tensor | None:
+        masked = [row for row in rows if sequences[row].token_mask is not None]
+        return bitmask_of(*(set(range(row, VOCAB, 3)) for row in masked)) if masked else None
+
     before = logits.clone()
-    sampler = Sampler(VOCAB, "cpu", [EOS])
-    together = sampler.sample(logits, sequences, bitmask)
+    sampler = Sampler(VOCAB, [EOS])
+    together = sampler.sample(logits, sequences, bitmask(list(range(len(sequences)))))
     assert torch.equal(logits, before)
     order = list(range(len(sequences)))
     random.Random(seed).shuffle(order)
-    shuffled = sampler.sample(logits[order], [sequences[row] for row in order], bitmask[order])
+    shuffled = sampler.sample(logits[order], [sequences[row] for row in order], bitmask(order))
     for place, row in enumerate(order):
-        fresh = Sampler(VOCAB, "cpu", [EOS])
-        alone = fresh.sample(logits[row : row + 1], [sequences[row]], bitmask[row : row + 1])[0]
+        fresh = Sampler(VOCAB, [EOS])
+        alone = fresh.sample(logits[row : row + 1], [sequences[row]], bitmask([row]))[0]
         for other in (together[row], shuffled[place]):
             assert (other.token_id, other.finite) == (alone.token_id, alone.finite)
             assert (other.logprob is None) == (alone.logprob is None)
@@ -205,7 +209,7 @@ def test_a_mask_holds_only_rows_with_a_grammar(sampler: Sampler) -> None:
     logits = logits_of(3)
     best = logits.argmax(dim=-1).tolist()
     rows = [sequence(), sequence(masked=True), sequence(masked=True, temperature=2.0)]
-    sampled = tokens(sampler.sample(logits, rows, bitmask_of(None, {31, 319}, {32})))
+    sampled = tokens(sampler.sample(logits, rows, bitmask_of({31, 319}, {32})))
     assert sampled[0] == best[0]
     assert sampled[1] == (31 if logits[1, 31] > logits[1, 319] else 319)
     assert sampled[2] == 32
@@ -252,7 +256,7 @@ def test_logprobs_are_those_of_the_model(sampler: Sampler) -> None:
     """Neither temperature nor bias nor mask show in them, only in the choice."""
     logits = logits_of(2)
     rows = [sequence(masked=True, logprobs=2, logit_bias={8: 9.0}, temperature=0.5), sequence()]
-    answer, silent = sampler.sample(logits, rows, bitmask_of({8}, None))
+    answer, silent = sampler.sample(logits, rows, bitmask_of({8}))
     expected = logits[0].log_softmax(dim=-1)
     assert answer.logprob is not None
     assert answer.logprob.token_id == answer.token_id == 8
@@ -264,5 +268,7 @@ def test_logprobs_are_those_of_the_model(sampler: Sampler) -> None:
 def test_wrong_shapes_are_refused(sampler: Sampler) -> None:
     with pytest.raises(ValueError, match=r"logits are \[1, 5\], expected \[1, 320\]"):
         sampler.sample(torch.zeros(1, 5), [sequence()])
-    with pytest.raises(ValueError, match="bitmask"):
-        sampler.sample(torch.zeros(1, VOCAB), [sequence()], torch.zeros(1, 3, dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"bitmask is \[1, 3\], expected 1 rows"):
+        sampler.sample(torch.zeros(1, VOCAB), [sequence(masked=True)], torch.zeros(1, 3, dtype=torch.int32))
+    with pytest.raises(ValueError, match="no bitmask"):
+        sampler.sample(torch.zeros(1, VOCAB), [sequence(masked=True)])

@@ -17,7 +17,7 @@ from loraplex.engine.plan import SampledToken
 from loraplex.engine.sequence import SequenceStatus
 
 if TYPE_CHECKING:
-    from tests.engine.conftest import Simulation
+    from tests.engine.conftest import ScriptedMask, Simulation
 
     SimulationType = type[Simulation]
 
@@ -247,19 +247,19 @@ def test_deadlines(simulation: "SimulationType") -> None:
     assert running.queue_s == 0.0 and queued.queue_s == 0.0 and patient.queue_s >= 1.0
 
 
-def test_a_sequence_waits_for_its_mask_while_others_pass(simulation: "SimulationType") -> None:
-    class Mask:
-        """Anything but None."""
-
+def test_a_sequence_waits_for_its_mask_while_others_pass(
+    simulation: "SimulationType", scripted_mask: "type[ScriptedMask]"
+) -> None:
     run = simulation()
     masked = run.submit(prompt(5), grammar=b"{}")[0]
     other = run.submit(prompt(5, 50))[0]
     for _ in range(5):
         run.step()
     assert other.finish_reason == "length" and masked.num_output_tokens == 0
-    masked.token_mask = Mask()  # type: ignore[assignment]
+    assert run.scheduler.num_waiting_for_grammar == 1
+    run.give_mask([masked], scripted_mask([(5, 6, 7)]))
     run.run()
-    assert masked.finish_reason == "length"
+    assert masked.finish_reason == "stop" and masked.token_ids[-3:] == [5, 6, 7]
 
 
 def test_loading_adapters_let_others_pass_and_broken_ones_fail(simulation: "SimulationType") -> None:

@@ -1,0 +1,21 @@
+"""Forbidding tokens by a bitmask: -inf in place of the logits of those whose bit is 0."""
+
+import torch
+
+from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.reference import bitmask as reference
+
+
+def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """See `reference.apply_bitmask`."""
+    body = body_for(logits)
+    if body is Body.TRITON:
+        from loraplex.engine.kernels import triton_bitmask
+
+        triton_bitmask.apply_bitmask(logits, rows, bitmask)
+    elif body is Body.COMPILED:
+        from loraplex.engine.kernels.compiled import bitmask as compiled
+
+        compiled.apply_bitmask(logits, rows, bitmask)
+    else:
+        reference.apply_bitmask(logits, rows, bitmask)

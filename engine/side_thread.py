@@ -1,0 +1,31 @@
+"""Threads beside the step thread: daemons that may run on every core of the process, at a priority of their own.
+
+Invariant: a thread made by the step thread inherits its core, which OpenMP bound; none of these keeps it.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+
+def start_side_thread(
+    name: str, run: Callable[[], None], cores: set[int], niceness: int = 0
+) -> threading.Thread:
+    """Start `run` on any of `cores`. `niceness` 0..19 is added where the system keeps one per thread."""
+
+    def body() -> None:
+        os.sched_setaffinity(0, cores)
+        if niceness:
+            lower_priority(threading.get_native_id(), niceness)
+        run()
+
+    thread = threading.Thread(target=body, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def lower_priority(native_id: int, niceness: int) -> None:
+    """Give one thread the niceness. A thread that has ended, or a system that forbids it, changes nothing."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, native_id, niceness)
