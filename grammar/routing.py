@@ -1,0 +1,121 @@
+"""How a schema is held: by a backend that enforces all of it, or relaxed and judged. Decided from the schema alone, never by
+trying. Invariant: `full` means that nothing but valid documents can be written.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from loraplex.grammar.answer_form import JsonSchemaValue, Limits
+from loraplex.grammar.errors import GrammarInvalid, SchemaNotHeld
+from loraplex.grammar.holding import Holding, Residue
+from loraplex.grammar.relaxation import Relaxed, relax
+from loraplex.grammar.schema_bounds import check_bounds
+from loraplex.grammar.schema_dialect import to_newest
+from loraplex.grammar.schema_formats import FORMATS, JUDGED
+from loraplex.grammar.schema_references import References
+from loraplex.grammar.schema_satisfiable import satisfiable_definitions, without_empty_parts
+from loraplex.grammar.schema_walk import walk
+from loraplex.grammar.spec import Backend
+from loraplex.grammar.validator import Validator
+
+# The first that is exact is preferred: it compiles in milliseconds whatever the schema.
+PREFERENCE: Final[tuple[Backend, ...]] = ("llguidance", "xgrammar")
+ALL_BACKENDS: Final[frozenset[Backend]] = frozenset(PREFERENCE)
+
+
+def hold_schema(
+    schema: JsonSchemaValue,
+    *,
+    strict: bool,
+    param: str,
+    limits: Limits,
+    backends: frozenset[Backend] = ALL_BACKENDS,
+) -> Holding:
+    """`backends`: those that may be chosen. `param` names the schema's place in the request.
+
+    Raises `GrammarTooLarge`, `GrammarInvalid`, also for a schema that no document satisfies, and with `strict`
+    `SchemaNotHeld`.
+    """
+    check_bounds(schema, limits=limits, param=param)
+    newest = to_newest(schema, param=param)
+    Validator(newest, param=param)
+    if strict:
+        _refuse_unknown_formats(newest, param)
+    references = References(newest)
+    found = {
+        backend: _relaxed(references, backend, param, limits) for backend in PREFERENCE if backend in backends
+    }
+    exact = [backend for backend, relaxed in found.items() if not relaxed.residue]
+    if exact:
+        chosen = found[exact[0]].schema
+        same = frozenset(backend for backend in exact if found[backend].schema == chosen)
+        return Holding(enforcement="full", backends=same, schema=chosen)
+    if strict or "llguidance" not in found:
+        raise _not_held(next(iter(found.values())).residue, param)
+    relaxed = found["llguidance"]
+    return Holding(
+        enforcement="validated",
+        backends=frozenset({"llguidance"}),
+        schema=relaxed.schema,
+        judged=newest,
+        residue=relaxed.residue,
+    )
+
+
+def _relaxed(references: References, backend: Backend, param: str, limits: Limits) -> Relaxed:
+    relaxed = relax(references, backend, param=param, max_nodes=4 * limits.max_nodes)
+    if relaxed.schema is True or relaxed.schema == {}:
+        return Relaxed({}, relaxed.residue)
+    schema: Any = relaxed.schema
+    satisfied = satisfiable_definitions(schema) if isinstance(schema, dict) else frozenset()
+    schema = without_empty_parts(schema, satisfied)
+    if schema is False:
+        raise GrammarInvalid(f"{param}: no document satisfies this schema", param=param, pointer="")
+    if "$defs" in schema:
+        schema = {**schema, "$defs": _definitions(schema["$defs"], satisfied)}
+    if backend == "xgrammar" and any(node is False for _, node in walk(_without_closing(schema))):
+        return Relaxed(schema, (*relaxed.residue, Residue("false", "")))
+    return Relaxed(schema, relaxed.residue)
+
+
+def _definitions(found: dict[str, Any], satisfied: frozenset[str]) -> dict[str, Any]:
+    return {
+        name: without_empty_parts(member, satisfied)
+        for name, member in found.items()
+        if f"#/$defs/{name}" in satisfied
+    }
+
+
+def _without_closing(schema: Any) -> Any:
+    """The schema without `additionalProperties: false`, the one false that xgrammar reads."""
+    if isinstance(schema, list):
+        return [_without_closing(member) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_closing(member)
+        for key, member in schema.items()
+        if not (key == "additionalProperties" and member is False)
+    }
+
+
+def _refuse_unknown_formats(schema: JsonSchemaValue, param: str) -> None:
+    """A format that nobody here knows asserts nothing; who asks for strictness expects that it does."""
+    for pointer, node in walk(schema):
+        name = node.get("format") if isinstance(node, dict) else None
+        if isinstance(name, str) and name not in FORMATS and name not in JUDGED:
+            raise SchemaNotHeld(
+                f"{param}: the format {name[:60]!r} is not known, so strict cannot hold it",
+                param=param,
+                pointer=f"{pointer}/format",
+            )
+
+
+def _not_held(residue: Sequence[Residue], param: str) -> SchemaNotHeld:
+    first = residue[0]
+    places = ", ".join(f"{each.keyword} at {each.pointer!r}" for each in residue[:5])
+    return SchemaNotHeld(
+        f"{param}: strict, but no grammar holds {places}; without strict the finished value is checked",
+        param=param,
+        pointer=first.pointer,
+    )

@@ -1,0 +1,171 @@
+"""Keywords in the words that backends know best, without a change of meaning: a format as a pattern, oneOf of options that
+exclude each other as anyOf. Invariant: the same documents are valid before and after (formats: those `schema_formats` has).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from loraplex.grammar.keywords import KEYWORDS
+from loraplex.grammar.schema_bounds import COUNTS
+from loraplex.grammar.schema_disjoint import Disjointness
+from loraplex.grammar.schema_formats import JUDGED, format_pattern
+from loraplex.grammar.schema_references import References, Target
+from loraplex.grammar.schema_values import TYPES, allowed_types
+
+_APPLICATORS: Final = frozenset(
+    ("$dynamicRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "not", "oneOf")
+)
+# New name -> the keyword it came from, if the subschema has no keyword of the new name itself.
+_ORIGINS: Final = (
+    ("additionalProperties", "unevaluatedProperties"),
+    ("items", "unevaluatedItems"),
+    ("anyOf", "oneOf"),
+    ("allOf", "oneOf"),
+    ("$format", "format"),
+)
+_NO_NAMES: Final = ("properties", "patternProperties", "additionalProperties", "required")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The asserting keywords of one subschema. `origin`: what a keyword was called in the request, where that differs."""
+
+    keywords: dict[str, Any]
+    origin: dict[str, str]
+
+    def place_of(self, keyword: str) -> str:
+        """The keyword as a part of a pointer into the request's schema."""
+        return self.origin.get(keyword, keyword)
+
+
+class Rewriter:
+    """Rewrites one subschema at a time, its own keywords only."""
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._disjointness = Disjointness(references)
+
+    def rewrite(self, place: Target) -> Rewritten:
+        """The subschema must be an object. `format` stays where no pattern holds it, else its pattern is `$format`."""
+        made = {keyword: value for keyword, value in place.schema.items() if _asserts(keyword, place.schema)}
+        for keyword in COUNTS:
+            if isinstance(made.get(keyword), float):
+                made[keyword] = int(made[keyword])
+        _rewrite_format(made)
+        _rewrite_unevaluated(made)
+        _rewrite_arrays(made)
+        _rewrite_objects(made)
+        _rewrite_not(made)
+        self._rewrite_one_of(made, place)
+        return Rewritten(made, {new: old for new, old in _ORIGINS if new in made and new not in place.schema})
+
+    def _rewrite_one_of(self, made: dict[str, Any], place: Target) -> None:
+        options = made.get("oneOf")
+        if options is None or ("anyOf" in made and len(options) > 1):
+            return
+        members = [
+            self._references.child(place, f"/oneOf/{index}", option) for index, option in enumerate(options)
+        ]
+        if len(options) == 1 or self._disjointness.all_disjoint(members):
+            # One anyOf beside another is allOf of both; a single option has no need of either.
+            place_of = "allOf" if len(options) == 1 and "allOf" not in made else "anyOf"
+            if place_of not in made:
+                _rename(made, "oneOf", place_of)
+
+
+def _asserts(keyword: str, schema: dict[str, Any]) -> bool:
+    if keyword in ("then", "else", "minContains", "maxContains"):
+        return ("if" if keyword in ("then", "else") else "contains") in schema
+    if keyword == "format":
+        return format_pattern(schema[keyword]) is not None or schema[keyword] in JUDGED
+    return keyword in KEYWORDS
+
+
+def _rename(made: dict[str, Any], old: str, new: str) -> None:
+    """In the same place, for the order of keywords is the order of properties."""
+    for keyword, value in list(made.items()):
+        del made[keyword]
+        made[new if keyword == old else keyword] = value
+
+
+def _rewrite_format(made: dict[str, Any]) -> None:
+    pattern = format_pattern(made["format"]) if "format" in made else None
+    if pattern is None:
+        return
+    del made["format"]
+    # The pattern is in the backend's own syntax already.
+    made["$format"] = pattern
+
+
+def _rewrite_unevaluated(made: dict[str, Any]) -> None:
+    """Where nothing else evaluates, unevaluated is additional."""
+    if _APPLICATORS & made.keys():
+        return
+    if "unevaluatedProperties" in made:
+        rest = made.pop("unevaluatedProperties")
+        made.setdefault("additionalProperties", rest)
+    if "unevaluatedItems" in made:
+        rest = made.pop("unevaluatedItems")
+        made.setdefault("items", rest)
+
+
+def _rewrite_arrays(made: dict[str, Any]) -> None:
+    if made.get("uniqueItems") is False or made.get("maxItems", 2) <= 1:
+        made.pop("uniqueItems", None)
+    least = made.get("minContains", 1)
+    if "contains" in made and "maxContains" not in made:
+        if least == 0:
+            del made["contains"]
+            made.pop("minContains", None)
+        elif made["contains"] is True or made["contains"] == {}:
+            del made["contains"]
+            made.pop("minContains", None)
+            made["minItems"] = max(made.get("minItems", 0), least)
+
+
+def _rewrite_objects(made: dict[str, Any]) -> None:
+    if made.get("minProperties") == 0:
+        del made["minProperties"]
+    if made.get("dependentRequired") == {} or made.get("dependentSchemas") == {}:
+        made.pop("dependentRequired", None)
+    names = made.get("propertyNames")
+    if names is None:
+        return
+    if names is True or names == {}:
+        del made["propertyNames"]
+    elif names is False:
+        del made["propertyNames"]
+        made.update(additionalProperties=False, properties={}, patternProperties={})
+    elif isinstance(names, dict) and not any(keyword in made for keyword in _NO_NAMES):
+        only = {keyword for keyword in names if keyword in KEYWORDS} - {"type"}
+        if only == {"pattern"} and names.get("type", "string") == "string":
+            del made["propertyNames"]
+            made.update(patternProperties={names["pattern"]: True}, additionalProperties=False)
+
+
+def _rewrite_not(made: dict[str, Any]) -> None:
+    if "not" not in made:
+        return
+    refused = made["not"]
+    if refused is False:
+        del made["not"]
+    elif refused is True or refused == {}:
+        del made["not"]
+        made["enum"] = []
+    elif isinstance(refused, dict) and refused.keys() == {"type"}:
+        names = refused["type"] if isinstance(refused["type"], list) else [refused["type"]]
+        if "integer" in names and "number" not in names and "number" in allowed_types(made):
+            return
+        del made["not"]
+        _forbid_types(made, names)
+
+
+def _forbid_types(made: dict[str, Any], names: Sequence[str]) -> None:
+    asked = made.get("type", sorted(TYPES))
+    asked = [asked] if isinstance(asked, str) else asked
+    forbidden = {*names, "integer"} if "number" in names else set(names)
+    kept = [name for name in asked if name not in forbidden]
+    made["type"] = kept
+    if not kept:
+        made["enum"] = []

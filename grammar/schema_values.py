@@ -1,0 +1,44 @@
+"""JSON's types, and equality as JSON Schema has it: 1 equals 1.0, true does not equal 1."""
+
+from typing import Any, Final
+
+TYPES: Final = frozenset(("array", "boolean", "null", "number", "object", "string"))
+
+
+def type_of(value: Any) -> str:
+    """One of `TYPES`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def identity(value: Any) -> Any:
+    """A hashable that is equal for equal JSON values alone."""
+    if isinstance(value, dict):
+        return "object", frozenset((key, identity(member)) for key, member in value.items())
+    if isinstance(value, list):
+        return "array", tuple(identity(member) for member in value)
+    return type_of(value), value
+
+
+def allowed_types(schema: dict[str, Any]) -> frozenset[str]:
+    """The types that `type` leaves, "integer" counted as "number"."""
+    named = schema.get("type")
+    if named is None:
+        return TYPES
+    names = named if isinstance(named, list) else [named]
+    return frozenset("number" if name == "integer" else name for name in names)
+
+
+def listed_values(schema: dict[str, Any]) -> list[Any] | None:
+    """The values of `const` and `enum`, None if there is neither."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
