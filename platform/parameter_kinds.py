@@ -6,13 +6,20 @@ A value outside is refused with the parameter's name, the value and what is allo
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
-from loraplex.platform.errors import InvalidParameter, UnknownParameter, UnsupportedParameter
+from loraplex.platform.errors import (
+    InvalidParameter,
+    MissingParameter,
+    UnknownParameter,
+    UnsupportedParameter,
+)
 
 SHOWN: Final = 60
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def shown(value: object) -> str:
@@ -26,6 +33,24 @@ def shown(value: object) -> str:
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
     """Raise `InvalidParameter` for one value."""
     raise InvalidParameter(f"`{name}` is {shown(value)}, but must be {allowed}.", param=name)
+
+
+def closed_fields(name: str, value: object, names: Collection[str], allowed: str) -> dict[str, Any]:
+    """The fields of an object that are not null. Raises `UnknownParameter` with the full path of another name."""
+    if not isinstance(value, dict):
+        refuse(name, value, allowed)
+    for key in value:
+        if key not in names:
+            path = f"{name}.{key[:64]}"
+            raise UnknownParameter(f"Unknown parameter `{path}`: `{name}` is {allowed}.", param=path)
+    return {key: each for key, each in value.items() if each is not None}
+
+
+def needed(fields: dict[str, Any], name: str, key: str) -> Any:
+    """Field `key` of the object at `name`. Raises `MissingParameter`."""
+    if key not in fields:
+        raise MissingParameter(f"`{name}.{key}` is required.", param=f"{name}.{key}")
+    return fields[key]
 
 
 class Kind(Protocol):
@@ -103,6 +128,22 @@ class Text:
 
     def read(self, name: str, value: object) -> str:
         if not isinstance(value, str) or not self.shortest <= len(value.encode()) <= self.longest:
+            refuse(name, value, self.allowed)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Identifier:
+    """A name as the OpenAI API allows it for functions and schemas."""
+
+    longest: int = 64
+
+    @property
+    def allowed(self) -> str:
+        return f"1..{self.longest} characters of a-z, A-Z, 0-9, _ and -"
+
+    def read(self, name: str, value: object) -> str:
+        if not isinstance(value, str) or len(value) > self.longest or not _IDENTIFIER.fullmatch(value):
             refuse(name, value, self.allowed)
         return value
 
@@ -205,16 +246,8 @@ class Flags:
         return "an object with the booleans " + ", ".join(f"`{name}`" for name in self.names)
 
     def read(self, name: str, value: object) -> dict[str, bool]:
-        if not isinstance(value, dict):
-            refuse(name, value, self.allowed)
-        for key in value:
-            if key not in self.names:
-                path = f"{name}.{key[:64]}"
-                raise UnknownParameter(f"Unknown parameter `{path}`: `{name}` is {self.allowed}.", param=path)
-        return {
-            key: value.get(key) is not None and Boolean().read(f"{name}.{key}", value[key])
-            for key in self.names
-        }
+        fields = closed_fields(name, value, self.names, self.allowed)
+        return {key: key in fields and Boolean().read(f"{name}.{key}", fields[key]) for key in self.names}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from loraplex.engine.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
 from loraplex.platform.chat_messages import Messages
 from loraplex.platform.errors import InvalidParameter, MissingParameter, UnknownParameter
+from loraplex.platform.format_parameters import ResponseFormat, StructuredOutputs
 from loraplex.platform.parameter_kinds import (
     Boolean,
     Choice,
@@ -25,9 +26,9 @@ from loraplex.platform.parameter_kinds import (
     TokenIds,
 )
 from loraplex.platform.prompts_parameter import Prompts
+from loraplex.platform.tool_parameters import ToolChoices, ToolDefinitions
 
 Endpoint: TypeAlias = Literal["chat", "completions", "tokenize"]
-Values: TypeAlias = Mapping[str, Any]
 
 CHAT: Final = frozenset[Endpoint]({"chat"})
 COMPLETIONS: Final = frozenset[Endpoint]({"completions"})
@@ -53,8 +54,21 @@ class Parameter:
     required: frozenset[Endpoint] = frozenset()
 
 
-_TOOLS: Final = "tool calls are not offered yet"
-_FORMAT: Final = "structured output is not offered yet"
+class Values(dict[str, Any]):
+    """The checked value or default of every parameter. `given` are the names the request gave a value."""
+
+    def __init__(self, values: Mapping[str, Any], given: frozenset[str]) -> None:
+        super().__init__(values)
+        self.given = given
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Values":
+        """The same with other defaults where the request was silent; what is no parameter here is left out."""
+        if not defaults:
+            return self
+        silent = {name: each for name, each in defaults.items() if name in self and name not in self.given}
+        return Values({**self, **silent}, self.given)
+
+
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
 _COUNT: Final = Integer(1, MAX_TOKENS)
 
@@ -138,11 +152,21 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("store", Boolean(only=False), CHAT, "answers are never stored", False),
     Parameter("service_tier", Choice(("auto", "default")), CHAT, "accepted; there is one tier"),
     Parameter("reasoning_effort", Choice(_EFFORTS), CHAT, "only where the model's chat template knows it"),
-    Parameter("response_format", Refused(_FORMAT, ({"type": "text"},)), CHAT, "text only"),
-    Parameter("structured_outputs", Refused(_FORMAT), GENERATE, "not yet"),
-    Parameter("tools", Refused(_TOOLS, ([],)), CHAT, "not yet"),
-    Parameter("tool_choice", Refused(_TOOLS, ("none",)), CHAT, "not yet"),
-    Parameter("parallel_tool_calls", Refused(_TOOLS), CHAT, "not yet"),
+    Parameter(
+        "response_format",
+        ResponseFormat(),
+        CHAT,
+        "the form of the text; not beside a format in `structured_outputs`",
+    ),
+    Parameter(
+        "structured_outputs",
+        StructuredOutputs(),
+        GENERATE,
+        "the same as vLLM names it; `close` ends the document within `max_tokens`",
+    ),
+    Parameter("tools", ToolDefinitions(), ALL - COMPLETIONS, "functions the model may call", ()),
+    Parameter("tool_choice", ToolChoices(), CHAT, "default auto with `tools`; a named tool is called once"),
+    Parameter("parallel_tool_calls", Boolean(), CHAT, "false: one call per answer", True),
     Parameter("echo", Refused("prompts are not repeated", (False,)), COMPLETIONS, "not offered"),
     Parameter("suffix", Refused("the model does not insert text", ("",)), COMPLETIONS, "not offered"),
     Parameter("best_of", Refused("use `n`", (1,)), COMPLETIONS, "not offered"),
@@ -165,7 +189,9 @@ def read_parameters(endpoint: Endpoint, body: Mapping[str, object]) -> Values:
     for name in body:
         if name not in rows:
             raise UnknownParameter(f"Unknown parameter `{name[:64]}`.", param=name[:64])
-    values = {row.name: _value(row, endpoint, body.get(row.name)) for row in rows.values()}
+    given = frozenset(name for name, value in body.items() if value is not None)
+    read = {row.name: _value(row, endpoint, body.get(row.name)) for row in rows.values()}
+    values = Values(read, given)
     _check_together(endpoint, values)
     return values
 
@@ -190,6 +216,8 @@ def _check_together(endpoint: Endpoint, values: Values) -> None:
         )
     if endpoint == "tokenize" and (values["messages"] is None) == (values["prompt"] is None):
         raise InvalidParameter("Give `messages` or `prompt`, not both.", param="prompt")
+    if endpoint == "tokenize" and values["tools"] and values["messages"] is None:
+        raise InvalidParameter("`tools` needs `messages`.", param="tools")
 
 
 def sampling_fields(endpoint: Endpoint, values: Values) -> dict[str, Any]:

@@ -7,16 +7,20 @@ without such spellings the ids are exactly those of the tokenizer's own `apply_c
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
+from loraplex.grammar.answer_form import Tool
+from loraplex.grammar.tool_style import ToolStyle, style_of_template
 from loraplex.platform.chat_messages import ChatMessage
 from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
+from loraplex.platform.tool_messages import as_text, called_names, template_message, template_tool
 
 _PRIVATE_USE: Final = range(0xF0000, 0xFFFFE)
+_PROBE: Final = "is a system message shown"
 
 
 class PromptRenderer:
@@ -33,26 +37,47 @@ class PromptRenderer:
         self._template: str | None = tokenizer.get_chat_template() if tokenizer.chat_template else None
         self._plain = _own_copy(tokenizer.backend_tokenizer.to_str())
         special, control = _control_tokens(tokenizer, self._template or "")
+        self.special_tokens = frozenset(special)
+        self.style = style_of_template(
+            self._template, [t.content for t in tokenizer.added_tokens_decoder.values()]
+        )
         self._special_pattern, self._control_pattern = _any_of(special), _any_of(control)
         self._aliases = {token: f"\U0010fffd{secrets.token_hex(16)}\U0010fffd" for token in control}
         self._encoder, self._alias_ids = _aliased(tokenizer.backend_tokenizer.to_str(), self._aliases)
         self._control_ids = frozenset(self._alias_ids.values())
         self._bos_id: int | None = tokenizer.bos_token_id
+        self._shows_system = self._template is not None and self._is_shown("system")
 
     def knows(self, word: str) -> bool:
         """Whether the chat template mentions `word` at all."""
         return self._template is not None and word in self._template
 
+    def writes_tools_as_text(self, style: ToolStyle) -> bool:
+        """Whether tools and calls in `style` are written as text, because the template does not know them."""
+        return style is ToolStyle.GENERIC or style is not self.style
+
     def chat_ids(
-        self, messages: Sequence[ChatMessage], options: Mapping[str, object] | None = None
+        self,
+        messages: Sequence[ChatMessage],
+        options: Mapping[str, object] | None = None,
+        tools: Sequence[Tool] = (),
+        style: ToolStyle | None = None,
     ) -> list[int]:
         """Ids of the conversation followed by the template's generation prompt.
 
-        Raises `InvalidParameter` when the template refuses the messages.
+        `style` is how the model spells calls, None: as its template does. A template that does not know the style
+        gets tools, calls and results as text. Raises `InvalidParameter` when the template refuses the messages.
         """
-        marker = _absent_character(messages)
-        rendered = self._render([self._marked(message, marker) for message in messages], options or {})
-        return self._encode(rendered, marker)
+        style = style or self.style
+        if self.writes_tools_as_text(style):
+            messages, tools = as_text(messages, tools, style, system=self._shows_system), ()
+        names = called_names(messages)
+        plain = [template_message(message, style, names) for message in messages]
+        offered = [template_tool(tool) for tool in tools]
+        marker = _absent_character([*plain, *offered])
+        marked = [self._marked(message, marker) for message in plain]
+        known = {"tools": _mapped(offered, self._breaker(marker))} if offered else {}
+        return self._encode(self._render(marked, {**(options or {}), **known}), marker)
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of a raw prompt; control tokens count as such, and a prompt begins with one begin token at most."""
@@ -60,15 +85,26 @@ class PromptRenderer:
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
 
-    def _marked(self, message: ChatMessage, marker: str) -> dict[str, str]:
+    def _marked(self, message: dict[str, Any], marker: str) -> dict[str, Any]:
+        role, content = message["role"], message["content"]
+        fields: dict[str, Any] = _mapped(message, self._breaker(marker))
         # What an assistant said may hold the markup of its template (`</think>`), which templates look for.
-        pattern = self._special_pattern if message.role == "assistant" else self._control_pattern
-        role = "system" if message.role == "developer" and not self.knows("developer") else message.role
-        fields = {"content": message.content, "name": message.name, "tool_call_id": message.tool_call_id}
-        texts = {key: _broken(pattern, text, marker) for key, text in fields.items() if text is not None}
-        return {"role": role, **texts}
+        if role == "assistant":
+            fields["content"] = _broken(self._special_pattern, content, marker)
+        fields["role"] = "system" if role == "developer" and not self.knows("developer") else role
+        return fields
 
-    def _render(self, messages: list[dict[str, str]], options: Mapping[str, object]) -> str:
+    def _breaker(self, marker: str) -> Callable[[str], str]:
+        return lambda text: _broken(self._control_pattern, text, marker)
+
+    def _is_shown(self, role: str) -> bool:
+        messages = [{"role": role, "content": _PROBE}, {"role": "user", "content": ""}]
+        try:
+            return _PROBE in self._render(messages, {})
+        except InvalidParameter:
+            return False
+
+    def _render(self, messages: list[dict[str, Any]], options: Mapping[str, object]) -> str:
         if self._template is None:
             raise UnsupportedParameter(
                 "`messages` is not supported: the model has no chat template.", param="messages"
@@ -81,7 +117,7 @@ class PromptRenderer:
                 add_generation_prompt=True,
                 **options,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:
             raise InvalidParameter(
                 f"The chat template refuses `messages`: {error}", param="messages"
             ) from error
@@ -123,14 +159,36 @@ def _broken(pattern: re.Pattern[str], text: str, marker: str) -> str:
     return pattern.sub(lambda match: "".join(character + marker for character in match.group()), text)
 
 
-def _absent_character(messages: Sequence[ChatMessage]) -> str:
-    used = set[str]().union(
-        *(text for each in messages for text in (each.content, each.name or "", each.tool_call_id or ""))
-    )
+def _absent_character(values: Sequence[object]) -> str:
+    used = set[str]().union(*_strings(values))
     for code in _PRIVATE_USE:
         if chr(code) not in used:
             return chr(code)
     raise InvalidParameter("`messages` holds every character of a private-use plane.", param="messages")
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Every string in a JSON value, names too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield name
+            yield from _strings(inner)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The JSON value with every string changed, names too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(name): _mapped(inner, change) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_mapped(inner, change) for inner in value]
+    return value
 
 
 def _own_copy(serialized: str) -> Tokenizer:

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.chat_messages import MAX_MESSAGES, MAX_PARTS, Messages
+from loraplex.platform.chat_messages import MAX_CALLS, MAX_MESSAGES, MAX_PARTS, Messages
 from loraplex.platform.errors import (
     InvalidParameter,
     MissingParameter,
     UnknownParameter,
     UnsupportedParameter,
 )
+from loraplex.platform.format_parameters import BOUNDS, ResponseFormat, StructuredOutputs
 from loraplex.platform.parameter_kinds import (
     Boolean,
     Choice,
     Flags,
+    Identifier,
     Integer,
     Kind,
     LogitBias,
@@ -37,10 +39,29 @@ from loraplex.platform.parameters import (
     sampling_fields,
 )
 from loraplex.platform.prompts_parameter import Prompts
+from loraplex.platform.tool_parameters import MAX_DESCRIPTION_BYTES, ToolChoices, ToolDefinitions
 
 README = Path(__file__).parents[2] / "platform" / "openai" / "README.md"
 BEGIN, END = "<!-- parameters: generated -->\n", "<!-- end of parameters -->\n"
 USER = {"role": "user", "content": "hello"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{"}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def allowed_tools(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def tool(name: str = "f", **function: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def schema(**fields: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {**SCHEMA["json_schema"], **fields}}  # type: ignore[dict-item]
+
+
 BASE: dict[Endpoint, dict[str, Any]] = {
     "chat": {"model": "m", "messages": [USER]},
     "completions": {"model": "m", "prompt": "hello"},
@@ -78,9 +99,59 @@ def inside(kind: Kind) -> list[Any]:
                 [USER],
                 [USER] * most,
                 [{"role": "user", "content": [{"type": "text", "text": "a"}] * MAX_PARTS}],
+                [{"role": "assistant", "tool_calls": [CALL] * MAX_CALLS}],
+                [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [CALL],
+                        "content": None,
+                        "refusal": None,
+                        "audio": None,
+                    },
+                    {"role": "tool", "tool_call_id": "c", "content": ""},
+                ],
+                [
+                    {
+                        "role": "assistant",
+                        "content": "a",
+                        "annotations": [],
+                        "parsed": {},
+                        "function_call": None,
+                    }
+                ],
             ]
         case Prompts(most):
             return ["a", ["a"] * most, [1], [[1], [2, 3]]]
+        case Identifier(longest):
+            return ["a", "a" * longest, "_-Z9"]
+        case ResponseFormat():
+            return [
+                {"type": "text"},
+                {"type": "json_object"},
+                schema(name="n" * 64, description="", strict=None),
+                schema(description="d" * MAX_DESCRIPTION_BYTES, strict=True),
+            ]
+        case StructuredOutputs():
+            return [
+                {"json": {"type": "object"}, "regex": None},
+                {"json": '{"type": "object"}'},
+                {"regex": "a" * BOUNDS.max_pattern_bytes, "close": False},
+                {"choice": ["a"] * BOUNDS.max_choices, "close": True},
+                {"grammar": "a" * BOUNDS.max_text_bytes},
+                {"structural_tag": {}},
+                {"structural_tag": "{}"},
+                {"close": True},
+            ]
+        case ToolDefinitions(most):
+            return [
+                [],
+                [tool(f"f{index}") for index in range(most)],
+                [tool("f" * 64, description="d" * MAX_DESCRIPTION_BYTES, parameters={}, strict=True)],
+                [tool(description=None, parameters=None, strict=None)],
+            ]
+        case ToolChoices(most):
+            many = allowed_tools(*(f"f{index}" for index in range(most)), mode="required")
+            return ["none", "auto", "required", NAMED, allowed_tools("f"), many]
     raise AssertionError(f"no bounds for {kind}")
 
 
@@ -140,9 +211,67 @@ def outside(kind: Kind) -> list[Any]:
                 [1],
                 [{"role": "user"}],
                 [{**USER, "role": "operator"}],
+                [{"role": "assistant", "tool_calls": [CALL] * (MAX_CALLS + 1)}],
+                [{"role": "assistant", "tool_calls": []}],
+                [{**USER, "tool_calls": [CALL]}],
+                [{"role": "tool", "content": "a"}],
+                [{"role": "tool", "content": "a", "tool_call_id": "c"}],
             ]
         case Prompts(most):
             return ["", [], [""], [[]], ["a"] * (most + 1), [1, "a"], [-1], [True], 1, {}]
+        case Identifier(longest):
+            return ["", "a" * (longest + 1), "a b", "é", "a.b", "a\n", 1]
+        case ResponseFormat():
+            bad: list[Any] = [
+                schema(name="n" * 65),
+                schema(schema=None),
+                schema(schema=True),
+                schema(strict="yes"),
+                schema(description="d" * (MAX_DESCRIPTION_BYTES + 1)),
+                {**SCHEMA, "type": "json_object"},
+            ]
+            return [*bad, {}, {"type": "xml"}, {"type": "json_schema"}, "text", [], {"type": "text", "x": 1}]
+        case StructuredOutputs():
+            both = {"json": {}, "regex": "a"}
+            wrong: list[Any] = [
+                {"json": "["},
+                {"json": "[]"},
+                {"json": '{"a": NaN}'},
+                {"json": 1},
+                {"json": True},
+            ]
+            long = {"regex": "a" * (BOUNDS.max_pattern_bytes + 1)}
+            longer: list[Any] = [
+                {"grammar": "a" * (BOUNDS.max_text_bytes + 1)},
+                {"json": " " * (BOUNDS.max_bytes + 1)},
+            ]
+            lists: list[Any] = [
+                {"choice": []},
+                {"choice": ["a"] * (BOUNDS.max_choices + 1)},
+                {"choice": [""]},
+            ]
+            return [*wrong, *longer, *lists, both, long, {}, [], {"regex": ""}, {"close": 1}, {"xml": "a"}]
+        case ToolDefinitions(most):
+            return [
+                [tool(f"f{index}") for index in range(most + 1)],
+                [tool(), tool()],
+                [tool("f" * 65)],
+                [tool("a b")],
+                [tool(description="d" * (MAX_DESCRIPTION_BYTES + 1))],
+                [tool(parameters=[])],
+                [tool(parameters=True)],
+                [tool(strict=1)],
+                [tool(other=1)],
+                [{**tool(), "type": "custom"}],
+                [{"type": "function"}],
+                [{"function": {"name": "f"}}],
+                [1],
+                tool(),
+            ]
+        case ToolChoices(most):
+            many = allowed_tools(*["f"] * (most + 1))
+            modes: list[Any] = [allowed_tools(), allowed_tools("f", mode="none"), many]
+            return [*modes, "any", 1, [], {}, tool("a b"), {"type": "function"}, {**NAMED, "x": 1}, tool(x=1)]
     raise AssertionError(f"no bounds for {kind}")
 
 
@@ -165,7 +294,7 @@ def test_bounds_are_accepted(endpoint: Endpoint, row: Parameter) -> None:
         values = read_parameters(
             endpoint,
             {
-                **({"prompt": "a"} if row.name == "model" and endpoint == "tokenize" else {}),
+                **({"messages": [USER]} if endpoint == "tokenize" and row.name in ("model", "tools") else {}),
                 **body(endpoint, row, value),
             },
         )
@@ -205,7 +334,24 @@ def test_unknown_names_are_refused(endpoint: Endpoint, name: str) -> None:
 @pytest.mark.parametrize(
     ("message", "error", "param"),
     [
-        ({**USER, "tool_calls": []}, UnsupportedParameter, "messages[0].tool_calls"),
+        ({**USER, "refusal": "no"}, UnsupportedParameter, "messages[0].refusal"),
+        ({**USER, "tool_calls": []}, InvalidParameter, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "tool_calls": [{**CALL, "id": ""}]},
+            InvalidParameter,
+            "messages[0].tool_calls[0].id",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {}}}]},
+            InvalidParameter,
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f"}}]},
+            MissingParameter,
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"role": "tool", "content": "a", "tool_call_id": "c"}, InvalidParameter, "messages[0].tool_call_id"),
         ({**USER, "mood": "good"}, UnknownParameter, "messages[0].mood"),
         (
             {"role": "user", "content": [{"type": "image_url"}]},
@@ -226,6 +372,30 @@ def test_messages_name_what_is_wrong(message: object, error: type[InvalidParamet
     with pytest.raises(error) as refused:
         read_parameters("chat", {"model": "m", "messages": [message]})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "param"),
+    [
+        ("response_format", schema(x=1), "response_format.json_schema.x"),
+        ("structured_outputs", {"json_object": True}, "structured_outputs.json_object"),
+        ("tools", [tool(), tool("g", mode=1)], "tools[1].function.mode"),
+        ("tools", [{**tool(), "cache": 1}], "tools[0].cache"),
+        ("tool_choice", {**NAMED, "x": 1}, "tool_choice.x"),
+        ("tool_choice", {**allowed_tools("f"), "mode": "auto"}, "tool_choice.mode"),
+    ],
+)
+def test_unknown_fields_inside_are_named_by_their_path(name: str, value: object, param: str) -> None:
+    with pytest.raises(UnknownParameter) as unknown:
+        read_parameters("chat", {**BASE["chat"], name: value})
+    assert unknown.value.param == param
+
+
+def test_defaults_of_a_profile_apply_where_the_request_is_silent() -> None:
+    values = read_parameters("chat", {**BASE["chat"], "temperature": 0.5, "top_p": None})
+    changed = values.with_defaults({"temperature": 0.1, "top_p": 0.2, "top_k": 3, "no parameter": 1})
+    assert (changed["temperature"], changed["top_p"], changed["top_k"]) == (0.5, 0.2, 3)
+    assert "no parameter" not in changed and values["top_k"] == 0 and values.with_defaults({}) is values
 
 
 def test_text_parts_are_joined() -> None:
@@ -252,6 +422,13 @@ def test_tokenize_takes_messages_or_prompt() -> None:
     for extra in ({}, {"prompt": "a", "messages": [USER]}):
         with pytest.raises(InvalidParameter):
             read_parameters("tokenize", {"model": "m", **extra})
+
+
+def test_tools_are_tokenized_with_messages_only() -> None:
+    assert read_parameters("tokenize", {"model": "m", "messages": [USER], "tools": [tool()]})["tools"]
+    with pytest.raises(InvalidParameter) as refused:
+        read_parameters("tokenize", {"model": "m", "prompt": "a", "tools": [tool()]})
+    assert refused.value.param == "tools"
 
 
 def test_the_longest_message_list_is_a_number() -> None:

@@ -19,7 +19,7 @@ THINKING = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% set text = message.content %}"
     "{% if '</think>' in text %}{% set text = text.split('</think>')[-1] %}{% endif %}"
-    "{{ text }}{% if message.role == 'tool' %}<tool_call>{% endif %}<|im_end|>\n{% endfor %}"
+    "{{ text }}{% if message.role == 'system' %}<tool_call>{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPLITTING = (
@@ -54,7 +54,7 @@ def cached(build: Callable[[str], Any], template: str) -> Any:
 
 
 contents = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=8).map("".join)
-roles = st.sampled_from(("system", "user", "assistant", "tool"))
+roles = st.sampled_from(("system", "user", "assistant"))
 
 
 def own_ids(tokenizer: Any, messages: list[ChatMessage]) -> list[int]:
@@ -128,7 +128,7 @@ def test_a_user_cannot_spell_the_templates_own_markup(tokenizer_with_template: C
     tokenizer = cached(tokenizer_with_template, THINKING)
     markup = tokenizer.convert_tokens_to_ids("<tool_call>")
     assert markup not in renderer_of(tokenizer).chat_ids([ChatMessage("user", "<tool_call>hello")])
-    assert renderer_of(tokenizer).chat_ids([ChatMessage("tool", "hello")]).count(markup) == 1
+    assert renderer_of(tokenizer).chat_ids([ChatMessage("system", "hello")]).count(markup) == 1
 
 
 def test_developer_is_system_where_the_template_does_not_know_it(chat_tokenizer: Any) -> None:
