@@ -1,4 +1,4 @@
-"""Puts the real engine together: decoder and adapter source. Imported only inside the engine process, since it imports
+"""Puts the real engine together: decoder, adapter source and grammar compiler. Imported only inside the engine process, since it imports
 torch, which the gateway process never does.
 """
 
@@ -8,13 +8,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import structlog
+
 from loraplex.adapters.source import PeftAdapterSource
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.loading import load_model
+from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.local_engine import LocalEngine
+from loraplex.engine.mask_compilation import NICENESS as MASK_COMPILATION_NICENESS
+from loraplex.engine.side_thread import start_side_thread
 from loraplex.engine.step_thread import StepThread
+from loraplex.engine.token_mask import TokenMaskFactory
+from loraplex.grammar.compiler import MaskCompiler
+from loraplex.grammar.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +43,31 @@ def _load(config: EngineConfig, cores: set[int]) -> Engine:
     # Loading bound this thread to a core; the adapter loader, made next, would inherit that and queue behind it.
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
-    engine = Engine(model, config, PeftAdapterSource(model.config, model.dtype, model.digest))
+    source = PeftAdapterSource(model.config, model.dtype, model.digest)
+    engine = Engine(model, config, source, mask_factory=_mask_factory(model, cores))
     os.sched_setaffinity(0, bound)
     return engine
+
+
+def _mask_factory(model: LoadedModel, cores: set[int]) -> TokenMaskFactory | None:
+    """Compiles grammars for the model's tokens; None for a model without an end token, whose documents never end."""
+    if not model.config.eos_token_ids:
+        return None
+    vocabulary = Vocabulary(
+        model.tokenizer.to_str(), model.config.vocab_size, frozenset(model.config.eos_token_ids)
+    )
+    compiler = MaskCompiler(vocabulary)
+    start_side_thread("mask-warm-up", partial(_warm_up, compiler), cores, MASK_COMPILATION_NICENESS)
+    return compiler.compile
+
+
+def _warm_up(compiler: MaskCompiler) -> None:
+    try:
+        compiler.warm_up()
+    except Exception:  # noqa: BLE001 - reported: requests with a grammar will fail, all others are served
+        structlog.get_logger("loraplex.engine").exception(
+            "the grammar backends cannot be used with this tokenizer"
+        )
 
 
 @asynccontextmanager

@@ -1,0 +1,168 @@
+"""Masks filled on side threads: quick, late, stuck and broken ones, each its own row's business alone."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
+from loraplex.engine.mask_filling import MAX_THREADS, MaskFiller, Masks
+from loraplex.engine.messages import EngineRequest
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.sequence import Sequence, SequenceStatus
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import ScriptedMask
+
+    MaskType = type[ScriptedMask]
+
+VOCAB = 70
+PATIENT = 10.0
+
+
+class Blocked:
+    """A mask that is filled once `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.began = threading.Event()
+
+    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        self.began.set()
+        assert self.gate.wait(30)
+        bitmask[row] = -1
+
+
+def row(mask: Any) -> Sequence:
+    request = EngineRequest(
+        request_id="r", namespace=b"", prompt_token_ids=[2], sampling=SamplingParams(max_tokens=9)
+    )
+    return Sequence(request, 0, 0.0, 0, [2], token_mask=mask)
+
+
+def tokens(mask: torch.Tensor) -> list[int]:
+    words = [word % (1 << 32) for word in mask.view(-1).tolist()]
+    return [32 * i + b for i, word in enumerate(words) for b in range(32) if word >> b & 1]
+
+
+@pytest.fixture
+def filler() -> Iterator[MaskFiller]:
+    made = MaskFiller(VOCAB, timeout_s=0.3)
+    yield made
+    made.close()
+
+
+def collect(filler: MaskFiller, rows: list[Sequence], patience: float = PATIENT) -> Masks:
+    filler.begin(rows)
+    return filler.collect(rows, patience)
+
+
+def poll(filler: MaskFiller) -> list[Sequence]:
+    deadline = time.monotonic() + 10
+    while not (settled := filler.poll()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return settled
+
+
+def test_every_row_gets_its_own_mask(filler: MaskFiller, scripted_mask: "MaskType") -> None:
+    rows = [row(scripted_mask([(i,), (31,), (69,)])) for i in range(2, 20)]
+    for _ in range(3):
+        masks = collect(filler, rows)
+        assert not masks.errors and not filler.has_late
+        for i, sequence in enumerate(rows, start=2):
+            assert tokens(masks.rows[sequence]) == [i, 31, 69]
+        filler.give_back(masks)
+    assert filler.seconds > 0 and filler.num_late == 0
+
+
+def test_without_masks_there_is_no_thread() -> None:
+    before = threading.active_count()
+    filler = MaskFiller(VOCAB, timeout_s=1.0)
+    assert collect(filler, []) == Masks() and threading.active_count() == before
+    filler.close()
+
+
+def test_a_broken_mask_fails_its_row_alone(filler: MaskFiller, scripted_mask: "MaskType") -> None:
+    broken, fine = row(scripted_mask([(5,)], broken="fill")), row(scripted_mask([(6,)]))
+    masks = collect(filler, [broken, fine])
+    assert isinstance(masks.errors[broken], GrammarFailed)
+    assert tokens(masks.rows[fine]) == [6]
+
+
+def test_a_late_mask_sits_out_while_others_go_on(filler: MaskFiller, scripted_mask: "MaskType") -> None:
+    late, fine = row(slow := Blocked()), row(scripted_mask([(6,)] * 2))
+    filler.begin([late])
+    assert slow.began.wait(10)
+    assert not filler.collect([late], 0.0).rows and filler.has_late
+    for _ in range(3):
+        began = time.monotonic()
+        masks = collect(filler, [fine])
+        assert set(masks.rows) == {fine} and time.monotonic() - began < 0.25
+    assert filler.poll() == [] and filler.num_late == 1
+    slow.gate.set()
+    assert poll(filler) == [late]
+    assert set(collect(filler, [late, fine]).rows) == {late, fine}
+    assert not filler.has_late
+
+
+def test_the_quick_are_filled_before_those_that_were_slow(filler: MaskFiller) -> None:
+    order: list[str] = []
+
+    def mask(name: str) -> Any:
+        class Named:
+            def fill(self, bitmask: torch.Tensor, row: int) -> None:
+                order.append(name)
+
+        return Named()
+
+    slow, quick = row(mask("slow")), row(mask("quick"))
+    slow.mask_seconds = 0.1
+    collect(filler, [slow, quick])
+    assert order == ["quick", "slow"]
+
+
+def test_a_stuck_mask_ends_its_row_and_its_thread_is_left_alone(
+    filler: MaskFiller, scripted_mask: "MaskType"
+) -> None:
+    stuck = [row(Blocked()) for _ in range(MAX_THREADS + 1)]
+    fine = row(scripted_mask([(6,)]))
+    filler.begin([*stuck, fine])
+    failed: dict[Sequence, Any] = {}
+    began = time.monotonic()
+    done = Masks()
+    waiting = [*stuck, fine]
+    while waiting:
+        assert time.monotonic() - began < 10
+        masks = filler.collect(waiting, 0.01)
+        failed |= masks.errors
+        done.rows |= masks.rows
+        waiting = [s for s in waiting if s not in masks.errors and s not in masks.rows]
+    assert set(failed) == set(stuck)
+    assert all(isinstance(error, GrammarTooSlow) for error in failed.values())
+    assert tokens(done.rows[fine]) == [6]
+    for sequence in stuck:
+        mask: Any = sequence.token_mask
+        mask.gate.set()
+    assert tokens(collect(filler, [fine]).rows[fine]) == [6]
+
+
+def test_a_row_that_ended_meanwhile_is_forgotten(filler: MaskFiller) -> None:
+    late = row(slow := Blocked())
+    assert not collect(filler, [late], 0.0).rows
+    late.status = SequenceStatus.FINISHED
+    slow.gate.set()
+    poll(filler)
+    assert not filler.has_late
+
+
+def test_masks_are_filled_while_the_caller_computes(
+    filler: MaskFiller, scripted_mask: "MaskType", wait: Callable[[float], None] = time.sleep
+) -> None:
+    rows = [row(scripted_mask([(5,)], slow_at={0: 0.02})) for _ in range(5)]
+    filler.begin(rows)
+    wait(0.2)
+    assert len(filler.collect(rows, 0.0).rows) == 5
