@@ -149,7 +149,7 @@ def test_reads_what_was_meant_however_it_is_cut(
 def test_a_truncated_answer_gives_a_beginning_of_what_was_meant(
     answer: tuple[ToolStyle, CallsMay, str, list[WrittenCall], str], place: int
 ) -> None:
-    style, calls_may, before, meant, text = answer
+    style, calls_may, _, meant, text = answer
     short = text[: place % (len(text) + 1)]
     whole = read(reading(style, calls_may), [short], "length")
     assert whole.reason == "length"
