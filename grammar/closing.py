@@ -4,28 +4,42 @@ Invariant: what is returned was accepted token by token by a copy of the mask, w
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from loraplex.grammar.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Words: TypeAlias = npt.NDArray[np.uint32]
 
-STRUCTURE = "}]),0123456789\"ntf[{:;>-abcdeghijklmopqrsuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_/=.+<(|'!?#$%&*@^`~\\"
+DIGITS = "0123456789"
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MARKS = "@-:._/+,;=!?()[]{}<>|'#$%&*^`~\\"
+
+STRUCTURE = (
+    "}])," + DIGITS + "\"ntf[{:;>-abcdeghijklmopqrsuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_/=.+<(|'!?#$%&*@^`~\\"
+)
 """Between values: end what is open, go on only if that is not allowed, and take the value with the shortest text."""
-CONTENT = "\"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:/@+,;=!?()[]{}<>|'#$%&*^`~\\"
-"""Inside a string: end it, or write something plain until it may end."""
+PLAIN = '"' + DIGITS + LETTERS + MARKS
+"""Inside a string: end it, or write something until it may end."""
+AFTER_PLAIN = '"' + MARKS[:-1] + DIGITS + LETTERS + "\\"
+"""The same after a letter or digit: a pattern of several words needs what stands between them."""
 ONLY_IN_CONTENT = "abcdghijklmopqsvwxyzABCDGHIJKLMNOPQRSTUVWXYZ_"
 """Letters that never begin or continue a number, `true`, `false` or `null` where there is a choice."""
 
+LETTERS_PER_TOKEN = 4
+"""The search goes by single letters; a way is so many times longer at most before it is spelled in whole tokens."""
+MOST_STEPS = 1024
+"""Letters. Longer ways are not looked for."""
+
 
 class ClosableMask(Protocol):
-    """What of a `TokenMask` the search uses."""
+    """What of a `TokenMask` the search uses; `certain_tokens` are the forced ones, wanted or not."""
 
-    def fill(self, bitmask: "Tensor", row: int) -> None: ...
+    def fill(self, bitmask: Tensor, row: int) -> None: ...
 
     def accept(self, token_id: int) -> bool: ...
 
@@ -37,66 +51,91 @@ class ClosableMask(Protocol):
 
 
 class Closer:
-    """Ranks of one vocabulary's tokens, computed once. Safe to use from several threads."""
+    """Orders of one vocabulary's tokens, computed once. Safe to use from several threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        letters = {
-            text: token_id for token_id, text in enumerate(vocabulary.encoded_tokens) if len(text) == 1
-        }
+        texts = vocabulary.encoded_tokens
+        letters = {text: token_id for token_id, text in enumerate(texts) if len(text) == 1}
+        self._tokenizer = vocabulary.tokenizer
         self._words = vocabulary.bitmask_words
         self._structure = _ids(letters, STRUCTURE)
-        self._content = _ids(letters, CONTENT)
+        self._plain = _ids(letters, PLAIN)
+        self._after_plain = _ids(letters, AFTER_PLAIN)
         self._only_in_content = _ids(letters, ONLY_IN_CONTENT)
         self._brackets = _ids(letters, "]}")
+        self._alphanumeric = frozenset(_ids(letters, DIGITS + LETTERS).tolist())
         self._by_length = _tokens_by_length(vocabulary)
+        self._control = np.array(
+            sorted(set(vocabulary.special_tokens.values()) - vocabulary.end_token_ids), dtype=np.uint32
+        )
 
     def find(self, mask: ClosableMask, most: int) -> list[int] | None:
         """At most `most` tokens to a whole document, or None. `mask` does not advance."""
+        for marks_between in (True, False):
+            path = self._walk(mask, min(LETTERS_PER_TOKEN * most, MOST_STEPS), marks_between)
+            spelled = path if path is None else self._spelled(mask, path)
+            if spelled is not None and len(spelled) <= most:
+                return spelled
+        return None
+
+    def _walk(self, mask: ClosableMask, most: int, marks_between: bool) -> list[int] | None:
         walker = mask.fork()
-        bitmask = _bitmask(self._words)
-        bits: npt.NDArray[np.uint32] = bitmask.numpy()[0].view(np.uint32)
+        bitmask = torch.empty((1, self._words), dtype=torch.int32)
+        words: Words = bitmask.numpy()[0].view(np.uint32)
         path: list[int] = []
         while not walker.is_complete():
-            step = walker.certain_tokens() or self._choose(walker, bitmask, bits)
+            step = walker.certain_tokens()
+            if not step:
+                walker.fill(bitmask, 0)
+                plain_before = marks_between and bool(path) and path[-1] in self._alphanumeric
+                step = self._choice(words, self._after_plain if plain_before else self._plain)
             path.extend(step)
             if not step or len(path) > most or not all(map(walker.accept, step)):
                 return None
         return path
 
-    def _choose(self, walker: ClosableMask, bitmask: "Tensor", bits: npt.NDArray[np.uint32]) -> Sequence[int]:
-        walker.fill(bitmask, 0)
-        in_content = bool(_allowed(bits, self._only_in_content).any()) or (
-            len(self._brackets) == 2 and bool(_allowed(bits, self._brackets).all())
-        )
-        for ranked in (self._content if in_content else self._structure, self._by_length):
-            allowed = _allowed(bits, ranked)
-            best = int(allowed.argmax()) if len(ranked) else 0
-            if len(ranked) and allowed[best]:
-                return (int(ranked[best]),)
+    def _choice(self, words: Words, content: Words) -> Sequence[int]:
+        """The best of the allowed tokens, nothing if none is."""
+        # A control token only where nothing else may follow: a tool style can end a call with one.
+        for order in (
+            content if self._in_content(words) else self._structure,
+            self._by_length,
+            self._control,
+        ):
+            allowed = _allowed(words, order)
+            if allowed.any():
+                return (int(order[allowed.argmax()]),)
         return ()
 
+    def _in_content(self, words: Words) -> bool:
+        """Whether this is the inside of a string: of a document's structure at most one bracket can be next."""
+        if _allowed(words, self._only_in_content).any():
+            return True
+        return len(self._brackets) == 2 and bool(_allowed(words, self._brackets).all())
 
-def _allowed(bits: npt.NDArray[np.uint32], token_ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    def _spelled(self, mask: ClosableMask, path: list[int]) -> list[int]:
+        """The same text in the tokens a model would use, if those are fewer and the grammar agrees."""
+        text = self._tokenizer.decode(path, skip_special_tokens=False)
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if len(tokens) >= len(path):
+            return path
+        walker = mask.fork()
+        return tokens if all(map(walker.accept, tokens)) and walker.is_complete() else path
+
+
+def _allowed(words: Words, token_ids: Words) -> Words:
     """1 where the token is allowed: [tokens]."""
-    allowed: npt.NDArray[np.uint32] = (bits[token_ids >> 5] >> (token_ids & 31)) & 1
+    allowed: Words = (words[token_ids >> 5] >> (token_ids & 31)) & 1
     return allowed
 
 
-def _bitmask(words: int) -> "Tensor":
-    import torch
-
-    return torch.empty((1, words), dtype=torch.int32)
-
-
-def _ids(letters: dict[str, int], order: str) -> npt.NDArray[np.uint32]:
+def _ids(letters: dict[str, int], order: str) -> Words:
     return np.array([letters[letter] for letter in order if letter in letters], dtype=np.uint32)
 
 
-def _tokens_by_length(vocabulary: Vocabulary) -> npt.NDArray[np.uint32]:
+def _tokens_by_length(vocabulary: Vocabulary) -> Words:
     """Every ordinary token, the shortest first."""
     skipped = vocabulary.end_token_ids | set(vocabulary.special_tokens.values())
-    texts = vocabulary.encoded_tokens
-    ranked = sorted(
-        (len(text), token_id) for token_id, text in enumerate(texts) if text and token_id not in skipped
-    )
+    texts = enumerate(vocabulary.encoded_tokens)
+    ranked = sorted((len(text), token_id) for token_id, text in texts if text and token_id not in skipped)
     return np.array([token_id for _, token_id in ranked], dtype=np.uint32)

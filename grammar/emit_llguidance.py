@@ -8,6 +8,7 @@ from typing import Any
 
 from loraplex.grammar.answer_form import JsonSchemaValue
 from loraplex.grammar.errors import GrammarInvalid
+from loraplex.grammar.json_lexemes import json_lexemes, needs_lexemes, unfinished, with_prefix
 from loraplex.grammar.prefix import after_prefix, begins_with_token
 from loraplex.grammar.tree import (
     Alternation,
@@ -23,7 +24,7 @@ from loraplex.grammar.tree import (
 )
 
 CONTROL_TOKENS = "// control tokens: "
-"""How a source begins; then the JSON list of the texts that the rules `control_token_<index>` stand for."""
+"""How the last line of a source begins; then the JSON list of the texts that the rules `control_token_<index>` stand for."""
 
 MOST_BLANKS = 32
 """Blanks in a row between the parts of a JSON document: enough for a line break and 15 levels of indentation."""
@@ -33,29 +34,32 @@ ANY_TEXT = "/(?s:.*)/"
 
 def emit(node: Node) -> str:
     """Raises `GrammarInvalid` for a text that is not Unicode or a part that does not begin with its trigger."""
-    return _Emitter().source(node)
+    return _Emitter(needs_lexemes(node)).source(node)
 
 
 def lark_source(text: str) -> str:
-    """A tenant's own grammar, which cannot name control tokens through our header."""
-    return f"{CONTROL_TOKENS}[]\n{text}"
+    """A tenant's own grammar, with no control tokens of ours."""
+    return f"{text}\n{CONTROL_TOKENS}[]"
 
 
 class _Emitter:
     """Collects rules. Parts that are regular become one terminal each, since the lexer takes the longest match."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_lexemes: bool) -> None:
+        self._by_lexemes = by_lexemes
         self._lines: list[str] = []
         self._control_tokens: list[str] = []
         self._numbers = count()
 
     def source(self, node: Node) -> str:
         start = self._rule(node)
-        header = CONTROL_TOKENS + json.dumps(self._control_tokens)
-        return "\n".join((header, f"start: {start}", *self._lines, ""))
+        return "\n".join((f"start: {start}", *self._lines, CONTROL_TOKENS + json.dumps(self._control_tokens)))
 
     def _rule(self, node: Node) -> str:
         """An expression for the right side of a rule."""
+        text = _literal_text(node) if self._by_lexemes else ""
+        if text:
+            return " ".join(map(quoted, json_lexemes(text)))
         if is_regular(node):
             return self._terminal(_terminal_of(node))
         match node:
@@ -64,7 +68,8 @@ class _Emitter:
             case SpecialToken(text):
                 return self._control_token(text)
             case Concatenation(parts):
-                return " ".join(self._named(part) for part in _merged(parts))
+                merged = _merged(parts)
+                return " ".join(map(self._named, _handed_on(merged) if self._by_lexemes else merged))
             case Alternation(parts):
                 return " | ".join(self._named(part) for part in parts)
             case Separated(part, separator, least, most):
@@ -148,6 +153,30 @@ def _merged(parts: tuple[Node, ...]) -> list[Node]:
         group = tuple(neighbours)
         merged.extend([Concatenation(group)] if regular else group)
     return merged
+
+
+def _literal_text(node: Node) -> str:
+    """The text of a node that is nothing but literals, otherwise nothing."""
+    match node:
+        case Literal(text):
+            return text
+        case Concatenation(parts):
+            texts = [_literal_text(part) for part in parts]
+            return "".join(texts) if all(texts) else ""
+    return ""
+
+
+def _handed_on(parts: list[Node]) -> list[Node]:
+    """A string that a literal begins moves to the part that ends it."""
+    handed: list[Node] = []
+    begun = ""
+    for index, part in enumerate(parts):
+        part = with_prefix(part, begun) if begun else part
+        text = _literal_text(part)
+        begun = unfinished(text) if text and index + 1 < len(parts) else ""
+        rest = text.removesuffix(begun)
+        handed.extend([Literal(rest)] if text and rest else [] if text else [part])
+    return handed
 
 
 def _terminal_of(node: Node) -> str:

@@ -4,19 +4,24 @@ Invariant: every limit is a count of work, so that a hostile grammar fails with 
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from torch import Tensor
 
 from loraplex.grammar.closing import Closer
 from loraplex.grammar.emit_llguidance import CONTROL_TOKENS
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
 from loraplex.grammar.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from torch import Tensor
+QUOTED_LINES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
+OUR_PLACE = re.compile(r"^at \d+\(\d+\): (?=failed to compile JSON schema|invalid regex)")
+
+TOKEN_OR_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|(<[^<>\s]+>)', re.DOTALL)
+"""Of Lark: a string, a comment, a regular expression, or in its one group what names a token."""
 
 BYTES_PER_SOURCE_BYTE = 64
 """What a compiled grammar holds, for each byte of its source: an estimate, the library tells no size."""
@@ -29,8 +34,8 @@ class LlguidanceLimits:
 
     initial_lexer_fuel: int = 1_000_000
     step_lexer_fuel: int = 200_000
-    step_max_items: int = 50_000
-    max_items_in_row: int = 2_000
+    step_max_items: int = 200_000
+    max_items_in_row: int = 20_000
     max_lexer_states: int = 50_000
     max_grammar_size: int = 500_000
 
@@ -60,7 +65,7 @@ class LlguidanceMask:
         self._fast_forward = fast_forward
         self._closes = closes
 
-    def fill(self, bitmask: "Tensor", row: int) -> None:
+    def fill(self, bitmask: Tensor, row: int) -> None:
         """Writes every word of the row of an int32 CPU tensor [rows, words]. Raises `MatcherFailed`."""
         rows, words = bitmask.shape
         if words != self._words or not 0 <= row < rows:
@@ -111,7 +116,9 @@ class LlguidanceMask:
         return self._closes
 
     def _failure(self) -> MatcherFailed:
-        return MatcherFailed(str(self._matcher.get_error()) or "the matcher cannot undo so many tokens")
+        return MatcherFailed(
+            without_source(self._matcher.get_error()) or "the matcher cannot undo so many tokens"
+        )
 
 
 class CompiledLlguidance:
@@ -142,19 +149,33 @@ class LlguidanceCompiler:
 
     def compile(self, source: str) -> CompiledLlguidance:
         """`source` is what `emit_llguidance.py` makes. Raises `GrammarInvalid`."""
-        grammar = source + self._control_tokens(source)
+        grammar = f"{source}\n{self._control_tokens(source)}"
+        self._check_named(source)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
-            raise GrammarInvalid(str(matcher.get_error()))
+            raise GrammarInvalid(without_source(matcher.get_error()))
         return CompiledLlguidance(matcher, self._vocabulary.bitmask_words, source)
 
     def _control_tokens(self, source: str) -> str:
-        """Rules for the control tokens that the first line lists."""
-        header = source.partition("\n")[0]
-        if not header.startswith(CONTROL_TOKENS):
-            raise GrammarInvalid("the grammar does not begin with the list of its control tokens")
-        texts = json.loads(header.removeprefix(CONTROL_TOKENS))
-        return "".join(
-            f"\ncontrol_token_{index}: <[{self._vocabulary.token_id(text)}]>"
-            for index, text in enumerate(texts)
-        )
+        """Rules for the control tokens that the last line lists."""
+        last = source.rpartition("\n")[2]
+        if not last.startswith(CONTROL_TOKENS):
+            raise GrammarInvalid("the grammar does not end with the list of its control tokens")
+        texts = json.loads(last.removeprefix(CONTROL_TOKENS))
+        ids = [self._vocabulary.token_id(text) for text in texts]
+        if self._vocabulary.end_token_ids.intersection(ids):
+            raise GrammarInvalid("a grammar cannot name a token that ends the answer")
+        return "\n".join(f"control_token_{index}: <[{token_id}]>" for index, token_id in enumerate(ids))
+
+    def _check_named(self, source: str) -> None:
+        """Only control tokens by their text, and none that ends the answer: its end is where the grammar ends."""
+        usable = self._vocabulary.special_tokens
+        for match in TOKEN_OR_TEXT.finditer(source):
+            name = match[1]
+            if name is not None and usable.get(name) in (None, *self._vocabulary.end_token_ids):
+                raise GrammarInvalid(f"a grammar cannot name the token {name}")
+
+
+def without_source(message: str) -> str:
+    """A message of the library without the lines of the grammar that it quotes."""
+    return OUR_PLACE.sub("", QUOTED_LINES.sub("", message)).strip()

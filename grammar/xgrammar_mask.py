@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 from llguidance import LLTokenizer
+from pydantic import ValidationError
 from torch import Tensor
 from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, StructuralTag, TokenizerInfo
 from xgrammar.tokenizer_info import VocabType
@@ -192,4 +193,8 @@ def bits_of(token_ids: Iterable[int], words: int) -> Tensor:
 
 
 def without_place(error: Exception) -> str:
+    """What a library says about a grammar, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return PLACE_IN_SOURCE.sub("", str(error)).strip()
