@@ -1,14 +1,12 @@
-"""`bench lora` in a process of its own, with the environment engines run in: threads bound to cores, huge pages."""
+"""`bench lora` in a process of its own."""
 
-import subprocess
 import sys
 
 import msgspec
 
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.engine_child import run_child
 from loraplex.platform.bench.lora_step import LoraShape, measure_lora
 from loraplex.platform.bench.report import Report
-from loraplex.platform.config import engine_environment
 
 MODULE = "loraplex.platform.bench.lora_process"
 
@@ -23,18 +21,8 @@ class LoraJob(msgspec.Struct, frozen=True):
 
 
 def measure_as_engine(job: LoraJob) -> Report:
-    """Run the job in a child. Raises `BenchFailed` with the last line the child said."""
-    child = subprocess.run(
-        [sys.executable, "-m", MODULE],
-        input=msgspec.json.encode(job),
-        capture_output=True,
-        env=engine_environment(),
-        check=False,
-    )
-    if child.returncode != 0:
-        said = child.stderr.decode(errors="replace").strip().splitlines()
-        raise BenchFailed(said[-1] if said else f"the measuring process ended with {child.returncode}")
-    return msgspec.json.decode(child.stdout.splitlines()[-1], type=Report)
+    """Run the job in a child. Raises `BenchFailed`."""
+    return run_child(MODULE, job)
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ from rich.table import Table
 
 from loraplex.platform.bench.machine import commit, hardware, versions
 
+MOST_BESIDE = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -71,14 +73,25 @@ class Report:
 
     def print(self, console: Console) -> None:
         """Tables for people."""
-        table = Table("figure", *(escape(case.name) for case in self.cases), title=f"bench {self.benchmark}")
-        for column in self.columns:
-            table.add_row(column, *(_cell(case.figure.get(column)) for case in self.cases))
-        console.print(table)
+        console.print(self._case_table())
         if self.ratios:
             console.print(self._ratio_table())
         for note in self.notes:
             console.print(note, markup=False, highlight=False, soft_wrap=True)
+
+    def _case_table(self) -> Table:
+        """Cases side by side, or below each other where they are many."""
+        title = f"bench {self.benchmark}"
+        if len(self.cases) > MOST_BESIDE:
+            table = Table("case", *self.columns, title=title)
+            for case in self.cases:
+                cells = (_cell(case.figure.get(column)) for column in self.columns)
+                table.add_row(escape(case.name), *cells)
+            return table
+        table = Table("figure", *(escape(case.name) for case in self.cases), title=title)
+        for column in self.columns:
+            table.add_row(column, *(_cell(case.figure.get(column)) for case in self.cases))
+        return table
 
     def _ratio_table(self) -> Table:
         table = Table("ratio", "measured", "required", "holds")

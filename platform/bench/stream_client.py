@@ -1,4 +1,4 @@
-"""A streaming client of `/v1/completions` on bare asyncio streams: the load generator shares the cores with the server.
+"""A streaming client of `/v1/completions` and `/v1/chat/completions` on bare asyncio streams: the load generator shares the cores with the server.
 
 Invariant: while a stream runs only its bytes and their times are kept; everything is decoded after its end (RFC 9112, 7.1).
 """
@@ -20,7 +20,10 @@ _FIELD = b"data: "
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One request. `cancel_after` events the client leaves; None: never. `prompt` is text or token ids."""
+    """One request. `cancel_after` events the client leaves; None: never. `prompt` is text or token ids.
+
+    `chat`: the prompt, a text, is a user's message.
+    """
 
     model: str
     prompt: str | Sequence[int]
@@ -28,12 +31,20 @@ class CompletionRequest:
     api_key: str
     cancel_after: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    chat: bool = False
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self) -> bytes:
-        """Greedy and of exactly `output_len` tokens."""
+        """Greedy and of exactly `output_len` tokens, unless `options` say otherwise."""
+        prompt = (
+            {"messages": [{"role": "user", "content": self.prompt}]} if self.chat else {"prompt": self.prompt}
+        )
         fields = {
             "model": self.model,
-            "prompt": self.prompt,
+            **prompt,
             "max_tokens": self.output_len,
             "temperature": 0,
             "ignore_eos": True,
@@ -79,7 +90,7 @@ async def _exchange(base_url: str, request: CompletionRequest, record: StreamRec
         url.hostname, url.port or (443 if secure else 80), ssl=secure or None, limit=LIMIT_BYTES
     )
     try:
-        writer.write(_head(url.netloc, f"{url.path.rstrip('/')}/v1/completions", request))
+        writer.write(_head(url.netloc, url.path.rstrip("/") + request.path, request))
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head.split(b" ", 2)[1])
         chunked = b"transfer-encoding: chunked" in head.lower()
@@ -146,6 +157,7 @@ class Answer:
     latency: float
     tokens: tuple[str, ...] = ()
     tops: tuple[Mapping[str, float], ...] = ()
+    finish_reason: str | None = None
 
     @property
     def time_to_first_token(self) -> float:
@@ -162,7 +174,7 @@ def decode(record: StreamRecord) -> Answer:
     tokens: list[str] = []
     tops: list[Mapping[str, float]] = []
     usage: Mapping[str, Any] = {}
-    error, done = record.error, False
+    error, done, reason = record.error, False, None
     for at, event in _events(record.chunks):
         if event == b"[DONE]":
             done = True
@@ -172,10 +184,11 @@ def decode(record: StreamRecord) -> Answer:
             error = str(document["error"].get("message"))
         usage = document.get("usage") or usage
         for choice in document.get("choices", ()):
-            if choice["text"]:
-                texts.append(choice["text"])
+            reason = choice.get("finish_reason") or reason
+            if text := _text_of(choice):
+                texts.append(text)
                 times.append(at - record.sent_at)
-            if logprobs := choice.get("logprobs"):
+            if not record.request.chat and (logprobs := choice.get("logprobs")):
                 tokens.extend(logprobs["tokens"])
                 tops.extend(logprobs["top_logprobs"] or ())
     return Answer(
@@ -189,7 +202,18 @@ def decode(record: StreamRecord) -> Answer:
         latency=record.ended_at - record.sent_at,
         tokens=tuple(tokens),
         tops=tuple(tops),
+        finish_reason=reason,
     )
+
+
+def _text_of(choice: Mapping[str, Any]) -> str:
+    """A completion's text, or what a chat's delta brings of text and calls."""
+    if "text" in choice:
+        return str(choice["text"])
+    delta = choice["delta"]
+    functions = [call["function"] for call in delta.get("tool_calls") or ()]
+    calls = [text for each in functions for text in (each.get("name"), each.get("arguments"))]
+    return "".join(filter(None, [delta.get("content"), *calls]))
 
 
 def _events(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:

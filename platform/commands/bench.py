@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -16,6 +17,8 @@ from rich.console import Console
 from loraplex.engine.errors import EngineError
 from loraplex.engine.models.model_files import locate_model
 from loraplex.platform.bench.figures import parse_objectives
+from loraplex.platform.bench.grammar_neighbours import NeighbourShape, measure_neighbours
+from loraplex.platform.bench.grammar_rate import RateShape, measure_rate
 from loraplex.platform.bench.long_prompt import LongPromptShape, measure_long_prompt
 from loraplex.platform.bench.machine import RESULTS, available_cores, checkout_root
 from loraplex.platform.bench.many_adapters import ITEM_BYTES, ManyShape, measure_many
@@ -32,6 +35,7 @@ from loraplex.platform.start_errors import SettingsError, StartError
 app = typer.Typer(
     name="bench", help="Measure speed. Quiet machines give steady figures.", no_args_is_help=True
 )
+GRAMMAR_PARTS = ("rate", "masks", "neighbours")
 
 ComparePeft = Annotated[bool, typer.Option("--compare-peft", help="The matrix against transformers + PEFT.")]
 BaseUrl = Annotated[str | None, typer.Option(help="A running server; default: start one.")]
@@ -188,6 +192,45 @@ def cache(
 
 
 @app.command()
+def grammar(
+    part: Annotated[
+        list[str] | None, typer.Option("--part", help=f"{', '.join(GRAMMAR_PARTS)}; repeatable, default all.")
+    ] = None,
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    rows: Annotated[int, typer.Option(min=1, help="Rows with grammars, and without.")] = 16,
+    output_len: Annotated[int, typer.Option(min=32, help="Most tokens of a row.")] = 128,
+    mask_rows: Annotated[int, typer.Option(min=1, help="Matchers whose masks are filled per step.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps of masks.")] = 200,
+    vocabulary: Annotated[int, typer.Option(min=512, help="Tokens of the larger vocabulary.")] = 131_072,
+    neighbours: Annotated[int, typer.Option(min=1, help="Plain rows beside hostile grammars.")] = 8,
+    repeats: Repeats = 3,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """The cost of grammars: output rate, masks, and what hostile ones do to others."""
+    from loraplex.platform.bench.grammar_masks import MaskShape
+    from loraplex.platform.bench.grammar_process import MaskJob, measure_masks_as_engine
+
+    rate = RateShape(rows=rows, max_tokens=output_len, repeats=repeats, dtype=dtype)
+    masks = MaskShape(rows=mask_rows, steps=steps, large=vocabulary)
+    beside = NeighbourShape(rows=neighbours, output_len=output_len * 2, repeats=repeats, dtype=dtype)
+
+    async def work(name: str) -> Report:
+        if name == "masks":
+            return measure_masks_as_engine(MaskJob(_located(model), masks))
+        if name == "rate":
+            return await measure_rate(_located(model), rate, _settings(setting), _say)
+        return await measure_neighbours(_located(model), beside, _settings(setting), _say)
+
+    with exit_codes():
+        parts = _parts(part)
+    for name in parts:
+        _run(partial(work, name), out, as_json)
+
+
+@app.command()
 def prefill(
     model: Model = None,
     dtype: Dtype = "bfloat16",
@@ -254,6 +297,13 @@ def _targets(names: list[str] | None, api_key: str | None) -> list[Target]:
     if api_key is None or not names:
         raise SettingsError("--base-url needs --api-key and at least one --target MODEL")
     return [Target(name, api_key) for name in names]
+
+
+def _parts(names: list[str] | None) -> list[str]:
+    for name in names or ():
+        if name not in GRAMMAR_PARTS:
+            raise SettingsError(f"--part {name!r}: allowed is {', '.join(GRAMMAR_PARTS)}")
+    return list(names or GRAMMAR_PARTS)
 
 
 def _distribution(name: str) -> Distribution:

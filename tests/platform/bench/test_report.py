@@ -37,3 +37,13 @@ def test_people_get_every_figure() -> None:
     make_report().print(console)
     shown = console.export_text()
     assert "one [row]" in shown and "2.50" in shown and "at most 3" in shown
+
+
+def test_many_cases_stand_below_each_other() -> None:
+    report = Report("demo", ("speed", "size"))
+    report.cases += [Case(f"case {number}", {}, {"speed": number + 0.25}) for number in range(12)]
+    console = Console(width=60, record=True, file=StringIO())
+    report.print(console)
+    lines = console.export_text().splitlines()
+    assert sum("│ case " in line for line in lines) == 12
+    assert any("case 11" in line and "11.25" in line and " - " in line for line in lines)

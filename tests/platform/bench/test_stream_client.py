@@ -92,3 +92,21 @@ def test_the_margin_is_that_of_the_token_where_texts_part() -> None:
     assert margin_at_difference("abce", alone) == pytest.approx(0.0005)
     assert margin_at_difference("ax", alone) == pytest.approx(2.9)
     assert margin_at_difference("abcdx", alone) == float("inf")
+
+
+def test_a_chat_is_asked_by_messages_and_its_deltas_are_read() -> None:
+    request = CompletionRequest("m", "hi", 3, "secret-key", options={"ignore_eos": False}, chat=True)
+    body = json.loads(request.body())
+    assert request.path == "/v1/chat/completions" and "prompt" not in body and body["ignore_eos"] is False
+    assert body["messages"] == [{"role": "user", "content": "hi"}]
+
+    def delta(reason: str | None = None, **fields: Any) -> bytes:
+        return event(choices=[{"index": 0, "delta": fields, "finish_reason": reason}])
+
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    more = {"index": 0, "function": {"arguments": '{"a": 1}'}}
+    stream = delta(role="assistant", content="") + delta(tool_calls=[call]) + delta(tool_calls=[more])
+    stream += delta("tool_calls") + event(choices=[], usage=USAGE) + b"data: [DONE]\n\n"
+    answer = decode(StreamRecord(request, ended_at=1.0, chunks=[(1.0, stream)]))
+    assert (answer.text, answer.finish_reason, answer.output_tokens) == ('f{"a": 1}', "tool_calls", 3)
+    assert len(answer.token_times) == 2 and answer.complete

@@ -1,0 +1,181 @@
+"""The cost of masks without HTTP: filling them for a batch, one token further per step, and applying them to logits.
+
+Invariant: every mask is filled at a new state each step, and allows the token the row goes on with.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any, get_args
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from loraplex.engine.kernels.bitmask import apply_bitmask
+from loraplex.engine.models.pretrained import load_model_config
+from loraplex.engine.token_mask import TokenMask
+from loraplex.grammar import emit_llguidance, emit_xgrammar
+from loraplex.grammar.compiler import MaskCompiler
+from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
+from loraplex.grammar.vocabulary import Vocabulary
+from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.figures import percentile
+from loraplex.platform.bench.grammar_shapes import GrammarShape, grammar_shapes
+from loraplex.platform.bench.large_vocabulary import TEXT_BYTES, larger_tokenizer
+from loraplex.platform.bench.report import Case, Report
+
+COLUMNS = (
+    "compile_ms",
+    "fill_p50_ms",
+    "fill_p99_ms",
+    "row_p50_us",
+    "row_p99_us",
+    "advance_p50_ms",
+    "apply_p50_ms",
+)
+EMITTERS = {"llguidance": emit_llguidance.emit, "xgrammar": emit_xgrammar.emit}
+NAMESPACE = bytes(32)
+WARM_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MaskShape:
+    """`rows` matchers that advance one token per step, for `steps` counted steps; `large` tokens of the larger vocabulary."""
+
+    rows: int = 64
+    steps: int = 200
+    large: int = 131_072
+    text_bytes: int = TEXT_BYTES
+
+
+def measure_masks(model: str, shape: MaskShape) -> Report:
+    """Every vocabulary, backend and grammar in turn. Raises `BenchFailed` or `ModelError`."""
+    report = Report("grammar-masks", COLUMNS)
+    served = served_vocabulary(model)
+    for vocabulary in (served, larger_vocabulary(served, shape)):
+        size = f"{vocabulary.vocab_size:,} tokens"
+        for backend in get_args(Backend):
+            for grammar in grammar_shapes():
+                figure = _measure(vocabulary, backend, grammar, shape)
+                report.cases.append(Case(f"{size}, {backend}, {grammar.name}", asdict(shape), figure))
+        report.cases.append(Case(f"{size}, apply", asdict(shape), _measure_apply(vocabulary, shape)))
+    report.notes += [
+        "fill and advance are those of all rows of a step, one after another on one thread; row is one fill.",
+        f"the larger vocabulary is byte-level BPE, trained here on {shape.text_bytes >> 20} MiB of installed packages' texts.",
+    ]
+    return report
+
+
+def served_vocabulary(model: str) -> Vocabulary:
+    """Of a model folder, as the engine sees it."""
+    config = load_model_config(model)
+    text = Path(model, "tokenizer.json").read_text("utf-8")
+    return Vocabulary(text, config.vocab_size, frozenset(config.eos_token_ids))
+
+
+def larger_vocabulary(served: Vocabulary, shape: MaskShape) -> Vocabulary:
+    """Of `shape.large` tokens; the tokens that end an answer are those of `served`. Raises `BenchFailed`."""
+    text = larger_tokenizer(served.tokenizer_json, shape.large, shape.text_bytes)
+    ids: dict[str, int] = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+    ends = frozenset(ids[served.encoded_tokens[token_id]] for token_id in served.end_token_ids)
+    return Vocabulary(text, shape.large, ends)
+
+
+def _measure(
+    vocabulary: Vocabulary, backend: Backend, grammar: GrammarShape, shape: MaskShape
+) -> dict[str, Any]:
+    compiler = MaskCompiler(vocabulary)
+    compiler.warm_up()
+    spec = encode_spec(GrammarSpec(backend=backend, source=EMITTERS[backend](grammar.node)))
+    began = time.perf_counter()
+    compiler.compile(NAMESPACE, spec)
+    compile_ms = (time.perf_counter() - began) * 1000
+    rows = [Row(compiler, spec, vocabulary, grammar, number) for number in range(shape.rows)]
+    bitmask = torch.zeros(shape.rows, vocabulary.bitmask_words, dtype=torch.int32)
+    fills: list[list[float]] = []
+    advances: list[float] = []
+    for _ in range(WARM_STEPS + shape.steps):
+        fills.append([row.fill(bitmask, number) for number, row in enumerate(rows)])
+        advances.append(sum(row.advance(bitmask, number) for number, row in enumerate(rows)))
+    steps = [sum(step) for step in fills[WARM_STEPS:]]
+    single = [seconds for step in fills[WARM_STEPS:] for seconds in step]
+    return {
+        "compile_ms": compile_ms,
+        "fill_p50_ms": percentile(steps, 50) * 1000,
+        "fill_p99_ms": percentile(steps, 99) * 1000,
+        "row_p50_us": percentile(single, 50) * 1e6,
+        "row_p99_us": percentile(single, 99) * 1e6,
+        "row_max_us": max(single) * 1e6,
+        "advance_p50_ms": median(advances[WARM_STEPS:]) * 1000,
+    }
+
+
+class Row:
+    """One matcher that writes one text after another; the rows of a batch stand at different places."""
+
+    def __init__(
+        self, compiler: MaskCompiler, spec: bytes, vocabulary: Vocabulary, grammar: GrammarShape, number: int
+    ) -> None:
+        self._start: Callable[[], TokenMask] = lambda: compiler.compile(NAMESPACE, spec)
+        self._end = min(vocabulary.end_token_ids)
+        self._texts = (self._tokens(vocabulary, grammar.text_of(seed)) for seed in count(number * 1_000_000))
+        self._mask: TokenMask = self._start()
+        self._rest = self._next()
+        for _ in range(number % 16):
+            self._accept()
+
+    def fill(self, bitmask: Tensor, row: int) -> float:
+        """Seconds it took."""
+        began = time.perf_counter()
+        self._mask.fill(bitmask, row)
+        return time.perf_counter() - began
+
+    def advance(self, bitmask: Tensor, row: int) -> float:
+        """Seconds it took; a finished text is followed by the next. Raises `BenchFailed` if the mask forbids the token."""
+        token = self._rest[0]
+        if not int(bitmask[row, token // 32]) >> token % 32 & 1:
+            raise BenchFailed(f"a mask forbids token {token} of a text its grammar generates")
+        began = time.perf_counter()
+        self._accept()
+        took = time.perf_counter() - began
+        if not self._rest:
+            self._mask, self._rest = self._start(), self._next()
+        return took
+
+    def _accept(self) -> None:
+        token = self._rest.pop(0)
+        if not self._mask.accept(token) and token != self._end:
+            raise BenchFailed(f"a matcher refuses token {token} of a text its grammar generates")
+
+    def _next(self) -> list[int]:
+        return next(self._texts)
+
+    def _tokens(self, vocabulary: Vocabulary, text: str) -> list[int]:
+        ids: Sequence[int] = vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+        return [*ids, self._end]
+
+
+def _measure_apply(vocabulary: Vocabulary, shape: MaskShape) -> dict[str, Any]:
+    """All rows at once, half of all tokens allowed, as the sampler applies them on this device."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(shape.rows, vocabulary.vocab_size, generator=generator)
+    bitmask = torch.randint(
+        -(2**31), 2**31, (shape.rows, vocabulary.bitmask_words), dtype=torch.int32, generator=generator
+    )
+    rows = torch.arange(shape.rows)
+    times = WARM_STEPS + max(shape.steps // 4, 1)
+    seconds = [_timed(lambda: apply_bitmask(logits, rows, bitmask)) for _ in range(times)][WARM_STEPS:]
+    return {
+        "apply_p50_ms": percentile(seconds, 50) * 1000,
+        "apply_p99_ms": percentile(seconds, 99) * 1000,
+    }
+
+
+def _timed(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

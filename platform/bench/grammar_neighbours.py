@@ -1,0 +1,150 @@
+"""What hostile grammars do to plain rows beside them: gaps between tokens, disturbed and undisturbed in turn."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import count
+
+from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.figures import inter_token_gaps, percentile
+from loraplex.platform.bench.grammar_hostile import Schema, endless_hostile_schemas
+from loraplex.platform.bench.load import run_load
+from loraplex.platform.bench.own_server import BASE_MODEL, own_server
+from loraplex.platform.bench.registration import registration, token_pool
+from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.stream_client import Answer, CompletionRequest, decode, stream_completion
+from loraplex.platform.bench.workload import draw_prompts
+
+ALONE, BESIDE = "undisturbed", "beside hostile grammars"
+REQUIRED_RATIO = 2.0
+COLUMNS = (
+    "p50_itl_ms",
+    "p99_itl_ms",
+    "max_itl_ms",
+    "gaps",
+    "hostile_answered",
+    "hostile_refused",
+    "slowest_hostile_s",
+)
+SERVER_FAULTS = tuple(f"HTTP {status}" for status in (500, 502, 503, 504))
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourShape:
+    """`rows` plain rows stream while `attackers` connections of another tenant send one hostile grammar after another."""
+
+    rows: int = 8
+    input_len: int = 60
+    output_len: int = 256
+    attackers: int = 4
+    hostile_tokens: int = 16
+    repeats: int = 3
+    dtype: str = "bfloat16"
+
+
+@dataclass(slots=True)
+class Attack:
+    """What became of the hostile requests: answers, refusals and server faults by name, and seconds per request."""
+
+    answered: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, str] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+
+async def measure_neighbours(
+    model: str, shape: NeighbourShape, settings: Mapping[str, str], say: Callable[[str], None]
+) -> Report:
+    """Raises `BenchFailed`, also when a row of the plain tenant is not answered in full."""
+    report = Report("grammar-neighbours", COLUMNS)
+    gaps: dict[str, list[float]] = {ALONE: [], BESIDE: []}
+    attack, schemas = Attack(), endless_hostile_schemas()
+    async with own_server(model, {"dtype": shape.dtype, **settings}) as server:
+        async with registration(server) as accounts:
+            victim, attacker = await accounts.tenant("victim"), await accounts.tenant("attacker")
+        pool = await token_pool(server.base_url, victim.api_key, BASE_MODEL)
+        seeds = count()
+        for repeat in range(shape.repeats + 1):  # the first round warms up
+            for name in gaps:
+                say(f"round {repeat} of {shape.repeats}: {name}")
+                rows = asyncio.create_task(_rows(server.base_url, shape, pool, victim.api_key, next(seeds)))
+                if name == BESIDE:
+                    await _attack(server.base_url, shape, attacker.api_key, schemas, attack, rows)
+                found = await rows
+                gaps[name] += found if repeat else []
+    _summarize(report, shape, gaps, attack)
+    return report
+
+
+async def _rows(
+    base_url: str, shape: NeighbourShape, pool: Sequence[int], api_key: str, seed: int
+) -> list[float]:
+    """Gaps between tokens of plain rows, in seconds."""
+    prompts = draw_prompts(pool, shape.rows, shape.input_len, seed)
+    requests = [CompletionRequest(BASE_MODEL, prompt, shape.output_len, api_key) for prompt in prompts]
+    result = (await run_load(base_url, requests)).require_complete()
+    return [gap for answer in result.answers for gap in inter_token_gaps(answer)]
+
+
+async def _attack(
+    base_url: str,
+    shape: NeighbourShape,
+    api_key: str,
+    schemas: Iterator[tuple[str, Schema]],
+    attack: Attack,
+    rows: "asyncio.Task[list[float]]",
+) -> None:
+    async def one_after_another() -> None:
+        while not rows.done():
+            name, schema = next(schemas)
+            options = {"structured_outputs": {"json": schema}, "ignore_eos": False}
+            request = CompletionRequest(BASE_MODEL, "Answer:", shape.hostile_tokens, api_key, options=options)
+            _note(attack, name, decode(await stream_completion(base_url, request)))
+
+    await asyncio.gather(*(one_after_another() for _ in range(shape.attackers)))
+
+
+def _note(attack: Attack, name: str, answer: Answer) -> None:
+    attack.seconds.append(answer.latency)
+    if answer.complete:
+        attack.answered[name] += 1
+    elif answer.error is not None and answer.error.startswith(SERVER_FAULTS):
+        attack.faults[name] = answer.error
+    else:
+        attack.refused[name] += 1
+
+
+def _summarize(
+    report: Report, shape: NeighbourShape, gaps: Mapping[str, Sequence[float]], attack: Attack
+) -> None:
+    if not attack.seconds:
+        raise BenchFailed("no hostile request was sent while the rows ran: raise --output-len")
+    p99 = {}
+    for name, found in gaps.items():
+        p99[name] = percentile(found, 99)
+        figure = {
+            "p50_itl_ms": percentile(found, 50) * 1000,
+            "p99_itl_ms": p99[name] * 1000,
+            "max_itl_ms": max(found) * 1000,
+            "gaps": len(found),
+        }
+        if name == BESIDE:
+            figure |= {
+                "hostile_answered": attack.answered.total(),
+                "hostile_refused": attack.refused.total(),
+                "slowest_hostile_s": max(attack.seconds),
+            }
+        report.cases.append(Case(name, asdict(shape), figure))
+    report.ratios += [
+        Ratio(
+            f"p99 inter-token latency: {BESIDE} / {ALONE}",
+            p99[BESIDE] / p99[ALONE],
+            REQUIRED_RATIO,
+            "at most",
+        ),
+        Ratio("hostile grammars that ended in a server fault", float(len(attack.faults)), 0.0, "at most"),
+    ]
+    report.notes += [f"{name}: {error}" for name, error in attack.faults.items()]
+    report.notes.append(f"answered: {', '.join(sorted(attack.answered)) or 'none'}")
+    report.notes.append(f"refused: {', '.join(sorted(attack.refused)) or 'none'}")

@@ -1,0 +1,133 @@
+"""Output rate of rows held to a grammar against the same rows without one, forced to the same lengths.
+
+Invariant: both sides of a ratio run in turn on one server, with as many rows, prompt tokens and output tokens each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Final
+
+from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.grammar_shapes import THREE_FIELDS, TWELVE_FIELDS, request_tools
+from loraplex.platform.bench.load import LoadResult, run_load
+from loraplex.platform.bench.own_server import BASE_MODEL, own_server
+from loraplex.platform.bench.registration import registration, token_pool
+from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.stream_client import CompletionRequest
+from loraplex.platform.bench.workload import draw_prompts
+
+COLUMNS = (
+    "held_tokens_per_s",
+    "free_tokens_per_s",
+    "ratio",
+    "ratios",
+    "completion_tokens",
+    "ended_by_themselves",
+)
+SCHEMAS: Final = "JSON schemas"
+TOOLS: Final = "tool calls"
+FAST_FORWARD: Final = {False: "fast-forward off", True: "fast-forward on"}
+REQUIRED: Final = {(SCHEMAS, False): 0.95, (TOOLS, True): 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class RateShape:
+    """`rows` at once, at most `max_tokens` each; `repeats` counted rounds of both sides."""
+
+    rows: int = 16
+    input_len: int = 60
+    max_tokens: int = 128
+    repeats: int = 5
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The same rows held and free."""
+
+    held: LoadResult
+    free: LoadResult
+
+    @property
+    def ratio(self) -> float:
+        return self.held.output_rate / self.free.output_rate
+
+
+async def measure_rate(
+    model: str, shape: RateShape, settings: Mapping[str, str], say: Callable[[str], None]
+) -> Report:
+    """Raises `BenchFailed`."""
+    report = Report("grammar-rate", COLUMNS)
+    for fast_forward, name in FAST_FORWARD.items():
+        own = {"dtype": shape.dtype, "grammar_fast_forward": str(fast_forward).lower(), **settings}
+        async with own_server(model, own) as server:
+            async with registration(server) as accounts:
+                api_key = (await accounts.tenant("bench")).api_key
+            pool = await token_pool(server.base_url, api_key, BASE_MODEL)
+            for kind in (SCHEMAS, TOOLS):
+                say(f"{kind}, {name}")
+                requests = _held(kind, shape, pool, api_key)
+                rounds = [await _round(server.base_url, requests, pool) for _ in range(shape.repeats + 1)][1:]
+                _add(report, shape, (kind, fast_forward), rounds)
+    report.notes.append(
+        "The free rows are forced to the number of tokens their held twins had in the same round."
+    )
+    return report
+
+
+def _held(kind: str, shape: RateShape, pool: Sequence[int], api_key: str) -> list[CompletionRequest]:
+    """Greedy rows, each with a prompt of its own; two schemas in turn, or one list of tools of which one is to be called."""
+    requests = []
+    for index, prompt in enumerate(draw_prompts(pool, shape.rows, shape.input_len, seed=1)):
+        schema = (THREE_FIELDS, TWELVE_FIELDS)[index % 2]
+        asked: dict[str, Any] = {"structured_outputs": {"json": schema}}
+        if kind == TOOLS:
+            asked = {"tools": request_tools(), "tool_choice": "required", "parallel_tool_calls": False}
+        requests.append(
+            CompletionRequest(
+                BASE_MODEL,
+                f"Question {index}: what should be done next?" if kind == TOOLS else prompt,
+                shape.max_tokens,
+                api_key,
+                options={"ignore_eos": False, **asked},
+                chat=kind == TOOLS,
+            )
+        )
+    return requests
+
+
+async def _round(base_url: str, requests: Sequence[CompletionRequest], pool: Sequence[int]) -> Round:
+    held = await run_load(base_url, requests)
+    for answer in held.answers:
+        if not answer.complete or not answer.output_tokens:
+            raise BenchFailed(f"a row with a grammar was not answered: {answer.error or 'no token'}")
+    free = [
+        CompletionRequest(
+            BASE_MODEL,
+            draw_prompts(pool, 1, answer.prompt_tokens, seed=2 + index)[0]
+            if request.chat
+            else request.prompt,
+            answer.output_tokens,
+            request.api_key,
+        )
+        for index, (request, answer) in enumerate(zip(requests, held.answers, strict=True))
+    ]
+    return Round(held, (await run_load(base_url, free)).require_complete())
+
+
+def _add(report: Report, shape: RateShape, what: tuple[str, bool], rounds: Sequence[Round]) -> None:
+    kind, fast_forward = what
+    name = f"{kind}, {FAST_FORWARD[fast_forward]}"
+    answers = [answer for each in rounds for answer in each.held.answers]
+    ratio = median(each.ratio for each in rounds)
+    figure = {
+        "held_tokens_per_s": median(each.held.output_rate for each in rounds),
+        "free_tokens_per_s": median(each.free.output_rate for each in rounds),
+        "ratio": ratio,
+        "ratios": [round(each.ratio, 3) for each in rounds],
+        "completion_tokens": sum(answer.output_tokens for answer in answers) // len(rounds),
+        "ended_by_themselves": sum(answer.finish_reason != "length" for answer in answers) / len(answers),
+    }
+    report.cases.append(Case(name, asdict(shape), figure))
+    report.ratios.append(Ratio(f"tokens/s with and without a grammar: {name}", ratio, REQUIRED.get(what)))
