@@ -2,29 +2,40 @@
 
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loraplex.engine.errors import AdapterLoadFailed, NonFiniteLogits, RequestTimeout
+from loraplex.engine.errors import AdapterLoadFailed, GrammarFailed, NonFiniteLogits, RequestTimeout
 from loraplex.engine.fairness import FairShare, FirstComeFirstServed
-from loraplex.engine.sequence import SequenceStatus
+from loraplex.engine.sequence import Sequence, SequenceStatus
 
 if TYPE_CHECKING:
-    from tests.engine.conftest import Simulation
+    from tests.engine.conftest import ScriptedMask, Simulation
 
+Uncompiled: TypeAlias = "tuple[list[Sequence], ScriptedMask]"
+
+END_TOKEN = 1
 ADAPTERS = [None, None, "a", "b", "c", "bad"]
 
 
-def random_submit(run: "Simulation", random_: random.Random) -> None:
+def random_submit(
+    run: "Simulation",
+    random_: random.Random,
+    scripted_mask: "type[ScriptedMask]",
+    uncompiled: "list[Uncompiled]",
+) -> None:
     stem = random_.choice([[2] * 17, [3] * 9, [4]])
     length = random_.randint(1, 40 - len(stem))
     fields: dict[str, Any] = {}
     if random_.random() < 0.2:
         fields = {"queue_timeout_s": 3.0, "total_timeout_s": 6.0}
-    run.submit(
+    mask = random_mask(random_, scripted_mask) if random_.random() < 0.5 else None
+    if mask is not None:
+        fields["grammar"] = b"{}"
+    choices = run.submit(
         stem + [random_.randint(2, 3) for _ in range(length)],
         tenant=random_.choice("tu"),
         adapter=random_.choice(ADAPTERS),
@@ -33,6 +44,33 @@ def random_submit(run: "Simulation", random_: random.Random) -> None:
         cache_salt=random_.choice([b"", b"", b"s"]),
         **fields,
     )
+    if mask is not None:
+        uncompiled.append((choices, mask))
+
+
+def random_mask(random_: random.Random, mask: "type[ScriptedMask]") -> "ScriptedMask":
+    """Documents that branch early, so that tokens are forced after it; some close, some break down."""
+    documents = [
+        tuple(random_.randint(5, 7) for _ in range(random_.randint(1, 25)))
+        for _ in range(random_.randint(1, 4))
+    ]
+    return mask(
+        documents,
+        fast_forward=random_.random() < 0.7,
+        closes=random_.random() < 0.5,
+        broken="accept" if random_.random() < 0.1 else "",
+    )
+
+
+def random_delays(run: "Simulation", uncompiled: "list[Uncompiled]", random_: random.Random) -> None:
+    """Compile some grammars, let some masks be late and late ones arrive."""
+    for job in [job for job in uncompiled if random_.random() < 0.5]:
+        uncompiled.remove(job)
+        run.give_mask(*job)
+    masked = [s for s in run.sequences if s.token_mask is not None]
+    for sequence in masked:
+        sequence.awaits_mask &= random_.random() < 0.5
+    run.late = {s for s in masked if random_.random() < 0.2}
 
 
 def random_interruption(run: "Simulation", random_: random.Random) -> None:
@@ -47,7 +85,7 @@ def random_interruption(run: "Simulation", random_: random.Random) -> None:
     run.check()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 1 << 32),
     blocks=st.sampled_from([15, 24, 60]),
@@ -60,6 +98,7 @@ def random_interruption(run: "Simulation", random_: random.Random) -> None:
 )
 def test_everything_ends_and_is_given_back(
     simulation: "type[Simulation]",
+    scripted_mask: "type[ScriptedMask]",
     seed: int,
     blocks: int,
     caching: bool,
@@ -81,20 +120,42 @@ def test_everything_ends_and_is_given_back(
         max_adapter_wait_s=1.0,
         chunked_prefill=chunked,
     )
+    uncompiled: list[Uncompiled] = []
     for _ in range(80):
+        random_delays(run, uncompiled, random_)
         if random_.random() < 0.4:
-            random_submit(run, random_)
+            random_submit(run, random_, scripted_mask, uncompiled)
         if run.sequences and random_.random() < 0.15:
             random_interruption(run, random_)
         run.step()
-    run.run()
+    while run.scheduler.has_unfinished:
+        random_delays(run, uncompiled, random_)
+        run.step()
     run.check_idle()
     assert all(s.status is SequenceStatus.FINISHED and s.finish_reason for s in run.sequences)
-    assert {type(e) for _, e in run.failures} <= {AdapterLoadFailed, NonFiniteLogits, RequestTimeout}
+    assert {type(e) for _, e in run.failures} <= {
+        AdapterLoadFailed,
+        GrammarFailed,
+        NonFiniteLogits,
+        RequestTimeout,
+    }
     assert len({s.request_id for s, _ in run.failures}) == len(run.failures)
     for sequence in run.sequences:
         if sequence.finish_reason == "length":
             assert sequence.num_output_tokens == sequence.request.sampling.max_tokens
+        check_document(sequence)
+
+
+def check_document(sequence: Sequence) -> None:
+    """What came out under a grammar is the beginning of a document, and a whole one if it could be closed in time."""
+    mask: Any = sequence.token_mask
+    if mask is None:
+        return
+    output = tuple(t for t in sequence.token_ids[sequence.num_prompt_tokens :] if t != END_TOKEN)
+    assert any(document[: len(output)] == output for document in mask.documents)
+    if sequence.finish_reason == "length":
+        can_close = min(map(len, mask.documents)) <= sequence.request.sampling.max_tokens
+        assert not (mask.closes and can_close)
 
 
 def test_a_prefix_is_computed_once_while_preemptions_happen(simulation: "type[Simulation]") -> None:
