@@ -66,6 +66,10 @@ class Settings(BaseSettings):
     max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
     chunked_prefill: bool = True
 
+    grammar_deadline_s: float = Field(default=5.0, gt=0, le=60)
+    grammar_memory_bytes: int = Field(default=GIB, ge=64 << 20, le=1 << 36)
+    grammar_fast_forward: bool = True
+
     max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
     max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)
     max_buffered_tokens: int = Field(default=8192, ge=64, le=1 << 20)

@@ -27,6 +27,12 @@ COUNTERS: Final = (
     ("vllm:corrupted_requests", "corrupted_requests", "Requests with non-finite logits."),
     ("loraplex_adapter_evictions", "adapter_evictions", "Adapters evicted from the device."),
     ("loraplex_aborted_requests", "aborted_requests", "Requests aborted by their client."),
+    ("loraplex_grammar_compilations", "grammar_compilations", "Grammars compiled by the engine."),
+    ("loraplex_grammar_compile_seconds", "grammar_compile_seconds", "Seconds spent compiling them."),
+    ("loraplex_grammar_failures", "grammar_failures", "Requests that their grammar ended."),
+    ("loraplex_grammar_mask_seconds", "mask_seconds", "Seconds spent filling masks."),
+    ("loraplex_grammar_late_masks", "late_masks", "Rows that sat a step out for their mask."),
+    ("loraplex_grammar_forced_tokens", "forced_tokens", "Tokens a grammar left no choice about."),
     ("loraplex_engine_steps", "steps", "Steps of the engine."),
     ("loraplex_engine_step_seconds", "step_seconds", "Seconds spent in steps."),
 )
@@ -47,6 +53,7 @@ SPLIT_COUNTERS: Final = (
 GAUGES: Final = (
     ("vllm:num_requests_running", "running", "Requests in the running batch."),
     ("vllm:num_requests_waiting", "waiting", "Requests waiting."),
+    ("loraplex_requests_waiting_for_grammar", "waiting_for_grammar", "Requests whose grammar is compiled."),
     ("loraplex_adapters_pinned", "pinned_adapters", "Resident adapters in use."),
     ("loraplex_adapter_resident_bytes", "adapter_bytes", "Device bytes of resident adapters."),
     ("loraplex_adapter_budget_bytes", "adapter_budget_bytes", "Device bytes adapters may take."),
@@ -124,8 +131,9 @@ class EngineCollector(Collector):
         for engine, stats in snapshots:
             labels = [self._model_name, engine]
             usage.add_metric(labels, stats.referenced_blocks / max(stats.total_blocks, 1))
-            reasons.add_metric([*labels, "capacity"], max(stats.waiting - stats.waiting_for_adapter, 0))
-            reasons.add_metric([*labels, "deferred"], stats.waiting_for_adapter)
+            deferred = stats.waiting_for_adapter + stats.waiting_for_grammar
+            reasons.add_metric([*labels, "capacity"], max(stats.waiting - deferred, 0))
+            reasons.add_metric([*labels, "deferred"], deferred)
             resident.add_metric([*labels, "device"], len(stats.resident_adapters))
         yield from (usage, reasons, resident)
 

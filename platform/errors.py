@@ -25,6 +25,7 @@ from typing import Final
 from loraplex.adapters import errors as adapters_errors
 from loraplex.engine import errors as engine_errors
 from loraplex.engine.messages import Failed
+from loraplex.grammar import errors as grammar_errors
 from loraplex.tenants import errors as tenants_errors
 
 
@@ -128,6 +129,12 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     AdapterMismatch: ErrorRow(500, _SERVER, "adapter_mismatch"),
     ClientGone: ErrorRow(499, _INVALID, "client_closed_request"),
+    grammar_errors.GrammarRefused: ErrorRow(400, _INVALID, "invalid_schema"),
+    grammar_errors.GrammarTooLarge: ErrorRow(400, _INVALID, "schema_too_large"),
+    grammar_errors.GrammarTooCostly: ErrorRow(400, _INVALID, "schema_too_costly"),
+    grammar_errors.SchemaNotHeld: ErrorRow(400, _INVALID, "unsupported_schema"),
+    grammar_errors.TrialsUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
+    grammar_errors.AnswerNotSatisfied: ErrorRow(422, _INVALID, "schema_not_satisfied"),
     adapters_errors.BlobMissing: ErrorRow(503, _SERVER, "adapter_unavailable", retry_after_s=5),
     tenants_errors.InvalidApiKey: ErrorRow(401, _AUTHENTICATION, "invalid_api_key"),
     tenants_errors.TenantSuspended: ErrorRow(403, _PERMISSION, "tenant_suspended"),
@@ -146,6 +153,8 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.RequestTimeout.code: ErrorRow(504, _SERVER, "timeout"),
     engine_errors.NonFiniteLogits.code: ErrorRow(500, _SERVER, "non_finite_logits"),
     engine_errors.NothingAllowed.code: ErrorRow(400, _INVALID, "nothing_allowed"),
+    engine_errors.GrammarFailed.code: ErrorRow(500, _SERVER, "grammar_failed"),
+    engine_errors.GrammarTooSlow.code: ErrorRow(400, _INVALID, "grammar_too_slow"),
     engine_errors.AdapterError.code: ErrorRow(500, _SERVER, "adapter_error"),
     engine_errors.AdapterLoadFailed.code: ErrorRow(500, _SERVER, "adapter_load_failed"),
     engine_errors.AdapterTooLarge.code: ErrorRow(400, _INVALID, "adapter_too_large"),
@@ -186,7 +195,7 @@ def _row(error: Exception) -> ErrorRow:
 
 
 def _param(error: Exception) -> str | None:
-    if isinstance(error, GatewayError):
+    if isinstance(error, GatewayError | grammar_errors.GrammarRefused):
         return error.param
     return (
         error.field if isinstance(error, engine_errors.InvalidRequest | tenants_errors.InvalidField) else None

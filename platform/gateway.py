@@ -20,12 +20,13 @@ from loraplex.platform.base_model import BaseModelFacts, write_base_model
 from loraplex.platform.config import Settings
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.engine_start import open_engines
+from loraplex.platform.grammar_trials import open_trials
 from loraplex.platform.health import Health, Ping, health_router
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.secret import server_secret, tenant_namespace
-from loraplex.platform.services import GatewayLimits, GatewayServices
+from loraplex.platform.services import GatewayLimits, GatewayServices, GrammarTrials
 from loraplex.platform.start_errors import DependencyFailed, SettingsError
 from loraplex.platform.stores import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.token_text import TokenText
@@ -109,7 +110,8 @@ async def _assemble(
     watching = asyncio.create_task(health.watch())
     stack.callback(watching.cancel)
     storage = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
-    services = await _services(settings, served_name, database, storage, engines, metrics)
+    trials = await stack.enter_async_context(open_trials(settings, info, metrics))
+    services = await _services(settings, served_name, database, storage, engines, metrics, trials)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     app = create_app(services, routers=[health_router(health)])
     return OpenGateway(
@@ -138,6 +140,7 @@ async def _services(
     storage: AdapterStorage,
     engines: EnginePool,
     metrics: Metrics,
+    trials: GrammarTrials,
 ) -> GatewayServices:
     tokenizer = await asyncio.to_thread(load_tokenizer, engines.info().model_path)
     configured = settings.secret.get_secret_value() if settings.secret else None
@@ -153,6 +156,8 @@ async def _services(
         prompts=PromptRenderer(tokenizer),
         token_text=TokenText(tokenizer),
         recorder=metrics,
+        trials=trials,
+        fast_forward=settings.grammar_fast_forward,
         namespace_of=namespace_of,
         adapter_path=lambda tenant_id, digest: str(storage.path(tenant_id, digest)),
         limits=GatewayLimits(

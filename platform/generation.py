@@ -9,12 +9,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeAlias
 
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
+from loraplex.grammar.composition import Composition
 from loraplex.platform.errors import AdapterMismatch, EngineFailed, Overloaded
 from loraplex.platform.model_names import ResolvedModel
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.timings import RequestTimings
 
 QUEUED_EVENTS = 256
+ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 
 ChoiceEvent: TypeAlias = Delta | Finished
 
@@ -39,7 +41,7 @@ class InFlight:
 class Generation:
     """One answer in the making: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
-    Choice c of prompt p has the index p * n + c, as in the OpenAI API.
+    Choice c of prompt p has the index p * n + c, as in the OpenAI API. `composition` None: the answers are plain text.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Generation:
         model: ResolvedModel,
         requests: list[EngineRequest],
         arrival: float,
+        composition: Composition | None = None,
     ) -> None:
         self.model = model
+        self.composition = composition
         self.n = requests[0].sampling.n
         self.choices = len(requests) * self.n
         self.timings = RequestTimings(
@@ -68,6 +72,12 @@ class Generation:
         self._finished = 0
         self._last: dict[int, float] = {}
         self._closed = False
+
+    def headers(self) -> dict[str, str]:
+        """What is said of the answer: the adapter, and how its schemas are held."""
+        if self.composition is None or self.composition.enforcement is None:
+            return self.model.headers()
+        return {**self.model.headers(), ENFORCEMENT_HEADER: self.composition.enforcement}
 
     async def start(self) -> None:
         """Wait for the first event of the engine. Raises `EngineFailed`, `AdapterMismatch`."""

@@ -27,6 +27,7 @@ REQUEST_BUCKETS = (
 FINE_BUCKETS = tuple(0.001 * 2 ** (step / 2) for step in range(32))
 CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+TRIAL_RESULTS = ("accepted", "invalid", "too_costly", "unavailable", "abandoned")
 LABELS = ("model_name", "engine")
 
 
@@ -59,6 +60,11 @@ class Metrics:
             self._observe_engine(timings, timings.queue_s, timings.prefill_s)
         if timings.first_token is not None and timings.last_token is not None:
             self._observe_tokens(timings, timings.first_token, timings.last_token)
+
+    def record_trial(self, result: str, seconds: float) -> None:
+        """Count one check of a grammar; see `TrialRecorder`."""
+        self._trials.labels(result).inc()
+        self._trial_seconds.observe(seconds)
 
     def set_dependency(self, name: str, up: bool) -> None:
         """Note whether PostgreSQL or Valkey answered last."""
@@ -136,6 +142,20 @@ class Metrics:
         self._own_queue = Histogram(
             "loraplex_request_queue_seconds",
             "Receipt by the engine to first step, in finer steps.",
+            buckets=FINE_BUCKETS,
+            registry=self.registry,
+        )
+        self._trials = Counter(
+            "loraplex_grammar_trials",
+            "Grammars asked for, by what their trial compilation said; remembered verdicts count.",
+            ("result",),
+            registry=self.registry,
+        )
+        for result in TRIAL_RESULTS:
+            self._trials.labels(result)
+        self._trial_seconds = Histogram(
+            "loraplex_grammar_trial_seconds",
+            "Wait for a trial compilation.",
             buckets=FINE_BUCKETS,
             registry=self.registry,
         )

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 from uuid import UUID
 
 from loraplex.engine.client import EngineClient
+from loraplex.grammar.answer_form import Limits as GrammarLimits
+from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.timings import RequestRecorder
@@ -20,6 +23,7 @@ class GatewayLimits:
     """
 
     body: BodyLimits = field(default_factory=BodyLimits)
+    grammar: GrammarLimits = field(default_factory=GrammarLimits)
     max_in_flight: int = 2048
     max_prompt_characters: int = 2_000_000
     default_max_tokens: int = 1024
@@ -31,9 +35,17 @@ class GatewayLimits:
     key_cache_s: float = 1.0
 
 
+class GrammarTrials(Protocol):
+    """Compiles a grammar where it can do no harm before an engine hears of it."""
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        """Raises `GrammarRefused` naming `param`, or `TrialsUnavailable` when nobody can tell."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
-    """`namespace_of`: tenant -> its 32-byte cache namespace.
+    """`namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append what must follow.
 
     `adapter_path`: (tenant, digest) -> folder of the blob; raises `BlobMissing`.
     """
@@ -44,6 +56,8 @@ class GatewayServices:
     prompts: PromptRenderer
     token_text: TokenText
     recorder: RequestRecorder
+    trials: GrammarTrials
     namespace_of: Callable[[UUID], bytes]
     adapter_path: Callable[[UUID, str], str]
     limits: GatewayLimits = field(default_factory=GatewayLimits)
+    fast_forward: bool = True

@@ -7,8 +7,16 @@ import asyncio
 import time
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.grammar.answer_form import AnswerForm, Tool
+from loraplex.grammar.composition import Composition
+from loraplex.grammar.spec import encode_spec
+from loraplex.grammar.tool_style import ToolStyle
+from loraplex.platform.answer_composer import compose_answer
+from loraplex.platform.answer_forms import answer_form
 from loraplex.platform.auth import Caller
 from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
 from loraplex.platform.generation import Generation, InFlight
@@ -16,6 +24,7 @@ from loraplex.platform.model_names import ResolvedModel, resolve_model
 from loraplex.platform.parameters import Endpoint, Values, sampling_fields
 from loraplex.platform.prompts_parameter import Prompt
 from loraplex.platform.services import GatewayServices
+from loraplex.platform.value_size import size_of
 
 INLINE_CHARACTERS = 8_192
 
@@ -30,15 +39,16 @@ class Inference:
     async def begin(self, caller: Caller, endpoint: Endpoint, values: Values) -> "Generation":
         """A generation whose first event has arrived. The owner must `close` it. Raises what the request deserves."""
         arrival = time.monotonic()
+        form = answer_form(values, fast_forward=self._services.fast_forward)
         prompts = len(values["prompt"]) if endpoint == "completions" else 1
         self.in_flight.enter(prompts)
         try:
             model = await resolve_model(self._services, caller, values["model"])
-            requests = await self._engine_requests(caller, endpoint, values, model)
+            requests, composition = await self._engine_requests(caller, endpoint, values, model, form)
         except BaseException:
             self.in_flight.leave(prompts)
             raise
-        generation = Generation(self._services, self.in_flight, model, requests, arrival)
+        generation = Generation(self._services, self.in_flight, model, requests, arrival, composition)
         try:
             await generation.start()
         except BaseException as error:
@@ -46,19 +56,19 @@ class Inference:
             raise
         return generation
 
-    async def prompt_ids(self, values: Values) -> list[list[int]]:
+    async def prompt_ids(self, values: Values, model: ResolvedModel) -> list[list[int]]:
         """Ids of `messages` or of every `prompt`; large ones are encoded on a thread."""
-        size = _characters(values)
         limit = self._services.limits.max_prompt_characters
+        size = _characters(values, limit)
         if size > limit:
             raise ContextTooLong(
                 f"The prompt has {size} characters; at most {limit} are read.", _prompt_name(values)
             )
         if size <= INLINE_CHARACTERS:
-            return self._encode(values)
-        return await asyncio.to_thread(self._encode, values)
+            return self._encode(values, model)
+        return await asyncio.to_thread(self._encode, values, model)
 
-    def _encode(self, values: Values) -> list[list[int]]:
+    def _encode(self, values: Values, model: ResolvedModel) -> list[list[int]]:
         prompts = self._services.prompts
         if values.get("messages") is None:
             return [prompts.text_ids(each) if isinstance(each, str) else each for each in values["prompt"]]
@@ -66,37 +76,71 @@ class Inference:
         if effort is not None and not prompts.knows("reasoning_effort"):
             message = "`reasoning_effort` is not supported: the model's chat template does not know it."
             raise UnsupportedParameter(message, param="reasoning_effort")
-        return [prompts.chat_ids(values["messages"], {} if effort is None else {"reasoning_effort": effort})]
+        options = {} if effort is None else {"reasoning_effort": effort}
+        style = self._style(model)
+        return [prompts.chat_ids(values["messages"], options, self._shown_tools(values, style), style)]
+
+    def _shown_tools(self, values: Values, style: ToolStyle) -> tuple[Tool, ...]:
+        """All tools, whichever of them may be called, so that the prompt's prefix stays the same.
+
+        Our own text teaches how to call, so it is left out when no call may be written.
+        """
+        choice = values.get("tool_choice")
+        forbidden = choice is not None and choice.mode == "none"
+        return () if forbidden and self._services.prompts.writes_tools_as_text(style) else values["tools"]
+
+    def _style(self, model: ResolvedModel) -> ToolStyle:
+        return self._services.prompts.style if model.tool_style is None else ToolStyle(model.tool_style)
 
     async def _engine_requests(
-        self, caller: Caller, endpoint: Endpoint, values: Values, model: ResolvedModel
-    ) -> list[EngineRequest]:
-        prompts = await self.prompt_ids(values)
+        self,
+        caller: Caller,
+        endpoint: Endpoint,
+        values: Values,
+        model: ResolvedModel,
+        form: AnswerForm | None,
+    ) -> tuple[list[EngineRequest], Composition | None]:
+        values = values.with_defaults(model.defaults)
+        prompts = await self.prompt_ids(values, model)
+        samplings = self._samplings(endpoint, values, prompts)
+        namespace = self._services.namespace_of(caller.tenant_id)
+        adapter = self._adapter_ref(caller, model, namespace)
+        grammar, composition = None, None
+        if form is not None:
+            composition = await compose_answer(self._services, namespace, form, self._style(model))
+            grammar = None if composition.spec is None else encode_spec(composition.spec)
+            if composition.keep_special_tokens:
+                samplings = [replace(each, skip_special_tokens=False) for each in samplings]
+        limits, salt, run = self._services.limits, (values["cache_salt"] or "").encode(), uuid4().hex
+        requests = [
+            EngineRequest(
+                request_id=f"{run}-{index}",
+                namespace=namespace,
+                prompt_token_ids=ids,
+                sampling=sampling,
+                weight=caller.weight,
+                adapter=adapter,
+                grammar=grammar,
+                cache_salt=salt,
+                queue_timeout_s=limits.queue_timeout_s,
+                total_timeout_s=limits.total_timeout_s,
+            )
+            for index, (ids, sampling) in enumerate(zip(prompts, samplings, strict=True))
+        ]
+        return requests, composition
+
+    def _samplings(
+        self, endpoint: Endpoint, values: Values, prompts: list[list[int]]
+    ) -> list[SamplingParams]:
+        """Of every prompt, checked against the context and the vocabulary."""
         name = _prompt_name(values)
         budgets = [self._max_tokens(ids, values, name) for ids in prompts]
         fields = sampling_fields(endpoint, values)
         self._check_product(sum(budgets) * values["n"], fields["logprobs"])
-        namespace = self._services.namespace_of(caller.tenant_id)
-        adapter = self._adapter_ref(caller, model, namespace)
-        limits, salt, run = self._services.limits, (values["cache_salt"] or "").encode(), uuid4().hex
-        requests = []
-        for index, (ids, budget) in enumerate(zip(prompts, budgets, strict=True)):
-            sampling = SamplingParams(max_tokens=budget, **fields)
+        samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
+        for sampling in samplings:
             sampling.validate(self._services.engine.info().vocab_size)
-            requests.append(
-                EngineRequest(
-                    request_id=f"{run}-{index}",
-                    namespace=namespace,
-                    prompt_token_ids=ids,
-                    sampling=sampling,
-                    weight=caller.weight,
-                    adapter=adapter,
-                    cache_salt=salt,
-                    queue_timeout_s=limits.queue_timeout_s,
-                    total_timeout_s=limits.total_timeout_s,
-                )
-            )
-        return requests
+        return samplings
 
     def _adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
         if model.digest is None:
@@ -111,13 +155,13 @@ class Inference:
         if max(ids) >= info.vocab_size:
             raise InvalidParameter(f"`{name}` must hold token ids in 0..{info.vocab_size - 1}.", param=name)
         left = info.max_model_len - len(ids)
-        asked = values["max_tokens"] or values.get("max_completion_tokens")
+        asked = _asked_tokens(values)
         if left < 1 or (asked or 1) > left:
             raise ContextTooLong(
                 f"The context holds {info.max_model_len} tokens; the prompt has {len(ids)} and {asked or 1} more were asked.",
                 name,
             )
-        return asked or min(self._services.limits.default_max_tokens, left)
+        return asked or min(values["max_tokens"] or self._services.limits.default_max_tokens, left)
 
     def _check_product(self, tokens: int, logprobs: int | None) -> None:
         """`logprobs` alternatives are told per token; None means that no log-probabilities are."""
@@ -135,14 +179,22 @@ class Inference:
             )
 
 
+def _asked_tokens(values: Values) -> int | None:
+    """What the request itself asked for; a profile's `max_tokens` is a default."""
+    older = values["max_tokens"] if "max_tokens" in values.given else None
+    return older or values.get("max_completion_tokens")
+
+
 def _prompt_name(values: Values) -> str:
     return "messages" if values.get("messages") is not None else "prompt"
 
 
-def _characters(values: Values) -> int:
-    if values.get("messages") is not None:
-        return sum(len(message.content) for message in values["messages"])
-    return sum(map(_length, values["prompt"]))
+def _characters(values: Values, most: int) -> int:
+    if values.get("messages") is None:
+        return sum(map(_length, values["prompt"]))
+    tools = [(tool.description, tool.parameters) for tool in values["tools"]]
+    calls = (len(call.arguments) for message in values["messages"] for call in message.tool_calls)
+    return sum(len(message.content) for message in values["messages"]) + sum(calls) + size_of(tools, most)
 
 
 def _length(prompt: Prompt) -> int:

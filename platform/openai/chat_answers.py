@@ -1,13 +1,19 @@
-"""Answers of `/v1/chat/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes."""
+"""Answers of `/v1/chat/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes.
+
+Invariant: an answer that was asked for in a form is read by one reader per choice, whether it is streamed or whole.
+"""
 
 from dataclasses import dataclass, field
 
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished
+from loraplex.grammar.answer_pieces import Piece
+from loraplex.grammar.composition import Composition
 from loraplex.platform.generation import Generation
 from loraplex.platform.openai.envelope import AnswerHead, event_of
 from loraplex.platform.openai.logprobs import chat_entries
+from loraplex.platform.openai.read_answers import ended_by, piece_delta, read_whole
 from loraplex.platform.openai.usage import usage_of
 from loraplex.platform.token_text import TokenText
 
@@ -16,6 +22,8 @@ _encode = msgspec.json.encode
 
 class ChatChunks:
     """Encodes one stream: role first, then text, the reason of each choice, and usage when asked."""
+
+    _role = b'"role":"assistant","content":""'
 
     def __init__(
         self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
@@ -32,8 +40,7 @@ class ChatChunks:
         self._open_end = open_end
 
     def opening(self) -> bytes:
-        role = b'"role":"assistant","content":""'
-        return b"".join(before + role + self._running for before in self._before)
+        return b"".join(before + self._role + self._running for before in self._before)
 
     def delta(self, choice: int, event: Delta) -> bytes:
         if event.logprobs is None:
@@ -56,31 +63,76 @@ class ChatChunks:
         )
 
 
+class ReadChatChunks(ChatChunks):
+    """Encodes the stream of an answer with a form: what the reader of each choice makes of its text."""
+
+    # An answer of calls alone has no content.
+    _role = b'"role":"assistant","content":null'
+
+    def __init__(
+        self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+    ) -> None:
+        super().__init__(head, generation, text_of, include_usage)
+        composition = generation.composition
+        self._readers = [] if composition is None else [composition.reader() for _ in self._before]
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        pieces = self._readers[choice].feed(event.text)
+        if event.logprobs is None:
+            return self._chunks(choice, pieces)
+        # Log-probabilities are of tokens, which pieces are not: they come with the first piece, or alone.
+        logprobs = _encode({"content": chat_entries(event.logprobs, self._text_of), "refusal": None})
+        delta = piece_delta(pieces[0]) if pieces else b'"content":""'
+        first = self._before[choice] + delta + b'},"logprobs":' + logprobs + b',"finish_reason":null}]'
+        return first + self._open_end + self._chunks(choice, pieces[1:])
+
+    def finished(self, choice: int, event: Finished) -> bytes:
+        pieces, reason = self._readers[choice].finish(ended_by(event))
+        end = b'},"logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
+        return self._chunks(choice, pieces) + self._before[choice] + end + self._open_end
+
+    def _chunks(self, choice: int, pieces: list[Piece]) -> bytes:
+        before, after = self._before[choice], self._running
+        return b"".join(before + piece_delta(piece) + after for piece in pieces)
+
+
+def chat_chunks(
+    head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+) -> ChatChunks:
+    """The encoder of one stream; a plain one has no readers."""
+    kind = ChatChunks if generation.composition is None else ReadChatChunks
+    return kind(head, generation, text_of, include_usage)
+
+
 @dataclass(slots=True)
 class _Choice:
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, object]] | None = None
-    reason: str = ""
+    finished: Finished | None = None
 
 
 async def collect_chat(head: AnswerHead, generation: Generation, text_of: TokenText) -> dict[str, object]:
-    """The whole answer, once every choice has finished."""
+    """The whole answer, once every choice has finished. Raises `AnswerNotSatisfied` when any choice is not."""
     choices = [_Choice() for _ in range(generation.choices)]
     async for index, event in generation.events():
         choice = choices[index]
         if isinstance(event, Finished):
-            choice.reason = event.reason
+            choice.finished = event
             continue
         choice.texts.append(event.text)
         if event.logprobs is not None:
             choice.logprobs = (choice.logprobs or []) + chat_entries(event.logprobs, text_of)
     return head.fields("chat.completion") | {
-        "choices": [_choice(index, choice) for index, choice in enumerate(choices)],
+        "choices": [_choice(i, choice, generation.composition) for i, choice in enumerate(choices)],
         "usage": usage_of(generation.timings),
     }
 
 
-def _choice(index: int, choice: _Choice) -> dict[str, object]:
+def _choice(index: int, choice: _Choice, composition: Composition | None) -> dict[str, object]:
     logprobs = None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
-    message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.reason}
+    text, calls, reason = read_whole(composition, choice.texts, choice.finished)
+    content = text if text or not calls else None
+    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message["tool_calls"] = calls
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}

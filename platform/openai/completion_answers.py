@@ -6,6 +6,7 @@ from loraplex.engine.messages import Delta, Finished
 from loraplex.platform.generation import Generation
 from loraplex.platform.openai.envelope import AnswerHead, event_of
 from loraplex.platform.openai.logprobs import CompletionLogprobs
+from loraplex.platform.openai.read_answers import ended_by, read_whole
 from loraplex.platform.openai.usage import usage_of
 from loraplex.platform.token_text import TokenText
 
@@ -49,17 +50,44 @@ class CompletionChunks:
         return event_of(self._head.fields(KIND) | {"choices": [], "usage": usage_of(self._timings)})
 
 
+class ReadCompletionChunks(CompletionChunks):
+    """Encodes the stream of an answer with a form. Its text goes out as it is, and is judged at its end."""
+
+    def __init__(
+        self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+    ) -> None:
+        super().__init__(head, generation, text_of, include_usage)
+        composition = generation.composition
+        self._readers = [] if composition is None else [composition.reader() for _ in self._before]
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        self._readers[choice].feed(event.text)
+        return super().delta(choice, event)
+
+    def finished(self, choice: int, event: Finished) -> bytes:
+        self._readers[choice].finish(ended_by(event))
+        return super().finished(choice, event)
+
+
+def completion_chunks(
+    head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+) -> CompletionChunks:
+    """The encoder of one stream; a plain one has no readers."""
+    kind = CompletionChunks if generation.composition is None else ReadCompletionChunks
+    return kind(head, generation, text_of, include_usage)
+
+
 async def collect_completion(
     head: AnswerHead, generation: Generation, text_of: TokenText
 ) -> dict[str, object]:
-    """The whole answer, once every choice of every prompt has finished."""
+    """The whole answer, once every choice of every prompt has finished. Raises `AnswerNotSatisfied`."""
     texts: list[list[str]] = [[] for _ in range(generation.choices)]
     logprobs = [CompletionLogprobs(text_of) for _ in texts]
-    reasons = [""] * generation.choices
+    finished: list[Finished | None] = [None] * generation.choices
     with_logprobs = False
     async for choice, event in generation.events():
         if isinstance(event, Finished):
-            reasons[choice] = event.reason
+            finished[choice] = event
             continue
         texts[choice].append(event.text)
         if event.logprobs is not None:
@@ -70,7 +98,7 @@ async def collect_completion(
             "index": choice,
             "text": "".join(texts[choice]),
             "logprobs": logprobs[choice].take() if with_logprobs else None,
-            "finish_reason": reasons[choice],
+            "finish_reason": read_whole(generation.composition, texts[choice], finished[choice])[2],
         }
         for choice in range(generation.choices)
     ]

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.model_names import list_models, resolve_model
-from loraplex.platform.openai.chat_answers import ChatChunks, collect_chat
-from loraplex.platform.openai.completion_answers import CompletionChunks, collect_completion
+from loraplex.platform.openai.chat_answers import chat_chunks, collect_chat
+from loraplex.platform.openai.completion_answers import collect_completion, completion_chunks
 from loraplex.platform.openai.envelope import AnswerHead
 from loraplex.platform.openai.request_schema import body_schema
 from loraplex.platform.parameters import Endpoint, Values, read_parameters
@@ -52,7 +52,7 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         values = read_parameters("tokenize", await read_object(request, services.limits.body))
         found = await resolve_model(services, caller, values["model"])
-        prompts = await inference.prompt_ids(values)
+        prompts = await inference.prompt_ids(values, found)
         return json_response(_tokens(services, prompts), found.headers())
 
     return router
@@ -69,10 +69,10 @@ async def _answer(
         return await unless_disconnected(request.receive, work)
     begun = inference.begin(caller, endpoint, values)
     generation = await unless_disconnected(request.receive, begun)
-    encoder = ChatChunks if endpoint == "chat" else CompletionChunks
+    encoder = chat_chunks if endpoint == "chat" else completion_chunks
     include_usage = bool((values["stream_options"] or {}).get("include_usage"))
     chunks = encoder(head, generation, services.token_text, include_usage)
-    return EventStream(generation, chunks, generation.model.headers(), services.limits.reader_stall_s)
+    return EventStream(generation, chunks, generation.headers(), services.limits.reader_stall_s)
 
 
 async def _whole(
@@ -93,7 +93,7 @@ async def _whole(
         raise
     finally:
         await generation.close(failure)
-    return json_response(answer, generation.model.headers())
+    return json_response(answer, generation.headers())
 
 
 def _tokens(services: GatewayServices, prompts: list[list[int]]) -> dict[str, object]:

@@ -46,6 +46,15 @@ EXPECTED = [
     "loraplex_engine_heartbeat_age_seconds",
     "loraplex_adapter_residency",
     "loraplex_adapter_loads",
+    "loraplex_grammar_trials",
+    "loraplex_grammar_trial_seconds",
+    "loraplex_grammar_compilations",
+    "loraplex_grammar_compile_seconds",
+    "loraplex_grammar_failures",
+    "loraplex_grammar_mask_seconds",
+    "loraplex_grammar_late_masks",
+    "loraplex_grammar_forced_tokens",
+    "loraplex_requests_waiting_for_grammar",
     "loraplex_dependency_up",
     "loraplex_build_info",
     "loraplex_aborted_requests",
@@ -157,3 +166,23 @@ def test_steps_are_counted_by_their_tokens(metrics: Metrics, engine: Managed) ->
 def test_buckets_reach_the_model_length() -> None:
     assert one_two_five(120) == (1, 2, 5, 10, 20, 50, 100)
     assert one_two_five(1) == (1,)
+
+
+def test_trials_are_counted_by_result(metrics: Metrics) -> None:
+    for result in ("accepted", "accepted", "too_costly"):
+        metrics.record_trial(result, 0.25)
+    exported = samples(metrics)
+    counted = {
+        dict(labels)["result"]: n for (name, labels), n in exported.items() if name.endswith("_trials_total")
+    }
+    assert counted == {"accepted": 2, "too_costly": 1, "invalid": 0, "unavailable": 0, "abandoned": 0}
+    assert exported["loraplex_grammar_trial_seconds_sum", ()] == 0.75
+
+
+def test_who_waits_for_a_grammar_is_deferred() -> None:
+    engine = Managed(FakeScript())
+    engine.last_stats = EngineStats(waiting=5, waiting_for_adapter=1, waiting_for_grammar=2)
+    metrics = Metrics("m", "1.2.3", 4096, EnginePool([engine]))
+    by_reason = "vllm:num_requests_waiting_by_reason"
+    assert value(metrics, by_reason, reason="deferred") == 3
+    assert value(metrics, by_reason, reason="capacity") == 2

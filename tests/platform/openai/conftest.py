@@ -16,12 +16,14 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
+from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.app import create_app
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.platform.timings import RequestTimings
 from loraplex.platform.token_text import TokenText
 from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.keys import KeyRepository
@@ -44,6 +46,19 @@ class Recorder:
 
 
 @dataclass
+class Trials:
+    """Accepts every grammar, or fails with `error`."""
+
+    error: Exception | None = None
+    checked: list[tuple[bytes, GrammarSpec]] = field(default_factory=list)
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        self.checked.append((namespace, spec))
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass
 class Gateway:
     """A running gateway and what stands behind it."""
 
@@ -52,6 +67,7 @@ class Gateway:
     engine: FakeEngine
     database: Database
     recorder: Recorder
+    trials: Trials
     key: str
     stack: AsyncExitStack
 
@@ -79,14 +95,16 @@ class Gateway:
             tenant = await TenantRepository(session).create(name, weight=2.0)
             return (await KeyRepository(session).create(tenant.id, "key", scopes)).plaintext
 
-    async def adapter(self, tenant: str, name: str, digest: str) -> None:
+    async def adapter(
+        self, tenant: str, name: str, digest: str, profile: AdapterProfile | None = None
+    ) -> None:
         """A further version of a tenant's adapter, in production."""
         async with self.database.transaction() as session:
             owner = await TenantRepository(session).get(tenant)
             adapters = AdapterRepository(session, owner.id)
             await adapters.get_or_create(name)
             version = await adapters.add_version(
-                name, digest=digest, size_bytes=1, rank=8, config={}, report={}
+                name, digest=digest, size_bytes=1, rank=8, config={}, report={}, profile=profile
             )
             await adapters.set_alias(name, "production", version.version)
 
@@ -112,7 +130,7 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterator[StartGateway]:
-    """(script, limits, other) -> a running gateway with the tenant `acme`, unless it is given another database."""
+    """A running gateway with the tenant `acme`, unless it is given another database. `refused`: what trials raise."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -120,8 +138,10 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
             limits: GatewayLimits | None = None,
             other: Database | None = None,
             adapter_path: Callable[[UUID, str], str] = lambda tenant, digest: f"/blobs/{tenant}/{digest}",
+            refused: Exception | None = None,
+            fast_forward: bool = True,
         ) -> Gateway:
-            engine, recorder = FakeEngine(script), Recorder()
+            engine, recorder, trials = FakeEngine(script), Recorder(), Trials(refused)
             services = GatewayServices(
                 served_model_name=BASE_MODEL,
                 database=other or database,
@@ -129,13 +149,15 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
                 prompts=PromptRenderer(chat_tokenizer),
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
+                trials=trials,
                 namespace_of=namespace_of,
                 adapter_path=adapter_path,
                 limits=limits or GatewayLimits(key_cache_s=0.0),
+                fast_forward=fast_forward,
             )
             app = create_app(services)
             url = await stack.enter_async_context(served(app))
-            gateway = Gateway(app, url, engine, database, recorder, "", stack)
+            gateway = Gateway(app, url, engine, database, recorder, trials, "", stack)
             gateway.key = "" if other else await gateway.tenant("acme")
             return gateway
 

@@ -1,0 +1,92 @@
+"""Trials of a gateway: what is told of each, and a real process that says yes, no, and nothing after its end."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from loraplex.engine.fake_engine import DEFAULT_INFO
+from loraplex.grammar.answer_form import AnswerForm, Limits, Regex
+from loraplex.grammar.composition import compose
+from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.grammar.tool_style import ToolStyle
+from loraplex.platform.config import Settings
+from loraplex.platform.grammar_trials import MeasuredTrials, open_trials
+
+SPEC = GrammarSpec(backend="llguidance", source="start: /a/")
+TENANT = b"n" * 32
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.results: list[str] = []
+
+    def record_trial(self, result: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.results.append(result)
+
+
+class Scripted:
+    """Trials that raise what they are given, or hang."""
+
+    def __init__(self, error: GrammarError | None, hang: bool = False) -> None:
+        self._error, self._hang = error, hang
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        if self._hang:
+            await asyncio.Event().wait()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (None, "accepted"),
+        (GrammarInvalid("no"), "invalid"),
+        (GrammarTooCostly("slow"), "too_costly"),
+        (TrialsUnavailable("busy"), "unavailable"),
+    ],
+)
+async def test_every_check_is_told_with_its_result(error: GrammarError | None, result: str) -> None:
+    recorder = Recorder()
+    trials = MeasuredTrials(Scripted(error), recorder)
+    if error is None:
+        await trials.check(TENANT, SPEC)
+    else:
+        with pytest.raises(type(error)):
+            await trials.check(TENANT, SPEC)
+    assert recorder.results == [result]
+
+
+async def test_a_client_that_leaves_is_told_too() -> None:
+    recorder = Recorder()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await MeasuredTrials(Scripted(None, hang=True), recorder).check(TENANT, SPEC)
+    assert recorder.results == ["abandoned"]
+
+
+async def test_a_real_process_judges_and_ends_with_the_gateway(tmp_path: Path, chat_tokenizer: Any) -> None:
+    chat_tokenizer.save_pretrained(tmp_path)
+    recorder = Recorder()
+    end = chat_tokenizer.eos_token_id
+    info = msgspec.structs.replace(
+        DEFAULT_INFO, model_path=str(tmp_path), vocab_size=512, eos_token_ids=[end]
+    )
+    good, bad = (
+        compose(AnswerForm(format=Regex(regex)), ToolStyle.GENERIC, limits=Limits()).spec
+        for regex in ("a+", "(a")
+    )
+    assert good is not None and bad is not None
+    async with open_trials(Settings(), info, recorder) as trials:
+        await trials.check(TENANT, good, param="structured_outputs.regex")
+        with pytest.raises(GrammarInvalid) as refused:
+            await trials.check(TENANT, bad, param="structured_outputs.regex")
+        assert refused.value.param == "structured_outputs.regex"
+    with pytest.raises(TrialsUnavailable):
+        await trials.check(TENANT, SPEC)
+    assert recorder.results == ["accepted", "invalid", "unavailable"]
