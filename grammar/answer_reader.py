@@ -18,6 +18,7 @@ from loraplex.grammar.content_reader import ContentReader, Judge
 from loraplex.grammar.errors import AnswerNotSatisfied
 from loraplex.grammar.json_scanner import BLANKS, ValueScanner
 from loraplex.grammar.marker_matcher import LiteralMatcher, MarkerFinder
+from loraplex.grammar.tool_list import MAX_NAME
 from loraplex.grammar.tool_style import CallSyntax
 
 
@@ -50,9 +51,6 @@ class _Call:
     judge: Judge | None
     arguments: list[str]
     whole: bool = False
-
-
-_MAX_NAME = 64
 
 
 class CallReader:
@@ -138,12 +136,12 @@ class CallReader:
         return position
 
     def _read_name(self, text: str, start: int) -> int:
-        quote = text.find('"', start, start + _MAX_NAME + 1)
-        end = min(len(text), start + _MAX_NAME + 1) if quote < 0 else quote
+        quote = text.find('"', start, start + MAX_NAME + 1)
+        end = min(len(text), start + MAX_NAME + 1) if quote < 0 else quote
         self._name += text[start:end]
         if quote >= 0 and self._name in self._reading.tools:
             self._start_call()
-        elif quote >= 0 or len(self._name) > _MAX_NAME:
+        elif quote >= 0 or len(self._name) > MAX_NAME:
             self._leave(self._syntax.beginning + self._name)
         return end
 
@@ -197,10 +195,9 @@ class CallReader:
         return self._read(text, start)
 
     def _read_closing(self, text: str, start: int) -> int:
+        """Behind the end of all calls stands at most what stopped the answer, if the user wants to see it: no content."""
         position = self._follow(text, start)
-        if position < len(text):
-            self._read = self._read_nothing
-        return position
+        return len(text) if self._literal.complete else position
 
     def _expect(self, literal: str, then: Callable[[str, int], int]) -> None:
         self._literal = LiteralMatcher(literal)

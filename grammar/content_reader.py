@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from loraplex.grammar.answer_pieces import AnswerReason, ContentPiece, EngineReason, Piece
-from loraplex.grammar.json_scanner import is_cut
+from loraplex.grammar.json_scanner import whole_value
 
 Judge: TypeAlias = Callable[[str], None]
 """Judges the JSON text of a finished value. Raises `AnswerNotSatisfied`."""
@@ -25,7 +25,8 @@ class ContentReader:
 
     def finish(self, reason: EngineReason) -> tuple[list[Piece], AnswerReason]:
         """Raises `AnswerNotSatisfied`. A value that a stop string of the user cut off is not judged."""
-        text = "".join(self._texts)
-        if self._judge is not None and reason == "stop" and not is_cut(text):
-            self._judge(text)
+        if self._judge is not None and reason == "stop":
+            value = whole_value("".join(self._texts))
+            if value is not None:
+                self._judge(value)
         return [], reason

@@ -48,8 +48,9 @@ class ValueScanner:
             self.closed = self._depth == 0
 
 
-def is_cut(text: str) -> bool:
-    """Whether `text` is a JSON object, array or string without its end."""
+def whole_value(text: str) -> str | None:
+    """The JSON value `text` begins with, without what follows it. None: an object, array or string that has no end."""
     scanner = ValueScanner()
-    scanner.scan(text)
-    return text.lstrip(BLANKS)[:1] in ("", "{", "[", '"') and not scanner.closed
+    end = scanner.scan(text)
+    unbounded = text.lstrip(BLANKS)[:1] not in ("", "{", "[", '"')
+    return text[:end] if scanner.closed or unbounded else None

@@ -233,12 +233,18 @@ def test_text_outside_the_language_is_never_a_call(style: ToolStyle) -> None:
         head + "[1]}",
         head + "{}, ",
         syntax.beginning + 'nope"',
-        render_calls(style, [WrittenCall("get", "{}")]) + "x",
     ):
         for deltas in ([text], list(text)):
             with pytest.raises(AnswerNotSatisfied):
                 read(reading(style, CallsMay.BE_ALL), deltas)
             assert read(reading(style, CallsMay.BE_ALL), deltas, "length").reason == "length"
+
+
+@pytest.mark.parametrize("style", ToolStyle)
+def test_a_stop_token_that_the_user_wants_to_see_is_no_content(style: ToolStyle) -> None:
+    text = render_calls(style, [WrittenCall("get", "{}")]) + "<|im_end|>"
+    for deltas in ([text], list(text)):
+        assert read(reading(style, auto(style)), deltas) == Read("", [WrittenCall("get", "{}")], "tool_calls")
 
 
 def refuse(text: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 
 from loraplex.grammar import emit_llguidance, emit_xgrammar
+from loraplex.grammar.answer_form import JsonSchemaValue
 from loraplex.grammar.answer_pieces import ArgumentsPiece, CallStarted, ContentPiece, Piece
 from loraplex.grammar.answer_reader import CallReader, CallReading, CallsMay
 from loraplex.grammar.call_tree import calls_tree, text_or_calls_tree
@@ -23,7 +24,7 @@ from loraplex.grammar.vocabulary import Vocabulary, byte_vocabulary
 from loraplex.grammar.xgrammar_mask import XgrammarMask
 
 CONTROL_TOKENS = ("[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|python_tag|>")
-SCHEMAS = {
+SCHEMAS: dict[str, JsonSchemaValue] = {
     "get": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
     "get_weather": {
         "type": "object",
@@ -31,7 +32,7 @@ SCHEMAS = {
         "additionalProperties": False,
     },
 }
-ANSWER = {
+ANSWER: JsonSchemaValue = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "n": {"type": "integer"}},
     "required": ["name"],
@@ -144,7 +145,7 @@ def check(pieces: list[Piece], reason: str, mode: str, parallel: bool, text: str
 @pytest.mark.parametrize("style", ToolStyle)
 def test_what_the_grammar_allows_is_what_is_read(style: ToolStyle, mode: str, backend: Backend) -> None:
     with_calls = 0
-    for seed in range(16):
+    for seed in range(24):
         chance = random.Random(seed)
         parallel, as_tokens = chance.random() < 0.7, chance.random() < 0.5
         of = vocabulary(as_tokens)
@@ -162,3 +163,28 @@ def test_what_the_grammar_allows_is_what_is_read(style: ToolStyle, mode: str, ba
         joined = [read(reading_of(style, mode), list(text))]
         check(*joined[0], mode, parallel, text)
     assert with_calls >= 4
+
+
+def added_as_text(token: str) -> Vocabulary:
+    """A tokenizer in which the marker is one token, yet no control token: so it is in Qwen's."""
+    plain = byte_vocabulary()
+    tokenizer = Tokenizer.from_str(plain.tokenizer_json)
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+    return Vocabulary(
+        tokenizer.to_str(), tokenizer.get_vocab_size(with_added_tokens=True), plain.end_token_ids
+    )
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_marker_that_is_one_text_token_may_be_written_as_one(mode: str, backend: Backend) -> None:
+    of = added_as_text("<tool_call>")
+    emit = emit_llguidance.emit if backend == "llguidance" else emit_xgrammar.emit
+    spec = GrammarSpec(backend=backend, source=emit(tree_of(ToolStyle.HERMES, mode, True, ())))
+    mask = MaskCompiler(of).compile(b"tenant", encode_spec(spec))
+    ids = of.tokenizer.encode('<tool_call>\n{"name": "get", "arguments": {"a": ""}}\n</tool_call>').ids
+    assert of.encoded_tokens[ids[0]] == "<tool_call>"
+    for token in ids:
+        assert token in allowed_tokens(mask, of.bitmask_words)
+        assert mask.accept(token)
+    assert mask.is_complete()

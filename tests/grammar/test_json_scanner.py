@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.grammar.json_scanner import ValueScanner, is_cut
+from loraplex.grammar.json_scanner import ValueScanner, whole_value
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["}", '"', "\\", '{"']),
@@ -32,10 +32,10 @@ def test_ends_with_the_last_character_of_the_value(value: object, ascii_only: bo
 @given(containers)
 def test_every_beginning_is_cut(value: object) -> None:
     text = json.dumps(value)
-    assert not is_cut(text)
-    assert all(is_cut(text[:length]) for length in range(len(text)))
+    assert whole_value(text) == whole_value(text + "<|end|>") == text
+    assert all(whole_value(text[:length]) is None for length in range(len(text)))
 
 
 @pytest.mark.parametrize("text", ["12", "true", " null", "-1.5e3"])
 def test_a_number_or_a_word_has_no_end_of_its_own(text: str) -> None:
-    assert not is_cut(text)
+    assert whole_value(text) == text
