@@ -21,6 +21,7 @@ def test_absent_null_and_given() -> None:
 
 @pytest.mark.parametrize("name", DEFAULTABLE)
 def test_defaults_have_the_bounds_of_requests(name: str) -> None:
+    value: object
     (row,) = [row for row in PARAMETERS if row.name == name]
     for value in (-5, 2**40, "1", True, [], float("inf")):
         with pytest.raises(InvalidParameter) as request:
