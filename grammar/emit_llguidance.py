@@ -29,6 +29,9 @@ CONTROL_TOKENS = "// control tokens: "
 MOST_BLANKS = 32
 """Blanks in a row between the parts of a JSON document: enough for a line break and 15 levels of indentation."""
 
+WRITTEN_ESCAPES = 'nrbtf\\"'
+"""Without `u`: spelled with it, a declared property would pass as an additional one and escape its own schema."""
+
 ANY_TEXT = "/(?s:.*)/"
 
 
@@ -212,7 +215,12 @@ def _times(least: int, most: int | None) -> str:
 
 def _json_of(schema: JsonSchemaValue, whitespace: str) -> str:
     """The schema with our options, whatever a tenant wrote in their place."""
-    options: dict[str, Any] = {"coerce_one_of": False, "lenient": False, "whitespace_flexible": False}
+    options: dict[str, Any] = {
+        "coerce_one_of": False,
+        "json_allowed_escapes": WRITTEN_ESCAPES,
+        "lenient": False,
+        "whitespace_flexible": False,
+    }
     if whitespace == "flexible":
         options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{MOST_BLANKS}}}"
     whole = {"not": {}} if schema is False else {} if schema is True else schema

@@ -103,15 +103,39 @@ def writable(site: Site) -> bool:
     return all(_is_writable(value) for value in listed_values({site.keyword: site.value}) or ())
 
 
-def plain_strings(site: Site) -> bool:
-    """xgrammar writes a value in one compact spelling only; of texts there is no other."""
+def plain_values(site: Site) -> bool:
+    """xgrammar writes a value in one compact spelling only; of these there is no other."""
     values = listed_values({site.keyword: site.value}) or ()
-    return alone(site) and all(isinstance(value, str) and value.isprintable() for value in values)
+    return alone(site) and all(
+        value.isprintable() if isinstance(value, str) else value is None or isinstance(value, int)
+        for value in values
+    )
+
+
+def whole_bound(site: Site) -> bool:
+    """Of bounds xgrammar is proven on whole numbers."""
+    return only_in("integer")(site) and isinstance(site.value, int) and is_exact(site.value)
 
 
 def exact_bound(site: Site) -> bool:
     """Bounds are read as doubles and written out in decimal."""
     return is_exact(site.value)
+
+
+def open_bound(site: Site) -> bool:
+    """llguidance lets a whole number through as an excluded bound when both bounds have the same whole part."""
+    if not is_exact(site.value):
+        return False
+    if site.schema.get("type") == "integer" or not float(site.value).is_integer():
+        return True
+    others = (
+        ("maximum", "exclusiveMaximum")
+        if site.keyword == "exclusiveMinimum"
+        else ("minimum", "exclusiveMinimum")
+    )
+    return not site.merged and all(
+        int(site.schema[other]) != int(site.value) for other in others if other in site.schema
+    )
 
 
 def decimal_step(site: Site) -> bool:
@@ -122,6 +146,11 @@ def decimal_step(site: Site) -> bool:
 def translatable(site: Site) -> bool:
     """A pattern that has an exact Rust spelling."""
     return translate(site.value) is not None
+
+
+def without_pattern(site: Site) -> bool:
+    """Whether two long patterns have a text in common is more than the backend finds out."""
+    return "pattern" not in site.schema
 
 
 def apart(site: Site) -> bool:
@@ -181,15 +210,15 @@ def _is_writable(value: Any) -> bool:
 KEYWORDS: Final[Mapping[str, Keyword]] = {
     # any type
     "type": Keyword(always, one_type),
-    "const": Keyword(writable, plain_strings),
-    "enum": Keyword(writable, plain_strings),
+    "const": Keyword(writable, plain_values),
+    "enum": Keyword(writable, plain_values),
     # objects
     "properties": Keyword(always, closed_object),
     "patternProperties": Keyword(apart, never, drops=("additionalProperties",)),
     "additionalProperties": Keyword(always, closed_object),
     "required": Keyword(always, declared),
-    "minProperties": Keyword(counts_what_is_free, never),
-    "maxProperties": Keyword(counts_what_is_free, never),
+    "minProperties": Keyword(counts_what_is_free, closed_object),
+    "maxProperties": Keyword(counts_what_is_free, closed_object),
     "propertyNames": Keyword(never, never),
     "dependentRequired": Keyword(never, never),
     "dependentSchemas": Keyword(never, never),
@@ -207,12 +236,12 @@ KEYWORDS: Final[Mapping[str, Keyword]] = {
     "maxLength": Keyword(always, never),
     "pattern": Keyword(translatable, never),
     "format": Keyword(never, never),
-    "$format": Keyword(always, never),
+    "$format": Keyword(without_pattern, never),
     # numbers
-    "minimum": Keyword(exact_bound, never),
-    "maximum": Keyword(exact_bound, never),
-    "exclusiveMinimum": Keyword(exact_bound, never),
-    "exclusiveMaximum": Keyword(exact_bound, never),
+    "minimum": Keyword(exact_bound, whole_bound),
+    "maximum": Keyword(exact_bound, whole_bound),
+    "exclusiveMinimum": Keyword(open_bound, never),
+    "exclusiveMaximum": Keyword(open_bound, never),
     "multipleOf": Keyword(decimal_step, never),
     # in place
     "allOf": Keyword(always, never),

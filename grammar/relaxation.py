@@ -11,7 +11,7 @@ from typing import Any, Final
 from loraplex.grammar.answer_form import JsonSchemaValue
 from loraplex.grammar.errors import GrammarTooLarge
 from loraplex.grammar.holding import Residue
-from loraplex.grammar.keywords import KEYWORDS, Site
+from loraplex.grammar.keywords import KEYWORDS, Site, is_exact
 from loraplex.grammar.schema_cycles import recursive_groups
 from loraplex.grammar.schema_pattern import translate
 from loraplex.grammar.schema_references import References, Target, is_metaschema, unresolved
@@ -21,6 +21,7 @@ from loraplex.grammar.schema_walk import escaped
 from loraplex.grammar.spec import Backend
 
 _IN_PLACE: Final = frozenset(("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"))
+_CLOSED_BOUND: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _MAPS: Final = frozenset(("properties", "patternProperties"))
 _SINGLE: Final = frozenset(("additionalProperties", "items"))
 
@@ -145,7 +146,7 @@ class _Relaxation:
         elif keyword == "$ref":
             self._refer(node, value)
         elif keyword == "$format":
-            self._add_format(node, value)
+            node.own["pattern"] = value
         elif keyword == "pattern":
             node.own[keyword] = self._name("patternProperties", value)
         else:
@@ -157,6 +158,12 @@ class _Relaxation:
         if keyword in ("const", "enum") and "type" not in keywords:
             values = listed_values({keyword: keywords[keyword]}) or []
             node.own["type"] = sorted({type_of(value) for value in values})
+        elif (
+            keyword in _CLOSED_BOUND
+            and _CLOSED_BOUND[keyword] not in keywords
+            and is_exact(keywords[keyword])
+        ):
+            node.own[_CLOSED_BOUND[keyword]] = keywords[keyword]
         elif keyword == "oneOf":
             node.any_of.append(self._members(node, keyword))
         elif keyword == "if" and "then" in keywords and "else" in keywords:
@@ -171,7 +178,9 @@ class _Relaxation:
         suffix = (
             "/" + escaped(node.rewritten.place_of(keyword)) + ("" if name is None else f"/{escaped(name)}")
         )
-        return self._relaxed(self._references.child(node.place, suffix, schema), node.merged)
+        # A declared name that a pattern matches too has both subschemas.
+        both = keyword in _MAPS and all(node.rewritten.keywords.get(other) for other in _MAPS)
+        return self._relaxed(self._references.child(node.place, suffix, schema), node.merged or both)
 
     def _refer(self, node: _Subschema, reference: str) -> None:
         target = self._references.resolve(reference, node.place.base)
@@ -185,12 +194,6 @@ class _Relaxation:
             self._names[key] = f"d{len(self._names)}"
             self._waiting.append((target, node.merged))
         node.own["$ref"] = f"#/$defs/{self._names[key]}"
-
-    def _add_format(self, node: _Subschema, pattern: str) -> None:
-        if "pattern" in node.rewritten.keywords:
-            node.all_of.append({"pattern": pattern})
-        else:
-            node.own["pattern"] = pattern
 
     def _name(self, keyword: str, pattern: str) -> str:
         if keyword == "properties":

@@ -32,8 +32,8 @@ def to_newest(schema: JsonSchemaValue, *, param: str) -> JsonSchemaValue:
             _refuse_unknown(node, pointer, param)
     if draft == 9 and not any("dependencies" in node for _, node in nodes if isinstance(node, dict)):
         return schema
-    rewritten = _rewrite(schema, draft)
-    if isinstance(rewritten, dict) and "$schema" in rewritten:
+    rewritten: dict[str, Any] = _rewrite(schema, draft)
+    if "$schema" in rewritten:
         rewritten["$schema"] = NEWEST
     return rewritten
 

@@ -4,6 +4,7 @@ Invariant: a translation matches exactly what the original matches under the u f
 look-around, back-references, word boundaries, anchors in the middle.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,9 @@ _SPACE: Final = (
 _LINE_ENDS: Final = r"\x{A}\x{D}\x{2028}\x{2029}"
 _ANY: Final = r"(?s:.)"
 _CATEGORIES: Final = frozenset(
-    "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp".split()
+    category
+    for group in ("LLuLlLtLmLo", "MMnMcMe", "NNdNlNo", "PPcPdPsPePiPfPo", "SSmScSkSo", "ZZsZlZp")
+    for category in re.findall("[A-Z][a-z]?", group)
 )
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "v": "\v", "f": "\f", "0": "\0"}
 _SYNTAX: Final = "^$\\.*+?()[]{}|/-"

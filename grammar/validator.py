@@ -85,7 +85,9 @@ def _integer(text: str) -> int:
 
 
 def _decimal(text: str) -> Decimal:
-    if len(text) > _LONGEST_NUMBER or abs(Decimal(text).adjusted()) > _LARGEST_EXPONENT:
+    exponent = text.lower().partition("e")[2]
+    # Beyond this a Decimal cannot be made, or only one that fills the memory when it is compared.
+    if len(text) > _LONGEST_NUMBER or len(exponent) > 8 or abs(int(exponent or 0)) > _LARGEST_EXPONENT:
         raise AnswerNotSatisfied(f"a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
     return Decimal(text)
 

@@ -24,6 +24,11 @@ COMMANDS: Final = {
     ),
     "migrate": ("loraplex.platform.commands.migrate", "app", "Bring the database to the newest schema."),
     "bench": ("loraplex.platform.commands.bench", "app", "Measure speed: load generator and benchmarks."),
+    "grammar": (
+        "loraplex.platform.commands.grammar",
+        "app",
+        "Tell how schemas are held and which documents go through.",
+    ),
     "doctor": ("loraplex.platform.commands.doctor", "app", "Check this machine and its configuration."),
 }
 

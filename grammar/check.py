@@ -1,0 +1,147 @@
+"""How each schema of a list is held, and which documents go through: the same way as a request, without a model.
+
+Invariant: a document is accepted if the grammar lets exactly its text through to the end, token by token, and the validator,
+where one is used, is satisfied too. The backends are imported when the checker is made.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from loraplex.grammar.answer_form import JsonSchemaValue, Limits
+from loraplex.grammar.emit_llguidance import emit as emit_llguidance
+from loraplex.grammar.emit_xgrammar import emit as emit_xgrammar
+from loraplex.grammar.errors import AnswerNotSatisfied, GrammarRefused
+from loraplex.grammar.holding import Holding
+from loraplex.grammar.routing import PREFERENCE, hold_schema
+from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
+from loraplex.grammar.tree import JsonValue
+from loraplex.grammar.validator import Validator
+from loraplex.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from loraplex.grammar.llguidance_mask import LlguidanceMask
+    from loraplex.grammar.xgrammar_mask import XgrammarMask
+
+    Mask: TypeAlias = LlguidanceMask | XgrammarMask
+
+NAMESPACE = b"check"
+
+
+class BadLine(ValueError):
+    """A line of the list is not what it should be; the message names its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A schema, and documents as the texts that a model would write."""
+
+    schema: JsonSchemaValue
+    documents: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`refused_at`: for refused the JSON Pointer of the reason, if it has one; `reason` its text. `compile_ms` counts both."""
+
+    enforcement: Literal["full", "validated", "refused"]
+    backend: Literal["xgrammar", "llguidance", "none"]
+    refused_at: str | None
+    compile_ms: float
+    accepted: tuple[bool, ...]
+    reason: str | None = None
+
+    def as_line(self) -> dict[str, Any]:
+        """The line of the contract."""
+        return {
+            "enforcement": self.enforcement,
+            "backend": self.backend,
+            "refused_at": self.refused_at,
+            "compile_ms": round(self.compile_ms, 2),
+            "accepted": list(self.accepted),
+        }
+
+
+class Checker:
+    """Holds schemas for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
+        from loraplex.grammar.compiler import MaskCompiler
+
+        self._compiler = MaskCompiler(vocabulary)
+        self._limits = limits or Limits()
+        self._tokenizer = vocabulary.tokenizer
+        # The text of a control token is text here, as it would be in a model's answer.
+        self._tokenizer.encode_special_tokens = True
+
+    def check(self, case: Case, *, strict: bool = False) -> Verdict:
+        """Refusals are verdicts, not errors."""
+        started = perf_counter()
+        try:
+            holding = hold_schema(case.schema, strict=strict, param="schema", limits=self._limits)
+            backend = next(backend for backend in PREFERENCE if backend in holding.backends)
+            start = self._start(holding, backend)
+        except GrammarRefused as error:
+            return self._refused(case, error, started)
+        judge = None if holding.judged is None else Validator(holding.judged)
+        elapsed = (perf_counter() - started) * 1e3
+        accepted = tuple(self._accepts(start, text) and _satisfies(judge, text) for text in case.documents)
+        return Verdict(holding.enforcement, backend, None, elapsed, accepted)
+
+    def _start(self, holding: Holding, backend: Backend) -> "Mask":
+        emit = emit_llguidance if backend == "llguidance" else emit_xgrammar
+        spec = GrammarSpec(backend=backend, source=emit(JsonValue(holding.schema)))
+        return self._compiler.compile(NAMESPACE, encode_spec(spec))
+
+    def _refused(self, case: Case, error: GrammarRefused, started: float) -> Verdict:
+        return Verdict(
+            enforcement="refused",
+            backend="none",
+            refused_at=error.pointer,
+            compile_ms=(perf_counter() - started) * 1e3,
+            accepted=(False,) * len(case.documents),
+            reason=str(error),
+        )
+
+    def _accepts(self, start: "Mask", text: str) -> bool:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+        mask = start.fork()
+        tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return all(mask.accept(token) for token in tokens) and mask.is_complete()
+
+
+def _satisfies(judge: Validator | None, text: str) -> bool:
+    if judge is None:
+        return True
+    try:
+        judge.judge(text)
+    except AnswerNotSatisfied:
+        return False
+    return True
+
+
+def read_cases(lines: Iterable[str]) -> Iterator[Case]:
+    """Blank lines are skipped. Raises `BadLine`."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _read_case(line, number)
+
+
+def _read_case(line: str, number: int) -> Case:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"line {number}: not JSON: {str(error)[:200]}") from error
+    if not isinstance(found, dict) or found.keys() != {"schema", "documents"}:
+        raise BadLine(f'line {number}: must be {{"schema": …, "documents": [text, …]}}')
+    schema, documents = found["schema"], found["documents"]
+    if not isinstance(schema, dict | bool):
+        raise BadLine(f"line {number}: schema must be an object or a boolean")
+    if not isinstance(documents, list) or not all(isinstance(text, str) for text in documents):
+        raise BadLine(f"line {number}: documents must be a list of texts, each the JSON text of a document")
+    return Case(schema, tuple(documents))

@@ -1,0 +1,77 @@
+"""`loraplex grammar`: how schemas are held, without a server. JSON lines on standard output, all else on standard error."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loraplex.grammar.check import BadLine, Case, Checker, read_cases
+from loraplex.grammar.vocabulary import Vocabulary, byte_vocabulary, load_vocabulary
+
+app = typer.Typer(
+    name="grammar", help="How schemas are held while an answer is decoded.", no_args_is_help=True
+)
+
+
+@app.callback()
+def grammar() -> None:
+    """How schemas are held while an answer is decoded."""
+
+
+@app.command()
+def check(
+    jsonl: Annotated[Path, typer.Option("--jsonl", help='Lines {"schema": …, "documents": [text, …]}.')],
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="A model's folder; default: one token per byte.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse what the grammar alone does not hold.")
+    ] = False,
+) -> None:
+    """Tell how each schema is held, and which of its documents would be let through."""
+    try:
+        checker = Checker(byte_vocabulary() if tokenizer is None else _vocabulary(tokenizer))
+        _run(checker, read_cases(_lines(jsonl)), strict)
+    except (BadLine, OSError, UnicodeDecodeError) as error:
+        typer.echo(f"{jsonl}: {error}" if isinstance(error, BadLine) else str(error), err=True)
+        raise typer.Exit(1) from error
+
+
+def _run(checker: Checker, cases: Iterator[Case], strict: bool) -> None:
+    counts: Counter[str] = Counter()
+    accepted = documents = 0
+    for case in cases:
+        verdict = checker.check(case, strict=strict)
+        typer.echo(json.dumps(verdict.as_line()))
+        if verdict.reason is not None:
+            typer.echo(f"schema {counts.total() + 1}: {verdict.reason}", err=True)
+        counts[verdict.enforcement] += 1
+        accepted += sum(verdict.accepted)
+        documents += len(verdict.accepted)
+    held = ", ".join(f"{counts[kind]} {kind}" for kind in ("full", "validated", "refused"))
+    typer.echo(f"{counts.total()} schemas: {held}; {accepted} of {documents} documents accepted", err=True)
+
+
+def _lines(jsonl: Path) -> Iterator[str]:
+    with jsonl.open(encoding="utf-8") as file:
+        yield from file
+
+
+def _vocabulary(folder: Path) -> Vocabulary:
+    """The tokenizer of a model's folder, ending with the token that its configuration names."""
+    found = load_vocabulary(folder, 1, frozenset({0}))
+    size = found.tokenizer.get_vocab_size(with_added_tokens=True)
+    ends = {found.tokenizer.token_to_id(text) for text in _end_texts(folder)} - {None}
+    return load_vocabulary(folder, size, frozenset(ends) or frozenset({size - 1}))
+
+
+def _end_texts(folder: Path) -> list[str]:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return []
+    token = json.loads(path.read_text("utf-8")).get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    return [text] if isinstance(text, str) else []
