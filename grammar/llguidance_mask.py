@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 from torch import Tensor
 
+from loraplex.grammar.bitmask import bits_of
 from loraplex.grammar.closing import Closer
 from loraplex.grammar.emit_llguidance import CONTROL_TOKENS
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
+from loraplex.grammar.llguidance_tokenizer import llguidance_tokenizer
 from loraplex.grammar.vocabulary import Vocabulary
 
 QUOTED_LINES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
@@ -52,60 +54,82 @@ class LlguidanceLimits:
 
 
 class LlguidanceMask:
-    """One sequence under one grammar. Used by one thread at a time."""
+    """One sequence under one grammar. Used by one thread at a time.
 
-    __slots__ = ("_closer", "_closes", "_fast_forward", "_matcher", "_words")
+    The end token is counted here: the library counts it only where more text could follow.
+    """
+
+    __slots__ = ("_closer", "_closes", "_compiled", "_ended", "_fast_forward", "_matcher")
 
     def __init__(
-        self, matcher: LLMatcher, words: int, closer: Closer, *, fast_forward: bool, closes: bool
+        self,
+        matcher: LLMatcher,
+        compiled: "CompiledLlguidance",
+        closer: Closer,
+        *,
+        fast_forward: bool,
+        closes: bool,
+        ended: bool = False,
     ) -> None:
         self._matcher = matcher
-        self._words = words
+        self._compiled = compiled
         self._closer = closer
         self._fast_forward = fast_forward
         self._closes = closes
+        self._ended = ended
 
     def fill(self, bitmask: Tensor, row: int) -> None:
         """Writes every word of the row of an int32 CPU tensor [rows, words]. Raises `MatcherFailed`."""
         rows, words = bitmask.shape
-        if words != self._words or not 0 <= row < rows:
-            raise ValueError(f"row {row} of [{rows}, {words}]: the bitmask must have {self._words} words")
-        address = bitmask.data_ptr() + row * bitmask.stride(0) * 4
-        self._matcher.unsafe_compute_mask_ptr(address, words * 4)
+        if words != len(self._compiled.end) or not 0 <= row < rows:
+            raise ValueError(f"row {row} of a bitmask [{rows}, {words}], for {len(self._compiled.end)} words")
+        if self._ended:
+            bitmask[row].copy_(self._compiled.end)
+            return
+        self._matcher.unsafe_compute_mask_ptr(bitmask.data_ptr() + row * bitmask.stride(0) * 4, words * 4)
         if self._matcher.is_error():
             raise self._failure()
 
     def accept(self, token_id: int) -> bool:
+        if self._ended:
+            return False
+        if token_id in self._compiled.end_token_ids:
+            self._ended = self.is_complete()
+            return self._ended
         consumed = bool(self._matcher.try_consume_tokens([token_id]) == 1)
         if not consumed and self._matcher.is_error():
             raise self._failure()
         return consumed
 
     def rollback(self, count: int) -> None:
-        if not self._matcher.rollback(count):
+        if self._ended and count > 0:
+            self._ended = False
+            count -= 1
+        if count and not self._matcher.rollback(count):
             raise self._failure()
 
     def fork(self) -> Self:
         return type(self)(
             self._matcher.deep_copy(),
-            self._words,
+            self._compiled,
             self._closer,
             fast_forward=self._fast_forward,
             closes=self._closes,
+            ended=self._ended,
         )
 
     def is_complete(self) -> bool:
         return bool(self._matcher.is_accepting())
 
     def is_final(self) -> bool:
-        return bool(self._matcher.is_accepting() and self._matcher.is_stopped())
+        return self._ended or bool(self._matcher.is_accepting() and self._matcher.is_stopped())
 
     def forced_tokens(self) -> Sequence[int]:
         return self.certain_tokens() if self._fast_forward else ()
 
     def certain_tokens(self) -> Sequence[int]:
         """Tokens without an alternative, whether or not the request wants to skip over them."""
-        tokens: list[int] = self._matcher.compute_ff_tokens()
+        tokens: list[int] = [] if self._ended else self._matcher.compute_ff_tokens()
         return tokens
 
     def closing_tokens(self, most: int) -> Sequence[int] | None:
@@ -122,17 +146,16 @@ class LlguidanceMask:
 
 
 class CompiledLlguidance:
-    """A grammar at its start, from which masks are made."""
+    """A grammar at its start, from which masks are made. `end` is the bitmask of the end tokens, int32 [words]."""
 
-    def __init__(self, start: LLMatcher, words: int, source: str) -> None:
+    def __init__(self, start: LLMatcher, source: str, end_token_ids: frozenset[int], end: Tensor) -> None:
         self._start = start
-        self._words = words
+        self.end_token_ids = end_token_ids
+        self.end = end
         self.size_bytes = BYTES_AT_LEAST + BYTES_PER_SOURCE_BYTE * len(source)
 
     def mask(self, closer: Closer, *, fast_forward: bool, closes: bool) -> LlguidanceMask:
-        return LlguidanceMask(
-            self._start.deep_copy(), self._words, closer, fast_forward=fast_forward, closes=closes
-        )
+        return LlguidanceMask(self._start.deep_copy(), self, closer, fast_forward=fast_forward, closes=closes)
 
 
 class LlguidanceCompiler:
@@ -141,11 +164,8 @@ class LlguidanceCompiler:
     def __init__(self, vocabulary: Vocabulary, limits: LlguidanceLimits) -> None:
         self._vocabulary = vocabulary
         self._limits = limits.parser_limits()
-        self.tokenizer = LLTokenizer(
-            vocabulary.tokenizer_json,
-            n_vocab=vocabulary.vocab_size,
-            eos_token=sorted(vocabulary.end_token_ids),
-        )
+        self.tokenizer = llguidance_tokenizer(vocabulary)
+        self._end = bits_of(vocabulary.end_token_ids, vocabulary.bitmask_words)
 
     def compile(self, source: str) -> CompiledLlguidance:
         """`source` is what `emit_llguidance.py` makes. Raises `GrammarInvalid`."""
@@ -154,7 +174,7 @@ class LlguidanceCompiler:
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarInvalid(without_source(matcher.get_error()))
-        return CompiledLlguidance(matcher, self._vocabulary.bitmask_words, source)
+        return CompiledLlguidance(matcher, source, self._vocabulary.end_token_ids, self._end)
 
     def _control_tokens(self, source: str) -> str:
         """Rules for the control tokens that the last line lists."""

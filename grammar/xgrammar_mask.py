@@ -16,6 +16,7 @@ from torch import Tensor
 from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, StructuralTag, TokenizerInfo
 from xgrammar.tokenizer_info import VocabType
 
+from loraplex.grammar.bitmask import bits_of
 from loraplex.grammar.closing import Closer
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
 from loraplex.grammar.structural_tag import lowered, named_tokens, read_structural_tag
@@ -58,6 +59,10 @@ class XgrammarMask:
 
     def fill(self, bitmask: Tensor, row: int) -> None:
         """Writes every word of the row of an int32 CPU tensor [rows, words]. Raises `MatcherFailed`."""
+        rows, words = bitmask.shape
+        if words != len(self._compiled.tokens.end) or not 0 <= row < rows:
+            expected = len(self._compiled.tokens.end)
+            raise ValueError(f"row {row} of a bitmask [{rows}, {words}], for {expected} words")
         target = bitmask[row]
         if self._matcher.is_terminated():
             target.copy_(self._compiled.tokens.end)
@@ -182,14 +187,6 @@ class XgrammarCompiler:
         )
         words = vocabulary.bitmask_words
         return TokenSets(bits_of(usable, words), bits_of(vocabulary.end_token_ids, words), blocked)
-
-
-def bits_of(token_ids: Iterable[int], words: int) -> Tensor:
-    """int32 [words] with the bits of `token_ids` set."""
-    flags = torch.zeros(words * 32, dtype=torch.int64)
-    flags[torch.tensor(sorted(token_ids), dtype=torch.int64)] = 1
-    values = (flags.view(words, 32) << torch.arange(32)).sum(1)
-    return torch.where(values >= 2**31, values - 2**32, values).to(torch.int32)
 
 
 def without_place(error: Exception) -> str:
