@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from loraplex.engine.errors import GrammarFailed
-from loraplex.engine.side_thread import start_side_thread
+from loraplex.engine.side_thread import join_all, start_side_thread
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
 NICENESS = 19
@@ -35,7 +35,7 @@ class MaskCompilation:
         self._queues: OrderedDict[bytes, deque[tuple[int, bytes]]] = OrderedDict()
         self._done: SimpleQueue[tuple[int, TokenMask | GrammarFailed]] = SimpleQueue()
         self._awaited: set[int] = set()
-        self._num_threads = 0
+        self._running: list[threading.Thread] = []
         self._closed = False
         self.num_compilations = 0
         self.num_failures = 0
@@ -47,9 +47,8 @@ class MaskCompilation:
         with self._changed:
             self._queues.setdefault(namespace, deque()).append((ticket, grammar))
             self._changed.notify()
-        if self._num_threads < self._threads:
-            self._num_threads += 1
-            start_side_thread("mask-compilation", self._run, self._cores, NICENESS)
+        if len(self._running) < self._threads:
+            self._running.append(start_side_thread("mask-compilation", self._run, self._cores, NICENESS))
 
     def drop(self, ticket: int) -> None:
         """Forget a request that ended. A compilation that runs goes on to its end, unheard. Idempotent."""
@@ -82,6 +81,7 @@ class MaskCompilation:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        join_all(self._running)
 
     def _run(self) -> None:
         while True:

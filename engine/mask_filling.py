@@ -17,7 +17,7 @@ from torch import Tensor
 
 from loraplex.engine.errors import EngineError, GrammarFailed, GrammarTooSlow
 from loraplex.engine.sequence import Sequence, SequenceStatus
-from loraplex.engine.side_thread import lower_priority, start_side_thread
+from loraplex.engine.side_thread import join_all, lower_priority, start_side_thread
 from loraplex.engine.token_mask import TokenMask
 
 MAX_THREADS = 4
@@ -41,7 +41,7 @@ class _Fill:
     row: Tensor
     countdown: _Countdown
     began: float | None = None
-    native_id: int = 0
+    thread_id: int = 0
     seconds: float = 0.0
     done: bool = False
     abandoned: bool = False
@@ -71,7 +71,7 @@ class MaskFiller:
         self._countdown = _Countdown(0)
         self._fills: dict[Sequence, _Fill] = {}
         self._free_rows: list[Tensor] = []
-        self._num_threads = 0
+        self._threads: dict[int, threading.Thread] = {}
         self.seconds = 0.0
         self.num_late = 0
 
@@ -90,7 +90,7 @@ class MaskFiller:
             fill = _Fill(sequence.token_mask, self._row(), self._countdown)
             self._fills[sequence] = fill
             self._queue.put(fill)
-        if fresh and not self._num_threads:
+        if fresh and not self._threads:
             self._start_thread()
 
     def collect(self, sequences: Iterable[Sequence], patience_s: float) -> Masks:
@@ -111,7 +111,7 @@ class MaskFiller:
                 masks.errors[sequence] = fill.error
             else:
                 masks.rows[sequence] = fill.row
-        if countdown.remaining and self._num_threads < MAX_THREADS:
+        if countdown.remaining and len(self._threads) < MAX_THREADS:
             self._start_thread()
         return masks
 
@@ -129,8 +129,9 @@ class MaskFiller:
 
     def close(self) -> None:
         """Let the threads end after what they are at."""
-        for _ in range(self._num_threads):
+        for _ in self._threads:
             self._queue.put(None)
+        join_all(self._threads.values())
 
     def _row(self) -> Tensor:
         return self._free_rows.pop() if self._free_rows else torch.zeros(1, self._words, dtype=torch.int32)
@@ -150,19 +151,19 @@ class MaskFiller:
         fill.error = GrammarTooSlow(
             f"one mask of this request's grammar took longer than {self._timeout_s} s"
         )
-        lower_priority(fill.native_id, 19)
-        self._num_threads -= 1
-        if not self._num_threads:
+        lower_priority(fill.thread_id, 19)
+        del self._threads[fill.thread_id]
+        if not self._threads:
             self._start_thread()
         return True
 
     def _start_thread(self) -> None:
-        self._num_threads += 1
-        start_side_thread("mask-filling", self._run, self._cores)
+        thread = start_side_thread("mask-filling", self._run, self._cores)
+        self._threads[thread.native_id or 0] = thread
 
     def _run(self) -> None:
         while (fill := self._queue.get()) is not None:
-            fill.native_id = threading.get_native_id()
+            fill.thread_id = threading.get_native_id()
             fill.began = self._clock()
             error = _fill(fill)
             with self._arrived:

@@ -5,8 +5,11 @@ Invariant: a thread made by the step thread inherits its core, which OpenMP boun
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+
+FAREWELL_S = 1.0
 
 
 def start_side_thread(
@@ -29,3 +32,10 @@ def lower_priority(native_id: int, niceness: int) -> None:
     """Give one thread the niceness. A thread that has ended, or a system that forbids it, changes nothing."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, native_id, niceness)
+
+
+def join_all(threads: Iterable[threading.Thread]) -> None:
+    """Wait until they have ended, `FAREWELL_S` in all: one that computes while the interpreter goes away can crash it."""
+    deadline = time.monotonic() + FAREWELL_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
