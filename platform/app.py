@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
+from loraplex.grammar.errors import GrammarError
 from loraplex.platform.auth import Authenticator
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.openai.routes import inference_router
@@ -31,7 +32,7 @@ def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> 
     app.include_router(tenant_router(services, authenticator))
     for router in routers:
         app.include_router(router)
-    for error in (GatewayError, EngineError, AdaptersError, TenantsError):
+    for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
         app.add_exception_handler(error, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(ErrorBoundary)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from fastapi import FastAPI
@@ -110,8 +111,10 @@ async def _assemble(
     watching = asyncio.create_task(health.watch())
     stack.callback(watching.cancel)
     storage = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
-    trials = await stack.enter_async_context(open_trials(settings, info, metrics))
-    services = await _services(settings, served_name, database, storage, engines, metrics, trials)
+    tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
+    tokenizer_json = tokenizer.backend_tokenizer.to_str()
+    trials = await stack.enter_async_context(open_trials(settings, info, tokenizer_json, metrics))
+    services = _services(settings, served_name, database, storage, engines, metrics, tokenizer, trials)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     app = create_app(services, routers=[health_router(health)])
     return OpenGateway(
@@ -133,16 +136,16 @@ async def _require_dependencies(health: Health) -> None:
     await health.check()
 
 
-async def _services(
+def _services(
     settings: Settings,
     served_name: str,
     database: Database,
     storage: AdapterStorage,
     engines: EnginePool,
     metrics: Metrics,
+    tokenizer: Any,
     trials: GrammarTrials,
 ) -> GatewayServices:
-    tokenizer = await asyncio.to_thread(load_tokenizer, engines.info().model_path)
     configured = settings.secret.get_secret_value() if settings.secret else None
     secret = server_secret(configured, settings.data_dir)
 

@@ -1,9 +1,12 @@
 """Trial compilations of a gateway: their process with its budget, and what they tell the metrics."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, Protocol
 
 from loraplex.engine.messages import EngineInfo
 from loraplex.grammar.errors import GrammarRefused, GrammarTooCostly, TrialsUnavailable
@@ -12,7 +15,11 @@ from loraplex.grammar.trial_messages import TrialLimits
 from loraplex.grammar.trial_worker import TrialWorkerOptions
 from loraplex.grammar.trials import Trials
 from loraplex.platform.config import Settings, foreign_environment
+from loraplex.platform.errors import UnsupportedParameter
 from loraplex.platform.services import GrammarTrials
+
+# Less processor time than time: a trial that had its share and failed is the grammar's fault, not a busy machine's.
+CPU_SHARE: Final = 0.8
 
 
 class TrialRecorder(Protocol):
@@ -47,22 +54,41 @@ class MeasuredTrials:
             self._recorder.record_trial(result, time.monotonic() - begun)
 
 
+class NoTrials:
+    """For a model without an end token, whose documents could never end."""
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        """Refuses every grammar."""
+        raise UnsupportedParameter(f"`{param}` is not supported: the model has no end token.", param=param)
+
+
 @asynccontextmanager
 async def open_trials(
-    settings: Settings, info: EngineInfo, recorder: TrialRecorder
+    settings: Settings, info: EngineInfo, tokenizer_json: str, recorder: TrialRecorder
 ) -> AsyncIterator[GrammarTrials]:
-    """Trials for the model an engine serves. Their process starts meanwhile; checks wait for it."""
-    limits = TrialLimits(deadline_s=settings.grammar_deadline_s, memory_bytes=settings.grammar_memory_bytes)
-    options = TrialWorkerOptions(
-        tokenizer=info.model_path,
-        vocab_size=info.vocab_size,
-        end_token_ids=tuple(info.eos_token_ids),
-        limits=limits,
-        environment=foreign_environment(),
-    )
-    trials = Trials(options)
-    await trials.start()
-    try:
-        yield MeasuredTrials(trials, recorder)
-    finally:
-        await trials.close()
+    """Trials for the model an engine serves. Their process starts meanwhile; checks wait for it.
+
+    `tokenizer_json` is the tokenizer as the engine has it too, for models that come without such a file.
+    """
+    if not info.eos_token_ids:
+        yield NoTrials()
+        return
+    deadline_s = settings.grammar_deadline_s
+    cpu_s = max(1, int(CPU_SHARE * deadline_s))
+    limits = TrialLimits(deadline_s=deadline_s, cpu_s=cpu_s, memory_bytes=settings.grammar_memory_bytes)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tokenizer.json"
+        await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
+        options = TrialWorkerOptions(
+            tokenizer=str(file),
+            vocab_size=info.vocab_size,
+            end_token_ids=tuple(info.eos_token_ids),
+            limits=limits,
+            environment=foreign_environment(),
+        )
+        trials = Trials(options)
+        await trials.start()
+        try:
+            yield MeasuredTrials(trials, recorder)
+        finally:
+            await trials.close()

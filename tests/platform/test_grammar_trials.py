@@ -1,7 +1,6 @@
 """Trials of a gateway: what is told of each, and a real process that says yes, no, and nothing after its end."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCost
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tool_style import ToolStyle
 from loraplex.platform.config import Settings
+from loraplex.platform.errors import UnsupportedParameter
 from loraplex.platform.grammar_trials import MeasuredTrials, open_trials
 
 SPEC = GrammarSpec(backend="llguidance", source="start: /a/")
@@ -70,19 +70,25 @@ async def test_a_client_that_leaves_is_told_too() -> None:
     assert recorder.results == ["abandoned"]
 
 
-async def test_a_real_process_judges_and_ends_with_the_gateway(tmp_path: Path, chat_tokenizer: Any) -> None:
-    chat_tokenizer.save_pretrained(tmp_path)
+async def test_a_model_without_an_end_token_has_no_grammars() -> None:
     recorder = Recorder()
-    end = chat_tokenizer.eos_token_id
-    info = msgspec.structs.replace(
-        DEFAULT_INFO, model_path=str(tmp_path), vocab_size=512, eos_token_ids=[end]
-    )
+    async with open_trials(Settings(), DEFAULT_INFO, "{}", recorder) as trials:
+        with pytest.raises(UnsupportedParameter, match="no end token") as refused:
+            await trials.check(TENANT, SPEC, param="tools")
+    assert refused.value.param == "tools"
+
+
+async def test_a_real_process_judges_and_ends_with_the_gateway(chat_tokenizer: Any) -> None:
+    recorder = Recorder()
+    ends = [chat_tokenizer.eos_token_id]
+    info = msgspec.structs.replace(DEFAULT_INFO, vocab_size=512, eos_token_ids=ends)
+    tokenizer_json = chat_tokenizer.backend_tokenizer.to_str()
     good, bad = (
         compose(AnswerForm(format=Regex(regex)), ToolStyle.GENERIC, limits=Limits()).spec
         for regex in ("a+", "(a")
     )
     assert good is not None and bad is not None
-    async with open_trials(Settings(), info, recorder) as trials:
+    async with open_trials(Settings(), info, tokenizer_json, recorder) as trials:
         await trials.check(TENANT, good, param="structured_outputs.regex")
         with pytest.raises(GrammarInvalid) as refused:
             await trials.check(TENANT, bad, param="structured_outputs.regex")
