@@ -1,0 +1,69 @@
+"""Whose trial is next: tenants in turn, each tenant's own in order. Invariant: a tenant's running trials stay within its share,
+and while another tenant waits it starts at most one before that one's next.
+"""
+
+from collections import Counter, OrderedDict, deque
+from typing import Generic, Protocol, TypeVar
+
+
+class OwnedByTenant(Protocol):
+    @property
+    def namespace(self) -> bytes: ...
+
+
+Waiting = TypeVar("Waiting", bound=OwnedByTenant)
+
+
+class FairQueue(Generic[Waiting]):
+    """Round-robin among tenants. `take` starts one, `done` ends it."""
+
+    def __init__(self, concurrent: int, concurrent_per_tenant: int) -> None:
+        self._concurrent = concurrent
+        self._concurrent_per_tenant = concurrent_per_tenant
+        self._tenants: OrderedDict[bytes, deque[Waiting]] = OrderedDict()
+        self._running: Counter[bytes] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tenants.values()))
+
+    def waiting(self, namespace: bytes) -> int:
+        """How many of this tenant wait."""
+        return len(self._tenants.get(namespace, ()))
+
+    def put(self, item: Waiting) -> None:
+        """At the end of its tenant's line."""
+        self._tenants.setdefault(item.namespace, deque()).append(item)
+
+    def put_back(self, item: Waiting) -> None:
+        """At the front: it was taken and could not be finished."""
+        self.done(item.namespace)
+        self._tenants.setdefault(item.namespace, deque()).appendleft(item)
+
+    def remove(self, item: Waiting) -> None:
+        """It waits no more. Raises ValueError when it does not wait."""
+        line = self._tenants.get(item.namespace, deque())
+        line.remove(item)
+        if not line:
+            self._tenants.pop(item.namespace)
+
+    def take(self) -> Waiting | None:
+        """The next to start, None when nothing may."""
+        if self._running.total() >= self._concurrent:
+            return None
+        for namespace, line in self._tenants.items():
+            if self._running[namespace] < self._concurrent_per_tenant:
+                break
+        else:
+            return None
+        item = line.popleft()
+        self._tenants.move_to_end(namespace)
+        if not line:
+            del self._tenants[namespace]
+        self._running[namespace] += 1
+        return item
+
+    def done(self, namespace: bytes) -> None:
+        """One that was taken has ended."""
+        self._running[namespace] -= 1
+        if self._running[namespace] == 0:
+            del self._running[namespace]
