@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.grammar.answer_pieces import ContentPiece
+from loraplex.grammar.answer_pieces import ContentPiece, EngineReason
 from loraplex.grammar.content_reader import ContentReader
 from loraplex.grammar.errors import AnswerNotSatisfied
 
@@ -30,7 +30,8 @@ def test_a_finished_value_is_judged(text: str) -> None:
 
 
 def test_a_cut_value_is_not_judged() -> None:
-    for text, reason in (('{"a": 1', "stop"), ('{"a": 1}', "length"), ("", "stop")):
+    cases: tuple[tuple[str, EngineReason], ...] = (('{"a": 1', "stop"), ('{"a": 1}', "length"), ("", "stop"))
+    for text, reason in cases:
         reader = ContentReader(refuse)
         reader.feed(text)
         assert reader.finish(reason)[1] == reason
