@@ -94,11 +94,20 @@ def _sequence(*elements: Format) -> Format:
 
 
 def _repeat(content: Format, least: int, most: int | None) -> Format:
-    """Without a bound by the plain forms: the library loses the ids of control tokens in an unbounded `repeat`."""
-    if most is not None:
+    """The library loses control tokens inside its own `repeat`: such contents are written out."""
+    if most is None:
+        return _sequence(*[content] * least, {"type": "star", "content": content})
+    if not _has_token(content):
         return {"type": "repeat", "min": least, "max": most, "content": content}
-    any_number = {"type": "star", "content": content}
-    return any_number if least == 0 else _sequence(*[content] * least, any_number)
+    more = _text("")
+    for _ in range(most - least):
+        more = {"type": "optional", "content": _sequence(content, more)}
+    return _sequence(*[content] * least, more)
+
+
+def _has_token(content: Format) -> bool:
+    inner = (*content.get("elements", ()), *([content["content"]] if "content" in content else ()))
+    return content["type"] == "token" or any(map(_has_token, inner))
 
 
 def _separated(part: Format, separator: str, least: int, most: int | None) -> Format:

@@ -19,6 +19,9 @@ from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
 from loraplex.grammar.llguidance_tokenizer import llguidance_tokenizer
 from loraplex.grammar.vocabulary import Vocabulary
 
+NOTHING_CAN_FOLLOW = "NoExtensionBias"
+"""How the library calls it, among its errors."""
+
 QUOTED_LINES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 OUR_PLACE = re.compile(r"^at \d+\(\d+\): (?=failed to compile JSON schema|invalid regex)")
 
@@ -79,7 +82,10 @@ class LlguidanceMask:
         self._ended = ended
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        """Writes every word of the row of an int32 CPU tensor [rows, words]. Raises `MatcherFailed`."""
+        """Writes every word of the row of an int32 CPU tensor [rows, words]: zeros where nothing can follow.
+
+        Raises `MatcherFailed`.
+        """
         rows, words = bitmask.shape
         if words != len(self._compiled.end) or not 0 <= row < rows:
             raise ValueError(f"row {row} of a bitmask [{rows}, {words}], for {len(self._compiled.end)} words")
@@ -88,7 +94,9 @@ class LlguidanceMask:
             return
         self._matcher.unsafe_compute_mask_ptr(bitmask.data_ptr() + row * bitmask.stride(0) * 4, words * 4)
         if self._matcher.is_error():
-            raise self._failure()
+            if not self._matcher.get_error().startswith(NOTHING_CAN_FOLLOW):
+                raise self._failure()
+            bitmask[row].zero_()
 
     def accept(self, token_id: int) -> bool:
         if self._ended:
@@ -198,4 +206,4 @@ class LlguidanceCompiler:
 
 def without_source(message: str) -> str:
     """A message of the library without the lines of the grammar that it quotes."""
-    return OUR_PLACE.sub("", QUOTED_LINES.sub("", message)).strip()
+    return OUR_PLACE.sub("", QUOTED_LINES.sub("", message)).removesuffix("<non-verbose/>").strip()
