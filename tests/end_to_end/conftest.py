@@ -15,6 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full-parity", action="store_true", help="24 requests of 64 tokens instead of 10 requests of 24"
     )
+    parser.addoption("--full-grammar", action="store_true", help="1,000 answers of 50 forms instead of 60")
 
 
 @pytest.fixture(scope="session")

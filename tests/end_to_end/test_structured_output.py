@@ -1,0 +1,35 @@
+"""Many answers of many forms at temperature 1, streamed and whole, in batches with free rows: none is wrong, none hangs."""
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.end_to_end.generations import ask, orders, summary, verdict
+from tests.end_to_end.live_server import LiveServer
+from tests.end_to_end.schemas import FORMS
+
+CONCURRENT = 16
+MAX_TOKENS = 96
+
+
+def test_every_finished_answer_is_of_its_form(demo: LiveServer, pytestconfig: pytest.Config) -> None:
+    full = pytestconfig.getoption("--full-grammar")
+    drawn = orders(FORMS, 1_000 if full else 60, MAX_TOKENS)
+    assert {order.form.name for order in drawn if order.form} == {form.name for form in FORMS}
+    began = time.monotonic()
+    with ThreadPoolExecutor(CONCURRENT) as pool:
+        results = list(pool.map(lambda order: ask(demo, order), drawn))
+    took = time.monotonic() - began
+    kinds: Counter[str] = Counter()
+    for order, result in zip(drawn, results, strict=True):
+        try:
+            kind = verdict(order, result)
+        except Exception as error:
+            raise AssertionError(f"{order}: {result}") from error
+        assert not (order.close and kind == "truncated"), f"it was to be closed: {order}: {result}"
+        kinds[kind] += 1
+    print(f"\n{summary(kinds, sum(result.tokens for result in results), took)}")
+    constrained = sum(order.form is not None for order in drawn)
+    assert kinds["document"] + kinds["calls"] > constrained / 2, kinds
+    assert min(kinds["document"], kinds["calls"], kinds["plain"]) > 0
