@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from loraplex.engine.lora.batch import LoraBatch, group_rows
-from loraplex.engine.plan import PlannedRow, StepPlan
+from loraplex.engine.plan import StepPlan
+
+MOST_DECODES = 32
+"""Tokens of one row that decode side by side; each reads the whole context, which a longer chunk reads once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,10 @@ class ForwardBatch:
 def make_forward_batch(
     plan: StepPlan, block_size: int, adapter_slots: Mapping[tuple[bytes, str], int], device: torch.device
 ) -> ForwardBatch:
-    """Tensors of `plan`. A row of one token that was itself sampled decodes; every other row is a chunk.
+    """Tensors of `plan`. Tokens of an answer decode, each on its own, unless there are many; every other row is a chunk.
 
-    So a token takes the same path whatever the prefix cache and the step's other rows left of its prompt.
+    So a token takes the same path whatever the prefix cache and the step's other rows left of its prompt, and whether a
+    grammar forced it along with others: K and V of all are written before any of them attends.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -53,24 +57,19 @@ def make_forward_batch(
     row_slots: list[int] = []
     sampled: list[int] = []
     sampled_slots: list[int] = []
-    decodes: list[PlannedRow] = []
+    decodes: list[tuple[int, ...]] = []
     chunks: list[PrefillChunk] = []
     for row in plan.rows:
         start, count, table = row.start, len(row.token_ids), row.block_table
-        token_ids.extend(row.token_ids)
+        begin = len(positions)
         slot = -1 if row.adapter is None else adapter_slots[row.adapter.key]
-        if count == 1 and start >= row.sequence.num_prompt_tokens and not chunks:
-            positions.append(start)
-            slots.append(table[start // block_size] * block_size + start % block_size)
-            row_slots.append(slot)
-            decodes.append(row)
+        token_ids.extend(row.token_ids)
+        positions.extend(range(start, start + count))
+        slots.extend(table[p // block_size] * block_size + p % block_size for p in positions[begin:])
+        row_slots.extend([slot] * count)
+        if count <= MOST_DECODES and start >= row.sequence.num_prompt_tokens and not chunks:
+            decodes.extend([table] * count)
         else:
-            begin = len(positions)
-            positions.extend(range(start, start + count))
-            slots.extend(
-                table[p // block_size] * block_size + p % block_size for p in range(start, start + count)
-            )
-            row_slots.extend([slot] * count)
             table_tensor = torch.tensor(table, dtype=torch.int32, device=device)
             chunks.append(PrefillChunk(begin, begin + count, start + count, table_tensor))
         if row.samples:
@@ -84,7 +83,9 @@ def make_forward_batch(
         slots=torch.tensor(slots, device=device),
         num_decodes=len(decodes),
         decode_tables=_decode_tables(decodes, device),
-        decode_lengths=torch.tensor([row.start + 1 for row in decodes], dtype=torch.int32, device=device),
+        decode_lengths=torch.tensor(
+            [p + 1 for p in positions[: len(decodes)]], dtype=torch.int32, device=device
+        ),
         chunks=tuple(chunks),
         sampled_tokens=None if every else torch.tensor(sampled, dtype=torch.int64, device=device),
         num_sampled=len(sampled),
@@ -93,7 +94,7 @@ def make_forward_batch(
     )
 
 
-def _decode_tables(decodes: list[PlannedRow], device: torch.device) -> torch.Tensor:
-    columns = max((len(row.block_table) for row in decodes), default=0)
-    padded = [row.block_table + (0,) * (columns - len(row.block_table)) for row in decodes]
+def _decode_tables(decodes: list[tuple[int, ...]], device: torch.device) -> torch.Tensor:
+    columns = max((len(table) for table in decodes), default=0)
+    padded = [table + (0,) * (columns - len(table)) for table in decodes]
     return torch.tensor(padded, dtype=torch.int32, device=device).view(len(decodes), columns)

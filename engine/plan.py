@@ -38,7 +38,10 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Decodes come first, prefill chunks after them; at most one row per sequence."""
+    """Rows of answers come first, of one token or of several that a grammar forced, chunks of prompts after them.
+
+    At most one row per sequence.
+    """
 
     rows: tuple[PlannedRow, ...]
 

@@ -12,6 +12,7 @@ class StepRows:
     def __init__(self, max_tokens: int) -> None:
         self._budget = max_tokens
         self._rows: list[PlannedRow] = []
+        self._prompts: list[PlannedRow] = []
 
     @property
     def is_full(self) -> bool:
@@ -30,11 +31,14 @@ class StepRows:
             if self.is_full:
                 return
             count = min(self._budget, sequence.num_uncomputed_tokens)
-            self._rows.append(PlannedRow.of(sequence, count))
+            rows = self._rows if sequence.is_past_prompt else self._prompts
+            rows.append(PlannedRow.of(sequence, count))
             self._budget -= count
 
     def plan(self) -> StepPlan | None:
-        return StepPlan(tuple(self._rows)) if self._rows else None
+        """Answers first, prompts after them. None when there is no row."""
+        rows = (*self._rows, *self._prompts)
+        return StepPlan(rows) if rows else None
 
 
 def by_urgency(begun: list[Sequence], oldest: Sequence | None) -> list[Sequence]:
