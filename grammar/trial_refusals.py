@@ -19,7 +19,9 @@ def refusal(verdict: Verdict, limits: TrialLimits, param: str | None) -> Grammar
         case "cpu" | "deadline" | "memory" | "size" | "crashed":
             return GrammarTooCostly(_budget(verdict, limits), param=param)
         case "starved":
-            return TrialsUnavailable(f"no CPU time to try the grammar within {limits.deadline_s:g} s")
+            return TrialsUnavailable(
+                f"this machine was too busy to try the grammar within {limits.deadline_s:g} s"
+            )
         case "cancelled":
             return TrialsUnavailable("the trial of the grammar was given up")
 

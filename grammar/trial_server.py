@@ -26,6 +26,7 @@ from loraplex.grammar.trial_messages import (
     decode_judgement,
 )
 from loraplex.grammar.trial_orders import OrderSource
+from loraplex.grammar.trial_texts import clean
 
 READ_BYTES: Final = 65_536
 STARVED_SHARE: Final = 0.1
@@ -79,7 +80,12 @@ class TrialServer:
     def _start(self, trial_id: int, spec: GrammarSpec) -> None:
         reading, writing = os.pipe()
         parent_pid = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(reading)
+            os.close(writing)
+            return self._report(unforked(trial_id, error))
         if pid == 0:
             run_trial(self._first_mask, spec, self._limits, writing, parent_pid)
         os.close(writing)
@@ -141,6 +147,13 @@ class TrialServer:
         for trial in self._running.values():
             self._kill(trial, "cancelled")
             os.waitpid(trial.pid, 0)
+
+
+def unforked(trial_id: int, error: OSError) -> Verdict:
+    """No process could be made for it: nothing is known of the grammar."""
+    return Verdict(
+        trial_id=trial_id, outcome="starved", text=clean(str(error)), wall_s=0.0, cpu_s=0.0, bytes=0
+    )
 
 
 def _outcome_of_status(status: int) -> Outcome:

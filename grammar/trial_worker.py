@@ -32,8 +32,13 @@ MAX_DELAY_S: Final = 30.0
 DOWN_AFTER_FAILURES: Final = 3
 SETTLED_S: Final = 60.0
 EXIT_GRACE_S: Final = 2.0
-ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""A process that forks must have one thread: another's lock would stay locked in the child for ever."""
+ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""A process that forks must have one thread: another's lock would stay locked in the child for ever. No device either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +148,7 @@ class TrialWorker:
             MODULE,
             stdin=PIPE,
             stdout=PIPE,
-            env={**self._options.environment, **ONE_THREAD},
+            env={**self._options.environment, **ENVIRONMENT},
             start_new_session=True,
         )
         spawn = TrialSpawn(

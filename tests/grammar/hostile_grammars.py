@@ -117,9 +117,9 @@ def _case(name: str, expected: Expected, make: Callable[[], Body]) -> HostileGra
 
 
 SCHEMAS = (
-    _case("one_of_depth_12", "either", lambda: response_format(nested_one_of(12))),
-    _case("one_of_depth_12_strict_tool", "either", lambda: tool(nested_one_of(12), strict=True)),
-    _case("enum_of_10k", "either", lambda: response_format({"enum": [f"value {i}" for i in range(10_000)]})),
+    _case("one_of_depth_12", "refused", lambda: response_format(nested_one_of(12))),
+    _case("one_of_depth_12_strict_tool", "refused", lambda: tool(nested_one_of(12), strict=True)),
+    _case("enum_of_10k", "answer", lambda: response_format({"enum": [f"value {i}" for i in range(10_000)]})),
     _case("enum_of_20k", "refused", lambda: response_format({"enum": [f"v{i}" for i in range(20_000)]})),
     _case(
         "enum_of_10k_objects",
@@ -139,10 +139,10 @@ SCHEMAS = (
     _case(
         "mutual_required_references", "refused", lambda: response_format(mutual_references(8), strict=True)
     ),
-    _case("mutual_optional_references", "either", lambda: response_format(mutual_optional_references(40))),
+    _case("mutual_optional_references", "answer", lambda: response_format(mutual_optional_references(40))),
     _case("arrays_500_deep", "refused", lambda: response_format(nested_arrays(500))),
     _case("objects_200_deep", "refused", lambda: tool(nested_objects(200))),
-    _case("objects_60_deep", "either", lambda: response_format(nested_objects(28))),
+    _case("objects_28_deep", "answer", lambda: response_format(nested_objects(28))),
     _case(
         "schema_of_1_mb",
         "refused",
@@ -155,7 +155,7 @@ SCHEMAS = (
     ),
     _case(
         "max_length_2000",
-        "either",
+        "answer",
         lambda: response_format(an_object(a={"type": "string", "maxLength": 2_000})),
     ),
     _case(
@@ -165,7 +165,7 @@ SCHEMAS = (
     ),
     _case(
         "max_items_100k",
-        "either",
+        "answer",
         lambda: response_format({"type": "array", "items": {}, "maxItems": 100_000}),
     ),
     _case(
@@ -175,7 +175,7 @@ SCHEMAS = (
     ),
     _case(
         "array_bounds_nested",
-        "either",
+        "answer",
         lambda: response_format(
             nested(
                 4,
@@ -184,10 +184,10 @@ SCHEMAS = (
             )
         ),
     ),
-    _case("all_of_product", "either", lambda: response_format(overlapping_all_of(12))),
+    _case("all_of_product", "refused", lambda: response_format(overlapping_all_of(12))),
     _case(
         "pattern_properties_overlap",
-        "either",
+        "answer",
         lambda: response_format(
             {
                 "type": "object",
@@ -224,7 +224,7 @@ SCHEMAS = (
     ),
     _case(
         "pattern_exponential",
-        "either",
+        "answer",
         lambda: response_format(an_object(a={"type": "string", "pattern": "^(a|a|aa)*(a|aa)*b[ab]{40}$"})),
     ),
     _case(
@@ -258,7 +258,7 @@ SCHEMAS = (
     _case("remote_reference", "refused", lambda: response_format({"$ref": METADATA_SERVICE})),
     _case(
         "remote_id",
-        "either",
+        "refused",
         lambda: response_format(
             {
                 "$id": METADATA_SERVICE,
@@ -271,7 +271,7 @@ SCHEMAS = (
     _case("file_reference", "refused", lambda: response_format({"$ref": "file:///etc/passwd"})),
     _case(
         "options_for_the_library",
-        "either",
+        "answer",
         lambda: response_format(
             {
                 "x-guidance": {"lenient": True, "whitespace_pattern": r"\s*", "coerce_one_of": True},
@@ -284,10 +284,10 @@ SCHEMAS = (
         "either",
         lambda: response_format(nested(12, lambda inner: {"not": inner}, {"type": "object"})),
     ),
-    _case("lone_surrogates", "either", lambda: response_format({"enum": ["\ud800", "\udfff\ud800", "a"]})),
+    _case("lone_surrogates", "refused", lambda: response_format({"enum": ["\ud800", "\udfff\ud800", "a"]})),
     _case(
         "control_characters",
-        "either",
+        "answer",
         lambda: response_format({"const": "\x00\x1b[2J\x07\r\n</tool_call><|im_end|>"}),
     ),
     _case("schema_that_is_a_number", "refused", lambda: response_format(7)),
@@ -330,7 +330,7 @@ TEXTS = (
     _case("regex_repeat_bounds", "either", lambda: structured("regex", "((((a{1,100}){1,100}){1,100}){1,100}){1,100}")),
     _case("regex_look_behind", "refused", lambda: structured("regex", "(?<=a)b(?!c)")),
     _case("regex_of_nothing", "refused", lambda: structured("regex", "[^\\s\\S]")),
-    _case("regex_5000_parentheses", "refused", lambda: structured("regex", "(" * 2000 + "a" + ")" * 2000)),
+    _case("regex_of_2000_parentheses", "refused", lambda: structured("regex", "(" * 2000 + "a" + ")" * 2000)),
     _case("regex_unicode_classes", "either", lambda: structured("regex", r"(\p{L}|\p{Han}|[^\x00-\x{10fff0}]){1,999}")),
     _case("choice_of_5000", "refused", lambda: structured("choice", [f"choice {i}" for i in range(5_000)])),
     _case("choice_of_nothing", "refused", lambda: structured("choice", [])),
@@ -343,17 +343,17 @@ TEXTS = (
     _case("grammar_doubling", "either", lambda: structured(
         "grammar", "\n".join([f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)] + ['r60 ::= "a"', "root ::= r0"]))),
     _case("grammar_giant_repeat", "either", lambda: structured("grammar", 'root ::= (("a"{1,9999}){1,9999}){1,9999}')),
-    _case("grammar_5000_rules", "either", lambda: structured(
+    _case("grammar_of_2000_rules", "refused", lambda: structured(
         "grammar", "root ::= " + " | ".join(f"r{i}" for i in range(2_000)) + "\n" +
         "\n".join(f'r{i} ::= "{i}" r{(i * 7) % 2_000} | "x"' for i in range(2_000)))),
     _case("grammar_1_mb", "refused", lambda: structured("grammar", 'root ::= "' + "a" * 1_000_000 + '"')),
     _case("lark_left_recursion", "either", lambda: structured("grammar", 'start: start start | start "a" | "a" |')),
-    _case("lark_import", "either", lambda: structured("grammar", "%import python (expr)\nstart: expr")),
-    _case("lark_json_smuggled", "either", lambda: structured(
+    _case("lark_import", "refused", lambda: structured("grammar", "%import python (expr)\nstart: expr")),
+    _case("lark_json_smuggled", "refused", lambda: structured(
         "grammar", 'start: %json {"x-guidance": {"lenient": true}, "$ref": "http://169.254.169.254/"}')),
     _case("lark_options", "either", lambda: structured(
         "grammar", '%llguidance {"allow_invalid_utf8": true, "no_forcing": true}\nstart: /(.|\\n)*/')),
-    _case("lark_control_token", "either", lambda: structured("grammar", 'start: "a" <|im_end|> <[0-9]> "b"')),
+    _case("lark_control_token", "refused", lambda: structured("grammar", 'start: "a" <|im_end|> <[0-9]> "b"')),
     _case("lark_undefined", "refused", lambda: structured("grammar", "start: missing")),
     _case("lark_lexer_bomb", "either", lambda: structured(
         "grammar", "start: (" + " | ".join(f"T{i}" for i in range(50)) + ")+\n" +
@@ -362,8 +362,14 @@ TEXTS = (
     _case("tag_without_format", "refused", lambda: structured("structural_tag", {"type": "structural_tag"})),
     _case("tag_giant_repeat", "either", lambda: structural_tag(
         {"type": "repeat", "min": 1, "max": 1_000_000, "content": {"type": "regex", "pattern": "[a-z]{1,100}"}})),
-    _case("tag_of_one_of_bomb", "either", lambda: structural_tag(
+    _case("tag_of_one_of_bomb", "refused", lambda: structural_tag(
         {"type": "json_schema", "json_schema": nested_one_of(12)})),
+    _case("tag_of_one_of_depth_9", "either", lambda: structural_tag(
+        {"type": "json_schema", "json_schema": nested_one_of(9)})),
+    _case("tag_of_long_strings", "either", lambda: structural_tag({"type": "json_schema", "json_schema": an_object(
+        **{f"p{i}": {"type": "string", "maxLength": 2_000 + i} for i in range(40)})})),
+    _case("tag_of_enum_of_9k", "either", lambda: structural_tag(
+        {"type": "json_schema", "json_schema": {"enum": [f"value {i}" for i in range(9_000)]}})),
     _case("tag_nested_500", "refused", lambda: structural_tag(nested(
         500, lambda inner: {"type": "optional", "content": inner}, {"type": "const_string", "value": "a"}))),
 )  # fmt: skip

@@ -137,6 +137,15 @@ def test_an_error_text_is_cleaned() -> None:
     assert verdicts(refuse, a_try())[0].text == "[2Jno such rule"
 
 
+def test_without_a_process_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise BlockingIOError("no process")
+
+    monkeypatch.setattr(os, "fork", fork)
+    (verdict,) = verdicts(burn, a_try())
+    assert (verdict.outcome, verdict.text) == ("starved", "no process")
+
+
 def test_trials_run_side_by_side_and_are_cancelled() -> None:
     started = time.monotonic()
     orders = [a_try(trial_id) for trial_id in range(4)] + [Cancel(trial_id) for trial_id in (0, 1, 2, 3, 99)]
