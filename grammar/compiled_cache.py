@@ -37,6 +37,15 @@ class CompiledCache(Generic[Value]):
         self._builds: dict[tuple[bytes, Hashable], Future[Value]] = {}
         self.size_bytes = 0
 
+    def peek(self, namespace: bytes, key: Hashable) -> Value | None:
+        """The value of `key` if it is there; never waits for a build."""
+        with self._lock:
+            tenant = self._tenants.get(namespace)
+            if tenant is None or key not in tenant.entries:
+                return None
+            tenant.entries.move_to_end(key)
+            return tenant.entries[key]
+
     def get(self, namespace: bytes, key: Hashable, build: Callable[[], Value]) -> Value:
         """The value of `key`, built at most once however many threads ask. What `build` raises, each of them raises."""
         with self._lock:

@@ -6,7 +6,7 @@ from typing import Protocol
 from uuid import UUID
 
 from loraplex.engine.client import EngineClient
-from loraplex.grammar.answer_form import Limits as GrammarLimits
+from loraplex.grammar import answer_form
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
@@ -23,7 +23,7 @@ class GatewayLimits:
     """
 
     body: BodyLimits = field(default_factory=BodyLimits)
-    grammar: GrammarLimits = field(default_factory=GrammarLimits)
+    grammar: answer_form.Limits = field(default_factory=answer_form.Limits)
     max_in_flight: int = 2048
     max_prompt_characters: int = 2_000_000
     default_max_tokens: int = 1024

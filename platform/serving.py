@@ -15,7 +15,7 @@ from loraplex.grammar.answer_form import AnswerForm, Tool
 from loraplex.grammar.composition import Composition
 from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tool_style import ToolStyle
-from loraplex.platform.answer_composer import compose_answer
+from loraplex.platform.answer_composer import AnswerComposer
 from loraplex.platform.answer_forms import answer_form
 from loraplex.platform.auth import Caller
 from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
@@ -34,6 +34,9 @@ class Inference:
 
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
+        self._composer = AnswerComposer(
+            services.limits.grammar, services.prompts.special_tokens, services.trials
+        )
         self.in_flight = InFlight(services.limits.max_in_flight)
 
     async def begin(self, caller: Caller, endpoint: Endpoint, values: Values) -> "Generation":
@@ -107,7 +110,7 @@ class Inference:
         adapter = self._adapter_ref(caller, model, namespace)
         grammar, composition = None, None
         if form is not None:
-            composition = await compose_answer(self._services, namespace, form, self._style(model))
+            composition = await self._composer.compose(namespace, form, self._style(model))
             grammar = None if composition.spec is None else encode_spec(composition.spec)
             if composition.keep_special_tokens:
                 samplings = [replace(each, skip_special_tokens=False) for each in samplings]

@@ -1,0 +1,139 @@
+"""Forms composed once per tenant, off the event loop where it may take long, and tried before anybody uses them."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from loraplex.grammar.answer_form import (
+    AnswerForm,
+    Choice,
+    ContextFreeGrammar,
+    JsonObject,
+    JsonSchema,
+    Limits,
+    OutputFormat,
+    Regex,
+    StructuralTag,
+    Tool,
+)
+from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.grammar.tool_style import ToolStyle
+from loraplex.platform.answer_composer import AnswerComposer
+
+ONE, OTHER = b"1" * 32, b"2" * 32
+LARGE = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(100)}}
+# Each pair of alternatives is compared.
+SLOW = {"oneOf": [{"const": {"a": i, "b": [1, 2, {"c": i}]}} for i in range(100)]}
+
+
+class Trials:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.checked: list[tuple[bytes, GrammarSpec, str | None]] = []
+        self._error = error
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        self.checked.append((namespace, spec, param))
+        if self._error is not None:
+            raise self._error
+
+
+def composer(trials: Trials) -> AnswerComposer:
+    return AnswerComposer(Limits(), frozenset({"<|im_end|>"}), trials)
+
+
+def form_of(schema: dict[str, Any]) -> AnswerForm:
+    return AnswerForm(format=JsonSchema(schema, strict=False, param="response_format.json_schema.schema"))
+
+
+async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time() -> None:
+    trials = Trials()
+    composing = composer(trials)
+    first = await composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
+    assert await composing.compose(ONE, form_of(dict(LARGE)), ToolStyle.GENERIC) is first
+    foreign = await composing.compose(OTHER, form_of(LARGE), ToolStyle.GENERIC)
+    assert foreign is not first and foreign.spec == first.spec
+    reordered = {"type": "object", "properties": dict(reversed(LARGE["properties"].items()))}  # type: ignore[attr-defined]
+    assert (await composing.compose(ONE, form_of(reordered), ToolStyle.GENERIC)).spec != first.spec
+    assert [namespace for namespace, *_ in trials.checked] == [ONE, ONE, OTHER, ONE]
+
+
+async def test_who_asks_at_the_same_time_shares_one_composition() -> None:
+    composing = composer(Trials())
+    forms = [composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC) for _ in range(5)]
+    composed = await asyncio.gather(*forms)
+    assert all(each is composed[0] for each in composed)
+
+
+async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed() -> None:
+    longest, done = 0.0, False
+
+    async def tick() -> None:
+        nonlocal longest
+        while not done:
+            begun = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - begun)
+
+    ticking = asyncio.create_task(tick())
+    begun = time.perf_counter()
+    await composer(Trials()).compose(ONE, form_of(SLOW), ToolStyle.GENERIC)
+    took, done = time.perf_counter() - begun, True
+    await ticking
+    assert longest < max(took / 2, 0.05)
+
+
+async def test_one_tenants_schemas_take_one_thread_at_a_time() -> None:
+    composing, ended = composer(Trials()), list[str]()
+
+    async def compose(namespace: bytes, schema: dict[str, Any], name: str) -> None:
+        await composing.compose(namespace, form_of(schema), ToolStyle.GENERIC)
+        ended.append(name)
+
+    variants = [{**SLOW, "description": str(index)} for index in range(4)]
+    greedy = [compose(ONE, schema, "greedy") for schema in variants]
+    await asyncio.gather(*greedy, compose(OTHER, LARGE, "modest"))
+    assert ended.index("modest") <= 1
+
+
+@pytest.mark.parametrize("schema", [{"enum": list(range(10_001))}, {"enum": ["a" * 300_000]}])
+async def test_what_is_refused_reaches_no_trial(schema: dict[str, Any]) -> None:
+    trials = Trials()
+    with pytest.raises(GrammarTooLarge):
+        await composer(trials).compose(ONE, form_of(schema), ToolStyle.GENERIC)
+    assert trials.checked == []
+
+
+async def test_a_trial_without_a_verdict_ends_the_request() -> None:
+    with pytest.raises(TrialsUnavailable):
+        await composer(Trials(TrialsUnavailable("down"))).compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
+
+
+@pytest.mark.parametrize(
+    ("format_", "param"),
+    [
+        (JsonObject(), "response_format"),
+        (JsonSchema({"type": "object"}, False, "structured_outputs.json"), "structured_outputs.json"),
+        (Regex("a"), "structured_outputs.regex"),
+        (Choice(("a", "b")), "structured_outputs.choice"),
+        (ContextFreeGrammar('start: "a"'), "structured_outputs.grammar"),
+        (
+            StructuralTag({"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}),
+            "structured_outputs.structural_tag",
+        ),
+    ],
+)
+async def test_a_trial_knows_the_field_of_its_grammar(format_: OutputFormat, param: str) -> None:
+    trials = Trials()
+    await composer(trials).compose(ONE, AnswerForm(format=format_), ToolStyle.GENERIC)
+    assert trials.checked[0][2] == param
+
+
+async def test_tools_and_a_format_are_one_grammar_named_tools() -> None:
+    trials = Trials()
+    tool = Tool("f", "", {"type": "object"}, False, "tools[0].function.parameters")
+    form = AnswerForm(format=JsonObject(), tools=(tool,), tool_choice="auto")
+    await composer(trials).compose(ONE, form, ToolStyle.HERMES)
+    assert [param for *_, param in trials.checked] == ["tools"]
