@@ -247,6 +247,27 @@ def test_a_stop_token_that_the_user_wants_to_see_is_no_content(style: ToolStyle)
         assert read(reading(style, auto(style)), deltas) == Read("", [WrittenCall("get", "{}")], "tool_calls")
 
 
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("calls_may", CallsMay)
+@pytest.mark.parametrize("style", ToolStyle)
+def test_the_rest_of_a_cut_answer_is_dropped_after_a_call(
+    style: ToolStyle, calls_may: CallsMay, reason: EngineReason
+) -> None:
+    if calls_may is CallsMay.FOLLOW_TEXT:
+        calls_may = auto(style)
+    first = WrittenCall("get", '{"a": "}"}')
+    text = render_calls(style, [first, first])
+    syntax = syntax_of(style)
+    second_name = text.index(
+        '"', text.index(syntax.separator + syntax.before_name) + len(syntax.before_name) + 2
+    )
+    for length in range(text.index(first.arguments) + len(first.arguments), second_name):
+        cut_off = read(reading(style, calls_may), list(text[:length]), reason)
+        assert (cut_off.content, cut_off.calls) == ("", [first])
+    with pytest.raises(AnswerNotSatisfied):
+        read(reading(style, calls_may), [text[: second_name - 1] + "nope" + text[second_name:]])
+
+
 def refuse(text: str) -> None:
     raise AnswerNotSatisfied(text)
 
