@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from llguidance import LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
-from tokenizers import Tokenizer
 
 from loraplex.grammar.vocabulary import Vocabulary
 
@@ -20,8 +19,7 @@ class _Speller:
         self.tokens = tokens
         self.eos_token_id = min(vocabulary.end_token_ids)
         self.special_token_ids = sorted({*vocabulary.special_tokens.values(), *vocabulary.end_token_ids})
-        self._tokenizer = Tokenizer.from_str(vocabulary.tokenizer_json)
-        self._tokenizer.encode_special_tokens = True
+        self._tokenizer = vocabulary.text_tokenizer
 
     def __call__(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -38,6 +38,13 @@ class Vocabulary:
         return Tokenizer.from_str(self.tokenizer_json)
 
     @cached_property
+    def text_tokenizer(self) -> Tokenizer:
+        """The same, but what looks like a control token is spelled in ordinary tokens."""
+        tokenizer = Tokenizer.from_str(self.tokenizer_json)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    @cached_property
     def encoded_tokens(self) -> tuple[str, ...]:
         """The tokens by id as the tokenizer spells them, an empty text where an id has none."""
         by_id = {

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from llguidance import LLTokenizer
 from pydantic import ValidationError
+from tokenizers import Tokenizer
 from torch import Tensor
 from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, StructuralTag, TokenizerInfo
 from xgrammar.tokenizer_info import VocabType
@@ -108,14 +109,22 @@ class XgrammarMask:
         return torch.equal(bitmask[0], end)
 
     def forced_tokens(self) -> Sequence[int]:
-        return self.certain_tokens() if self._fast_forward else ()
+        text = self._certain_text() if self._fast_forward else ""
+        return self._compiled.surely(text) if text else ()
 
     def certain_tokens(self) -> Sequence[int]:
-        """Tokens without an alternative, as far as no continuation of the text could be spelled otherwise."""
+        """The text without an alternative in some spelling."""
+        text = self._certain_text()
+        return self._compiled.spelled(text) if text else ()
+
+    def _certain_text(self) -> str:
+        """What must follow, or nothing where that begins or ends inside a letter of several bytes."""
         if self._matcher.is_terminated():
-            return ()
-        text = self._matcher.find_jump_forward_string()
-        return self._compiled.surely(text) if text else ()
+            return ""
+        try:
+            return str(self._matcher.find_jump_forward_string())
+        except UnicodeDecodeError:
+            return ""
 
     def closing_tokens(self, most: int) -> Sequence[int] | None:
         return self._closer.find(self, most) if self._closes else None
@@ -128,9 +137,12 @@ class XgrammarMask:
 class CompiledXgrammar:
     """A grammar at its start, from which masks are made."""
 
-    def __init__(self, compiled: CompiledGrammar, tokens: TokenSets, tokenizer: LLTokenizer) -> None:
+    def __init__(
+        self, compiled: CompiledGrammar, tokens: TokenSets, tokenizer: LLTokenizer, speller: Tokenizer
+    ) -> None:
         self._start = GrammarMatcher(compiled)
         self._tokenizer = tokenizer
+        self._speller = speller
         self.tokens = tokens
         self.size_bytes = int(compiled.memory_size_bytes)
 
@@ -138,14 +150,14 @@ class CompiledXgrammar:
         return XgrammarMask(self._start.fork(), self, closer, fast_forward=fast_forward, closes=closes)
 
     def surely(self, text: str) -> list[int]:
-        """The tokens that begin the tokenization of every text that begins with `text`, up to a blocked one."""
+        """The tokens that begin the tokenization of every text that begins with `text`."""
+        tokens: list[int]
         tokens, _ = self._tokenizer.tokenize_partial(text.encode())
-        usable: list[int] = []
-        for token_id in tokens:
-            if token_id in self.tokens.blocked:
-                break
-            usable.append(token_id)
-        return usable
+        return tokens
+
+    def spelled(self, text: str) -> list[int]:
+        tokens: list[int] = self._speller.encode(text, add_special_tokens=False).ids
+        return tokens
 
 
 class XgrammarCompiler:
@@ -171,7 +183,9 @@ class XgrammarCompiler:
             compiled = self._compiler.compile_structural_tag(checked)
         except (RuntimeError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise GrammarInvalid(without_place(error)) from error
-        return CompiledXgrammar(compiled, self._token_sets(named), self._tokenizer)
+        return CompiledXgrammar(
+            compiled, self._token_sets(named), self._tokenizer, self._vocabulary.text_tokenizer
+        )
 
     def _ids(self, named: Iterable[str | int]) -> frozenset[int]:
         found = {self._vocabulary.token_id(token) for token in named}

@@ -36,7 +36,8 @@ def vocabulary() -> Vocabulary:
     tokenizer.train_from_iterator(CORPUS * 3, trainer)
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
-    ends = frozenset(tokenizer.token_to_id(text) for text in SPECIAL[:2])
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    ends = frozenset(ids[text] for text in SPECIAL[:2])
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     return Vocabulary(tokenizer.to_str(), size + PADDING, ends)
 

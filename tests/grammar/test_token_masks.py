@@ -5,10 +5,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from loraplex.grammar import emit_llguidance, emit_xgrammar
 from loraplex.grammar.bitmask import bits_of
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
-from loraplex.grammar.tree import Concatenation, FreeText, JsonValue, Literal, Pattern, SpecialToken
+from loraplex.grammar.tree import (
+    Alternation,
+    Concatenation,
+    FreeText,
+    JsonValue,
+    Literal,
+    Pattern,
+    SpecialToken,
+)
 
 if TYPE_CHECKING:
     from tests.grammar.conftest import Backends
@@ -154,9 +163,25 @@ def test_forced_tokens_are_those_of_the_tokenizer(backends: "Backends", backend:
 
 
 @BOTH
+@pytest.mark.parametrize("options", [("a€😀x", "b"), ("é", "è"), ("😀😀", "😀😂")])
+def test_letters_of_several_bytes_force_nothing_wrong(
+    backends: "Backends", backend: Backend, options: tuple[str, str]
+) -> None:
+    for option in options:
+        mask = backends.mask(backend, Alternation(tuple(map(Literal, options))), close=True)
+        for token_id in backends.tokens(option):
+            forced, walker = mask.forced_tokens(), mask.fork()
+            assert all(map(walker.accept, forced))
+            assert mask.closing_tokens(20)
+            assert mask.accept(token_id)
+        assert mask.is_complete()
+
+
+@BOTH
 def test_no_forced_tokens_where_the_request_wants_none(backends: "Backends", backend: Backend) -> None:
     mask = backends.mask(backend, Literal("ab"))
-    spec = GrammarSpec(backend=backend, source=_source(backends, backend), fast_forward=False)
+    emit = (emit_llguidance if backend == "llguidance" else emit_xgrammar).emit
+    spec = GrammarSpec(backend=backend, source=emit(Literal("ab")), fast_forward=False)
     unhurried = backends.compiler.compile(b"tenant", encode_spec(spec))
     assert mask.forced_tokens() and not unhurried.forced_tokens() and not unhurried.fork().forced_tokens()
 
@@ -191,9 +216,3 @@ def test_a_message_names_no_file_and_quotes_no_source(
 
 def test_bits() -> None:
     assert bits_of({0, 31, 33}, 2).tolist() == [1 - 2**31, 2]
-
-
-def _source(backends: "Backends", backend: Backend) -> str:
-    from loraplex.grammar import emit_llguidance, emit_xgrammar
-
-    return (emit_llguidance if backend == "llguidance" else emit_xgrammar).emit(Literal("ab"))
