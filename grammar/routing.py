@@ -13,7 +13,7 @@ from loraplex.grammar.schema_bounds import check_bounds
 from loraplex.grammar.schema_dialect import to_newest
 from loraplex.grammar.schema_formats import FORMATS, JUDGED
 from loraplex.grammar.schema_references import References
-from loraplex.grammar.schema_satisfiable import satisfiable_definitions, without_empty_parts
+from loraplex.grammar.schema_satisfiable import KnownTypes, types_of_definitions, without_empty_parts
 from loraplex.grammar.schema_walk import walk
 from loraplex.grammar.spec import Backend
 from loraplex.grammar.validator import Validator
@@ -67,22 +67,20 @@ def _relaxed(references: References, backend: Backend, param: str, limits: Limit
     if relaxed.schema is True or relaxed.schema == {}:
         return Relaxed({}, relaxed.residue)
     schema: Any = relaxed.schema
-    satisfied = satisfiable_definitions(schema) if isinstance(schema, dict) else frozenset()
-    schema = without_empty_parts(schema, satisfied)
+    known: KnownTypes = types_of_definitions(schema) if isinstance(schema, dict) else {}
+    schema = without_empty_parts(schema, known)
     if schema is False:
         raise GrammarInvalid(f"{param}: no document satisfies this schema", param=param, pointer="")
     if "$defs" in schema:
-        schema = {**schema, "$defs": _definitions(schema["$defs"], satisfied)}
+        schema = {**schema, "$defs": _definitions(schema["$defs"], known)}
     if backend == "xgrammar" and any(node is False for _, node in walk(_without_closing(schema))):
         return Relaxed(schema, (*relaxed.residue, Residue("false", "")))
     return Relaxed(schema, relaxed.residue)
 
 
-def _definitions(found: dict[str, Any], satisfied: frozenset[str]) -> dict[str, Any]:
+def _definitions(found: dict[str, Any], known: KnownTypes) -> dict[str, Any]:
     return {
-        name: without_empty_parts(member, satisfied)
-        for name, member in found.items()
-        if f"#/$defs/{name}" in satisfied
+        name: without_empty_parts(member, known) for name, member in found.items() if known[f"#/$defs/{name}"]
     }
 
 

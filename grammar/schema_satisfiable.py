@@ -3,57 +3,61 @@
 Invariant: only what is proven empty is called empty. A grammar must not enter an empty part, for it could never leave it.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-from loraplex.grammar.schema_values import allowed_types, listed_values, type_of
+from loraplex.grammar.schema_values import TYPES, allowed_types, listed_values, type_of
 
-Inhabited = Callable[[Any], bool]
+Inhabited: TypeAlias = Callable[[Any], bool]
+Types: TypeAlias = frozenset[str]
+KnownTypes: TypeAlias = Mapping[str, Types]
 
 
-def satisfiable_definitions(root: dict[str, Any]) -> frozenset[str]:
-    """The references `#/$defs/…` of a rewritten schema that some document satisfies: the least fixed point."""
+def types_of_definitions(root: dict[str, Any]) -> dict[str, Types]:
+    """For each reference `#/$defs/…` of a rewritten schema the types of its documents, none if it has no document.
+
+    The least fixed point: a definition has a type once one is found without going round in a circle.
+    """
     definitions = {f"#/$defs/{name}": schema for name, schema in root.get("$defs", {}).items()}
-    satisfied: set[str] = set()
-    waiting_for: dict[str, list[str]] = {}
+    known: dict[str, Types] = dict.fromkeys(definitions, frozenset())
+    readers: dict[str, set[str]] = {name: set() for name in definitions}
     queue = list(reversed(definitions))
     while queue:
         name = queue.pop()
-        if name in satisfied:
-            continue
-        missing: list[str] = []
-        if is_satisfiable(definitions[name], satisfied, missing):
-            satisfied.add(name)
-            queue.extend(waiting_for.pop(name, ()))
-        for other in missing:
-            waiting_for.setdefault(other, []).append(name)
-    return frozenset(satisfied)
+        read: list[str] = []
+        found = possible_types(definitions[name], known, read)
+        for other in read:
+            readers[other].add(name)
+        if found != known[name]:
+            known[name] = found
+            queue.extend(readers[name])
+    return known
 
 
-def is_satisfiable(
-    schema: Any, satisfied: set[str] | frozenset[str], missing: list[str] | None = None
-) -> bool:
-    """Whether some document may satisfy the schema. `missing` collects the references that were in the way."""
+def possible_types(schema: Any, known: KnownTypes, read: list[str] | None = None) -> Types:
+    """The types that documents of the schema may have. `read` collects the references that were looked up."""
     if isinstance(schema, bool):
-        return schema
+        return TYPES if schema else frozenset()
 
-    def inhabited(member: Any) -> bool:
-        return is_satisfiable(member, satisfied, missing)
+    def types_of(member: Any) -> Types:
+        return possible_types(member, known, read)
 
-    reference = schema.get("$ref")
-    if reference is not None and reference not in satisfied:
-        if missing is not None:
-            missing.append(reference)
-        return False
-    if not all(map(inhabited, schema.get("allOf", ()))):
-        return False
-    if "anyOf" in schema and not any(map(inhabited, schema["anyOf"])):
-        return False
     types = allowed_types(schema)
+    reference = schema.get("$ref")
+    if reference is not None:
+        types &= known[reference]
+        if read is not None:
+            read.append(reference)
+    for member in schema.get("allOf", ()):
+        types &= types_of(member)
+    if "anyOf" in schema:
+        types &= frozenset().union(*map(types_of, schema["anyOf"]))
     values = listed_values(schema)
     if values is not None:
         types &= frozenset(map(type_of, values))
-    return any(_has_value(kind, schema, inhabited) for kind in types)
+    return frozenset(
+        kind for kind in types if _has_value(kind, schema, lambda member: bool(types_of(member)))
+    )
 
 
 def _has_value(kind: str, schema: dict[str, Any], inhabited: Inhabited) -> bool:
@@ -93,33 +97,39 @@ def _has_array(schema: dict[str, Any], inhabited: Inhabited) -> bool:
 
 
 def _has_object(schema: dict[str, Any], inhabited: Inhabited) -> bool:
-    required = schema.get("required", ())
-    if not _in_order(schema, "minProperties", "maxProperties"):
-        return False
-    if len(set(required)) > schema.get("maxProperties", len(required)):
+    required = frozenset(schema.get("required", ()))
+    least = schema.get("minProperties", 0)
+    if not _in_order(schema, "minProperties", "maxProperties") or len(required) > schema.get(
+        "maxProperties", len(required)
+    ):
         return False
     properties = schema.get("properties", {})
-    closed = schema.get("additionalProperties", True) is False and not schema.get("patternProperties")
-    if closed and len(properties) < schema.get("minProperties", 0):
+    others = [schema.get("additionalProperties", True), *schema.get("patternProperties", {}).values()]
+    declared = required.intersection(properties)
+    if not all(inhabited(properties[name]) for name in declared):
         return False
-    return all(inhabited(properties.get(name, not closed)) for name in required)
+    if len(required) == len(declared) and least <= len(required):
+        return True
+    if any(map(inhabited, others)):
+        return True
+    return required == declared and sum(map(inhabited, properties.values())) >= least
 
 
-def without_empty_parts(schema: Any, satisfied: frozenset[str]) -> Any:
+def without_empty_parts(schema: Any, known: KnownTypes) -> Any:
     """The same schema with `false` for each part that is empty, so that no backend enters it."""
     if isinstance(schema, bool):
         return schema
-    if not is_satisfiable(schema, satisfied):
+    if not possible_types(schema, known):
         return False
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in ("properties", "patternProperties"):
-            made[keyword] = {name: without_empty_parts(member, satisfied) for name, member in value.items()}
+            made[keyword] = {name: without_empty_parts(member, known) for name, member in value.items()}
         elif keyword in ("prefixItems", "allOf"):
-            made[keyword] = [without_empty_parts(member, satisfied) for member in value]
+            made[keyword] = [without_empty_parts(member, known) for member in value]
         elif keyword == "anyOf":
-            kept = [without_empty_parts(member, satisfied) for member in value]
+            kept = [without_empty_parts(member, known) for member in value]
             made[keyword] = [member for member in kept if member is not False]
         elif keyword in ("items", "additionalProperties"):
-            made[keyword] = without_empty_parts(value, satisfied)
+            made[keyword] = without_empty_parts(value, known)
     return made

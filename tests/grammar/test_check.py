@@ -1,0 +1,93 @@
+"""The proof of the routing: over the whole suite nothing invalid is let through, and the committed table says so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loraplex.grammar.check import BadLine, Case, Checker, read_cases
+from loraplex.grammar.vocabulary import Vocabulary, byte_vocabulary
+from tests.grammar.enforcement_table import TABLE, Group, render, totals, verdicts
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Group, dict[str, Any]]]:
+    return verdicts(tmp_path_factory.mktemp("suite"))
+
+
+@pytest.fixture(scope="module")
+def checker() -> Checker:
+    return Checker(byte_vocabulary())
+
+
+def test_nothing_invalid_is_let_through(found: list[tuple[Group, dict[str, Any]]]) -> None:
+    counts = totals(found)
+    assert counts["tests"] == 629
+    assert counts["let through"] == 0
+    assert counts["right"] >= 555
+
+
+def test_the_committed_table_is_what_the_command_says(found: list[tuple[Group, dict[str, Any]]]) -> None:
+    assert render(found) == TABLE.read_text("utf-8")
+
+
+def test_another_vocabulary_decides_the_same(vocabulary: Vocabulary) -> None:
+    case = Case(
+        {"type": "object", "properties": {"city": {"type": "string", "maxLength": 3}}},
+        ('{"city":"Par"}', '{"city":"Paris"}', '{"city":"<|stop|>"}', '{"city":"<|e"}', '{"city":"\ud800"}'),
+    )
+    accepted = (True, False, False, True, False)
+    for known in (vocabulary, byte_vocabulary()):
+        assert Checker(known).check(case).accepted == accepted
+
+
+def test_blanks_and_other_spellings(checker: Checker) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    texts = ('{"a":1}', '{ "a" : 1 }', '{"a":1} ', ' {"a":1}', '{"\\u0061":1}', '{"a":1', '{"a":1,"a":1}', "")
+    assert checker.check(Case(schema, texts)).accepted == (True, True, *[False] * 6)
+
+
+def test_a_judge_has_the_last_word(checker: Checker) -> None:
+    verdict = checker.check(Case({"type": "array", "uniqueItems": True}, ("[1,2]", "[1,1.0]", "[1")))
+    assert (verdict.enforcement, verdict.backend) == ("validated", "llguidance")
+    assert verdict.accepted == (True, False, False)
+
+
+def test_refusals_are_verdicts(checker: Checker) -> None:
+    strict = checker.check(Case({"properties": {"a": {"uniqueItems": True}}}, ("{}",)), strict=True)
+    assert (strict.enforcement, strict.backend, strict.refused_at) == (
+        "refused",
+        "none",
+        "/properties/a/uniqueItems",
+    )
+    assert strict.accepted == (False,) and "uniqueItems" in (strict.reason or "")
+    # Two patterns without a common text: only the backend finds that out.
+    empty = checker.check(Case({"type": "string", "pattern": "^a$", "minLength": 2}, ('"a"',)))
+    assert empty.enforcement == "refused" and empty.accepted == (False,)
+
+
+def test_the_line_of_the_contract(checker: Checker) -> None:
+    line = checker.check(Case(True, ("1",))).as_line()
+    assert list(line) == ["enforcement", "backend", "refused_at", "compile_ms", "accepted"]
+    assert line["compile_ms"] > 0 and json.loads(json.dumps(line))["accepted"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("x", "line 2: not JSON"),
+        ("[" * 100_000, "line 2: not JSON"),
+        ("[]", "line 2: must be"),
+        ('{"schema": {}}', "line 2: must be"),
+        ('{"schema": [], "documents": []}', "line 2: schema must be"),
+        ('{"schema": {}, "documents": [1]}', "line 2: documents must be"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, message: str) -> None:
+    with pytest.raises(BadLine, match=message):
+        list(read_cases(['{"schema": {}, "documents": []}', line]))
+
+
+def test_blank_lines_are_skipped(tmp_path: Path) -> None:
+    assert list(read_cases(["\n", '{"schema": true, "documents": ["1"]}\n', ""])) == [Case(True, ("1",))]
