@@ -52,6 +52,14 @@ class _Call:
     arguments: list[str]
     whole: bool = False
 
+    def judge_arguments(self) -> None:
+        if self.judge is None:
+            return
+        try:
+            self.judge("".join(self.arguments))
+        except AnswerNotSatisfied as error:
+            raise AnswerNotSatisfied(f"the arguments of {self.name}: {error}") from error
+
 
 class CallReader:
     """Content, then calls. A state is the method that reads on from a position and returns the position it came to."""
@@ -95,8 +103,7 @@ class CallReader:
         if not self._calls[-1].whole:
             return pieces, "stop"
         for call in self._calls:
-            if call.judge is not None:
-                call.judge("".join(call.arguments))
+            call.judge_arguments()
         return pieces, "tool_calls"
 
     def _release(self) -> None:

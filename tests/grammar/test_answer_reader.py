@@ -276,7 +276,7 @@ def test_judges_finished_arguments_and_no_others() -> None:
     syntax = syntax_of(ToolStyle.HERMES)
     text = render_calls(ToolStyle.HERMES, [WrittenCall("free", "{}"), WrittenCall("judged", '{"a": 1}')])
     of = CallReading(syntax, CallsMay.FOLLOW_TEXT, {"free": None, "judged": refuse})
-    with pytest.raises(AnswerNotSatisfied, match='{"a": 1}'):
+    with pytest.raises(AnswerNotSatisfied, match='the arguments of judged: {"a": 1}'):
         read(of, list(text))
     assert read(of, [text], "length").reason == "length"
     cut_off = text[: text.rindex("}\n</tool")]
