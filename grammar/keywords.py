@@ -14,6 +14,8 @@ from loraplex.grammar.spec import Backend
 
 # Beyond, a double is not exact, and neither is a backend that reads bounds as doubles.
 _LARGEST: Final = 2**53
+# The automaton of a step has as many states as its coefficient.
+_LARGEST_STEP: Final = 10_000
 _SMALLEST: Final = 1e-9
 _ESCAPED: Final = frozenset("\b\t\n\f\r")
 
@@ -187,7 +189,11 @@ def _is_step(value: Any) -> bool:
     scaled, exponent = abs(float(value)), 0
     while not scaled.is_integer() and exponent < 9:
         scaled, exponent = scaled * 10.0, exponent + 1
-    return scaled.is_integer() and 0 < scaled < 2**31 and float(f"{int(scaled)}e-{exponent}") == abs(value)
+    return (
+        scaled.is_integer()
+        and 0 < scaled <= _LARGEST_STEP
+        and float(f"{int(scaled)}e-{exponent}") == abs(value)
+    )
 
 
 def is_exact(value: Any) -> bool:

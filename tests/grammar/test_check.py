@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.grammar.enforcement_table import TABLE, Group, render, totals, verdicts
 
 from loraplex.grammar.check import BadLine, Case, Checker, read_cases
 from loraplex.grammar.vocabulary import Vocabulary, byte_vocabulary
-from tests.grammar.enforcement_table import TABLE, Group, render, totals, verdicts
 
 
 @pytest.fixture(scope="module")
