@@ -15,7 +15,7 @@ FAREWELL_S = 1.0
 def start_side_thread(
     name: str, run: Callable[[], None], cores: set[int], niceness: int = 0
 ) -> threading.Thread:
-    """Start `run` on any of `cores`. `niceness` 0..19 is added where the system keeps one per thread."""
+    """Start `run` on any of `cores`. `niceness` is added to the process's, where the system keeps one per thread."""
 
     def body() -> None:
         os.sched_setaffinity(0, cores)
@@ -29,9 +29,10 @@ def start_side_thread(
 
 
 def lower_priority(native_id: int, niceness: int) -> None:
-    """Give one thread the niceness. A thread that has ended, or a system that forbids it, changes nothing."""
+    """Add to one thread's niceness. A thread that has ended, or a system that forbids it, changes nothing."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, native_id, niceness)
+        now = os.getpriority(os.PRIO_PROCESS, native_id)
+        os.setpriority(os.PRIO_PROCESS, native_id, min(19, now + niceness))
 
 
 def join_all(threads: Iterable[threading.Thread]) -> None:
