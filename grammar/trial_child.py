@@ -5,8 +5,11 @@ Invariant: a compiled grammar never leaves this process, and it never returns to
 
 import gc
 import os
+import time
 from collections.abc import Callable
 from typing import Final, NoReturn, TypeAlias
+
+from msgspec.structs import replace
 
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.trial_confinement import confine, first_to_be_killed, resident_bytes
@@ -33,7 +36,8 @@ def run_trial(
         _close_all_but(pipe)
         first_to_be_killed()
         confine(limits, parent_pid)
-        os.write(pipe, encode(judge(first_mask, spec, limits)))
+        judgement = judge(first_mask, spec, limits)
+        os.write(pipe, encode(replace(judgement, cpu_s=time.process_time())))
         status = DONE_STATUS
     finally:
         os._exit(status)

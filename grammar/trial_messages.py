@@ -72,11 +72,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What a trial found out itself. `bytes` is what it kept allocated."""
+    """What a trial found out itself. `bytes` is what it kept allocated, `cpu_s` what it took."""
 
     outcome: Outcome
     text: str = ""
     bytes: int = 0
+    cpu_s: float = 0.0
 
 
 class Verdict(msgspec.Struct, frozen=True, tag="verdict"):

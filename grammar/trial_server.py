@@ -35,7 +35,7 @@ STARVED_SHARE: Final = 0.1
 
 @dataclass(slots=True)
 class Trial:
-    """A running child. `pipe` is where its judgement comes; `end` is what it was killed for."""
+    """A child. `pipe` is where its judgement comes; `end` is what it was killed for, `answered` that its verdict is out."""
 
     trial_id: int
     pid: int
@@ -43,6 +43,7 @@ class Trial:
     started: float
     written: bytearray = field(default_factory=bytearray)
     end: Outcome | None = None
+    answered: bool = False
 
 
 class TrialServer:
@@ -94,16 +95,29 @@ class TrialServer:
         self._selector.register(reading, selectors.EVENT_READ, trial)
 
     def _hear(self, trial: Trial) -> None:
-        """The end of the pipe is the end of the child."""
+        """A judgement is passed on before its process has ended, which takes as long as a small trial itself."""
         if data := os.read(trial.pipe, READ_BYTES):
             trial.written += data
+            self._pass_on(trial)
             return
         self._selector.unregister(trial.pipe)
         os.close(trial.pipe)
         del self._running[trial.trial_id]
         _, status, usage = os.wait4(trial.pid, 0)
-        cpu_s = usage.ru_utime + usage.ru_stime
-        judgement = self._judgement(trial, status, cpu_s)
+        if not trial.answered:
+            cpu_s = usage.ru_utime + usage.ru_stime
+            self._answer(trial, self._judged_by_end(trial, status, cpu_s), cpu_s)
+
+    def _pass_on(self, trial: Trial) -> None:
+        try:
+            judgement = decode_judgement(trial.written)
+        except msgspec.DecodeError:
+            return  # the rest is still to come, or the way it ends will tell
+        if trial.end is None and not trial.answered:
+            self._answer(trial, judgement, judgement.cpu_s)
+
+    def _answer(self, trial: Trial, judgement: Judgement, cpu_s: float) -> None:
+        trial.answered = True
         self._report(
             Verdict(
                 trial_id=trial.trial_id,
@@ -115,15 +129,10 @@ class TrialServer:
             )
         )
 
-    def _judgement(self, trial: Trial, status: int, cpu_s: float) -> Judgement:
+    def _judged_by_end(self, trial: Trial, status: int, cpu_s: float) -> Judgement:
         if trial.end == "deadline" and cpu_s < STARVED_SHARE * self._limits.cpu_s:
             return Judgement("starved")
-        if trial.end is not None:
-            return Judgement(trial.end)
-        try:
-            return decode_judgement(trial.written)
-        except msgspec.MsgspecError:
-            return Judgement(_outcome_of_status(status))
+        return Judgement(trial.end or _outcome_of_status(status))
 
     def _until_next_deadline(self) -> float | None:
         if not self._running:

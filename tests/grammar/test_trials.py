@@ -235,7 +235,7 @@ async def test_budgets_of_memory_and_size(tokenizer: Path) -> None:
             await trials.check(b"a", by_llguidance({"enum": words * 4}))
         with pytest.raises(GrammarTooCostly, match="allowed are 2 MiB"):
             await trials.check(b"a", by_llguidance({"enum": words[:8_000]}))
-        assert forks(trials) == []
+        await until(lambda: not forks(trials))
 
 
 async def test_without_a_tokenizer_nothing_can_be_tried(tmp_path: Path) -> None:
