@@ -24,7 +24,7 @@ def read_structural_tag(source: str) -> Format:
     """The whole tag. Raises `GrammarInvalid` when `source` is no JSON object with a format."""
     try:
         tag = json.loads(source)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GrammarInvalid("the structural tag is not JSON") from error
     if not isinstance(tag, dict) or not isinstance(tag.get("format"), dict):
         raise GrammarInvalid("the structural tag has no format")

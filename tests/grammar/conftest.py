@@ -49,10 +49,11 @@ def compiler(vocabulary: Vocabulary) -> MaskCompiler:
 
 @dataclass(frozen=True)
 class Backends:
-    """Masks of trees and what they allow."""
+    """Masks of trees and what they allow. `tokenizer` reads control tokens in a text as such."""
 
     vocabulary: Vocabulary
     compiler: MaskCompiler
+    tokenizer: Tokenizer
 
     def from_source(
         self, backend: Backend, source: str, *, close: bool = False
@@ -65,7 +66,7 @@ class Backends:
         return self.from_source(backend, emit(node), close=close)
 
     def tokens(self, text: str) -> list[int]:
-        ids: list[int] = self.vocabulary.tokenizer.encode(text).ids
+        ids: list[int] = self.tokenizer.encode(text).ids
         return ids
 
     def accepts(self, mask: LlguidanceMask | XgrammarMask, text: str) -> bool:
@@ -88,4 +89,4 @@ class Backends:
 
 @pytest.fixture(scope="session")
 def backends(vocabulary: Vocabulary, compiler: MaskCompiler) -> Backends:
-    return Backends(vocabulary, compiler)
+    return Backends(vocabulary, compiler, Tokenizer.from_str(vocabulary.tokenizer_json))
