@@ -3,6 +3,7 @@
 Invariant: what is returned was accepted token by token by a copy of the mask, which then was complete.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
@@ -37,6 +38,8 @@ LETTERS_PER_TOKEN = 4
 """The search goes by single letters; a way is so many times longer at most before it is spelled in whole tokens."""
 MOST_STEPS = 1024
 """Letters. Longer ways are not looked for."""
+MOST_SECONDS = 0.05
+"""Processor time of one search, since a decoding step waits for it. An ordinary one takes 1 to 3 ms."""
 
 
 class ClosableMask(Protocol):
@@ -83,14 +86,15 @@ class Closer:
 
     def find(self, mask: ClosableMask, most: int) -> list[int] | None:
         """At most `most` tokens to a whole document, or None. `mask` does not advance."""
+        deadline = time.thread_time() + MOST_SECONDS
         for policy in self._policies:
-            path = self._walk(mask, min(LETTERS_PER_TOKEN * most, MOST_STEPS), policy)
+            path = self._walk(mask, min(LETTERS_PER_TOKEN * most, MOST_STEPS), policy, deadline)
             spelled = path if path is None else self._spelled(mask, path)
             if spelled is not None and len(spelled) <= most:
                 return spelled
         return None
 
-    def _walk(self, mask: ClosableMask, most: int, policy: _Policy) -> list[int] | None:
+    def _walk(self, mask: ClosableMask, most: int, policy: _Policy, deadline: float) -> list[int] | None:
         walker = mask.fork()
         bitmask = torch.empty((1, self._words), dtype=torch.int32)
         words: Words = bitmask.numpy()[0].view(np.uint32)
@@ -103,6 +107,8 @@ class Closer:
                 step = self._choice(words, path[-1] if path else -1, uses, policy)
             path.extend(step)
             if not step or len(path) > most or not all(map(walker.accept, step)):
+                return None
+            if time.thread_time() > deadline:
                 return None
         return path
 

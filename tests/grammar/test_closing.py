@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema_rs
 import pytest
 
+from loraplex.grammar import closing
 from loraplex.grammar.llguidance_mask import LlguidanceMask
 from loraplex.grammar.spec import Backend
 from loraplex.grammar.tree import (
@@ -207,3 +208,13 @@ def test_the_way_is_spelled_in_whole_tokens(backends: "Backends", backend: Backe
     assert way is not None
     text = backends.vocabulary.tokenizer.decode(way)
     assert len(way) <= len(backends.tokens(text)) < len(text)
+
+
+@BOTH
+def test_a_search_that_costs_too_much_is_given_up(
+    backends: "Backends", backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = backends.mask(backend, JsonValue(SCHEMAS[1]), close=True)
+    assert mask.closing_tokens(1_000) is not None
+    monkeypatch.setattr(closing, "MOST_SECONDS", 0.0)
+    assert mask.closing_tokens(1_000) is None
