@@ -24,6 +24,7 @@ class TrialLimits:
     `deadline_s` counts from the start of the trial, `cpu_s` is whole seconds. `memory_bytes` is what a trial may
     allocate beyond the warm process it starts from, `grammar_bytes` what the compiled grammar and its first mask may
     keep. `stack_bytes` is half of what a thread of the engine has, so that recursion which passes here passes there.
+    A process that gives no verdict `hang_grace_s` after the deadline is killed and started again.
     `patience_s` bounds a request's whole wait, the queue and a restart included. `cache_*` bound remembered verdicts.
     """
 
@@ -36,6 +37,7 @@ class TrialLimits:
     concurrent_per_tenant: int = 1
     queued: int = 256
     queued_per_tenant: int = 16
+    hang_grace_s: float = 15.0
     patience_s: float = 30.0
     cache_bytes: int = 16 << 20
     cache_bytes_per_tenant: int = 1 << 20

@@ -19,7 +19,6 @@ from loraplex.grammar.trial_worker import TrialWorker, TrialWorkerOptions
 
 DIGEST_BYTES = 32
 MAX_ATTEMPTS = 2
-HANG_GRACE_S = 15.0
 DOWN = "the process of trial compilations does not run"
 
 
@@ -151,8 +150,8 @@ class Trials:
         while self.ready and (flight := self._queue.take()) is not None:
             flight.attempts += 1
             self._running[flight.trial_id] = flight
-            patience_s = self._limits.deadline_s + HANG_GRACE_S
-            flight.watchdog = asyncio.get_running_loop().call_later(patience_s, self._worker.kill)
+            hung_s = self._limits.deadline_s + self._limits.hang_grace_s
+            flight.watchdog = asyncio.get_running_loop().call_later(hung_s, self._worker.kill)
             self._worker.send(Try(flight.trial_id, flight.spec))
 
     def _abandon(self, flight: Flight) -> None:

@@ -227,6 +227,17 @@ async def test_a_killed_process_is_replaced_and_its_trial_tried_again(trials: Tr
     await trials.check(b"a", by_xgrammar(an_object("after the kill")))
 
 
+async def test_a_process_that_hangs_is_replaced(tokenizer: Path) -> None:
+    limits = TrialLimits(deadline_s=1.0, hang_grace_s=2.0)
+    async with running(tokenizer, limits) as trials:
+        await trials.check(b"a", by_llguidance(an_object("before")))
+        hung = trials.pid
+        assert hung is not None
+        os.kill(hung, signal.SIGSTOP)
+        await trials.check(b"a", by_llguidance(an_object("after")))
+        assert trials.pid != hung and not alive(hung)
+
+
 async def test_budgets_of_memory_and_size(tokenizer: Path) -> None:
     limits = TrialLimits(memory_bytes=48 * MIB, grammar_bytes=2 * MIB)
     words = [f"{number:x}" * 12 for number in range(40_000)]
