@@ -24,7 +24,15 @@ from loraplex.grammar.call_tree import calls_tree, text_or_calls_tree
 from loraplex.grammar.content_reader import ContentReader, Judge
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.grammar.format_tree import TreeFormat, check_beside_calls, schemas_of, text_tree
-from loraplex.grammar.held_schemas import PREFERRED, AskedSchema, hold_together, residue_judge, value_judge
+from loraplex.grammar.held_schemas import (
+    PREFERRED,
+    AskedSchema,
+    JudgeOf,
+    hold_together,
+    own_judge,
+    residue_judge,
+    value_judge,
+)
 from loraplex.grammar.holding import Enforcement, Holding
 from loraplex.grammar.native_source import native_param, native_source
 from loraplex.grammar.routing import ALL_BACKENDS
@@ -48,9 +56,17 @@ class Composition:
 
 
 def compose(
-    form: AnswerForm, style: ToolStyle, *, limits: Limits, control_tokens: Collection[str] = ()
+    form: AnswerForm,
+    style: ToolStyle,
+    *,
+    limits: Limits,
+    control_tokens: Collection[str] = (),
+    judge_of: JudgeOf = own_judge,
 ) -> Composition:
-    """The grammar of `form`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`."""
+    """The grammar of `form`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`.
+
+    `judge_of` makes the judge of a schema that the grammar does not hold alone.
+    """
     tools = () if form.tool_choice == "none" else form.tools
     if form.tool_choice == "required" and not tools:
         raise GrammarRefused("a call is required and there is no tool to call", param="tool_choice")
@@ -58,10 +74,10 @@ def compose(
         return _native(form, form.format, tools, limits)
     content = None if form.tool_choice == "required" else form.format
     if tools:
-        return _with_calls(form, content, style, limits, control_tokens)
+        return _with_calls(form, content, style, limits, control_tokens, judge_of)
     if content is None:
         return Composition(None, None, ContentReader, False)
-    return _content_only(form, content, limits)
+    return _content_only(form, content, limits, judge_of)
 
 
 def _native(
@@ -75,9 +91,9 @@ def _native(
     return Composition(spec, None, ContentReader, False)
 
 
-def _content_only(form: AnswerForm, content: TreeFormat, limits: Limits) -> Composition:
+def _content_only(form: AnswerForm, content: TreeFormat, limits: Limits, judge_of: JudgeOf) -> Composition:
     held = hold_together(schemas_of(content), limits, backends=_backends_of(content))
-    reader = partial(ContentReader, _content_judge(held.holdings))
+    reader = partial(ContentReader, _content_judge(held.holdings, judge_of))
     spec = _spec(form, held.backend, _content_tree(content, held.holdings, limits))
     return Composition(spec, held.enforcement, reader, False)
 
@@ -88,6 +104,7 @@ def _with_calls(
     style: ToolStyle,
     limits: Limits,
     control_tokens: Collection[str],
+    judge_of: JudgeOf,
 ) -> Composition:
     check_tools(form.tools, limits)
     syntax = syntax_of(style, beside_json=isinstance(content, JsonObject | JsonSchema))
@@ -111,8 +128,8 @@ def _with_calls(
     # A regular expression may match what reads as a call: then only judging keeps the arguments right.
     ambiguous = isinstance(content, Regex)
     judge = value_judge if ambiguous else residue_judge
-    judges = {name: judge(holding) for name, holding in of_tools.items()}
-    reading = CallReading(syntax, calls_may, judges, _content_judge(of_content))
+    judges = {name: judge(holding, judge_of) for name, holding in of_tools.items()}
+    reading = CallReading(syntax, calls_may, judges, _content_judge(of_content, judge_of))
     return Composition(
         _spec(form, held.backend, tree),
         "validated" if ambiguous else held.enforcement,
@@ -127,8 +144,8 @@ def _content_tree(content: TreeFormat, holdings: Sequence[Holding], limits: Limi
     return JsonValue(holdings[0].schema)
 
 
-def _content_judge(holdings: Sequence[Holding]) -> Judge | None:
-    return residue_judge(holdings[0]) if holdings else None
+def _content_judge(holdings: Sequence[Holding], judge_of: JudgeOf) -> Judge | None:
+    return residue_judge(holdings[0], judge_of) if holdings else None
 
 
 def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:

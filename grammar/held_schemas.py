@@ -2,10 +2,10 @@
 compiled, and what was relaxed has a judge.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final
+from typing import Final, TypeAlias
 
 from loraplex.grammar.answer_form import JsonSchemaValue, Limits
 from loraplex.grammar.content_reader import Judge
@@ -15,6 +15,9 @@ from loraplex.grammar.spec import Backend
 from loraplex.grammar.validator import Validator
 
 PREFERRED: Final[Backend] = PREFERENCE[0]
+
+JudgeOf: TypeAlias = Callable[[JsonSchemaValue], Judge]
+"""Makes the judge of a schema. Raises `GrammarInvalid`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,19 @@ def hold_together(
     return HeldSchemas(PREFERRED, tuple(relaxed))
 
 
-def residue_judge(holding: Holding) -> Judge | None:
+def own_judge(schema: JsonSchemaValue) -> Judge:
+    """Judges in this process and thread."""
+    return Validator(schema).judge
+
+
+def residue_judge(holding: Holding, judge_of: JudgeOf = own_judge) -> Judge | None:
     """What judges a finished value, if the grammar alone does not hold its schema."""
-    return None if holding.judged is None else Validator(holding.judged).judge
+    return None if holding.judged is None else judge_of(holding.judged)
 
 
-def value_judge(holding: Holding) -> Judge:
+def value_judge(holding: Holding, judge_of: JudgeOf = own_judge) -> Judge:
     """What judges a finished value in any case."""
-    return Validator(holding.schema if holding.judged is None else holding.judged).judge
+    return judge_of(holding.schema if holding.judged is None else holding.judged)
 
 
 def _hold(asked: AskedSchema, limits: Limits, backends: frozenset[Backend]) -> Holding:

@@ -23,7 +23,8 @@ from loraplex.grammar.answer_form import (
 from loraplex.grammar.compiled_cache import CompiledCache
 from loraplex.grammar.composition import Composition, compose
 from loraplex.grammar.tool_style import ToolStyle
-from loraplex.platform.services import GrammarTrials
+from loraplex.platform.formed_answer import FormedAnswer, NotedJudgements
+from loraplex.platform.services import AnswerJudges, GrammarTrials
 from loraplex.platform.value_size import size_of
 
 # Measured: composing takes up to 0.5 s for a schema of 1,600 characters with a hundred alternatives.
@@ -36,32 +37,38 @@ ENTRY_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """`size_bytes` is an estimate: what the form and the grammar take as text, twice."""
+    """`size_bytes` is an estimate: what the form and the grammar take as text, a few times."""
 
     composition: Composition
+    judgements: NotedJudgements
     size_bytes: int
 
 
 class AnswerComposer:
     """Composes for one gateway, on its event loop."""
 
-    def __init__(self, limits: Limits, control_tokens: frozenset[str], trials: GrammarTrials) -> None:
+    def __init__(
+        self, limits: Limits, control_tokens: frozenset[str], trials: GrammarTrials, judges: AnswerJudges
+    ) -> None:
         self._limits = limits
         self._control_tokens = control_tokens
         self._trials = trials
+        self._judges = judges
         self._cache: CompiledCache[Composed] = CompiledCache(CACHE_BYTES, TENANT_CACHE_BYTES)
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._threads = asyncio.Semaphore(THREADS)
 
-    async def compose(self, namespace: bytes, form: AnswerForm, style: ToolStyle) -> Composition:
+    async def compose(self, namespace: bytes, form: AnswerForm, style: ToolStyle) -> FormedAnswer:
         """Raises `GrammarRefused`, or `TrialsUnavailable`."""
         if _is_small(form):
-            composition = self._build(form, style).composition
+            composed = self._build(form, style)
         else:
-            composition = (await self._large(namespace, form, style)).composition
-        if composition.spec is not None:
-            await self._trials.check(namespace, composition.spec, param=_param(form))
-        return composition
+            composed = await self._large(namespace, form, style)
+        spec = composed.composition.spec
+        if spec is not None:
+            await self._trials.check(namespace, spec, param=_param(form))
+        judge = partial(self._judges.judge, namespace)
+        return FormedAnswer(composed.composition, composed.judgements, judge)
 
     async def _large(self, namespace: bytes, form: AnswerForm, style: ToolStyle) -> Composed:
         key = await asyncio.to_thread(_digest, form, style)
@@ -74,9 +81,16 @@ class AnswerComposer:
             return await asyncio.to_thread(self._cache.get, namespace, key, build)
 
     def _build(self, form: AnswerForm, style: ToolStyle) -> Composed:
-        composition = compose(form, style, limits=self._limits, control_tokens=self._control_tokens)
+        judgements = NotedJudgements()
+        composition = compose(
+            form,
+            style,
+            limits=self._limits,
+            control_tokens=self._control_tokens,
+            judge_of=judgements.judge_of,
+        )
         source = "" if composition.spec is None else composition.spec.source
-        return Composed(composition, ENTRY_BYTES + 2 * (len(repr(form)) + len(source)))
+        return Composed(composition, judgements, ENTRY_BYTES + 3 * (len(repr(form)) + len(source)))
 
 
 def _digest(form: AnswerForm, style: ToolStyle) -> bytes:

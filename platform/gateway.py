@@ -21,13 +21,13 @@ from loraplex.platform.base_model import BaseModelFacts, write_base_model
 from loraplex.platform.config import Settings
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.engine_start import open_engines
-from loraplex.platform.grammar_trials import open_trials
+from loraplex.platform.grammar_trials import open_judges, open_trials
 from loraplex.platform.health import Health, Ping, health_router
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.secret import server_secret, tenant_namespace
-from loraplex.platform.services import GatewayLimits, GatewayServices, GrammarTrials
+from loraplex.platform.services import AnswerJudges, GatewayLimits, GatewayServices, GrammarTrials
 from loraplex.platform.start_errors import DependencyFailed, SettingsError
 from loraplex.platform.stores import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.token_text import TokenText
@@ -114,7 +114,10 @@ async def _assemble(
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     tokenizer_json = tokenizer.backend_tokenizer.to_str()
     trials = await stack.enter_async_context(open_trials(settings, info, tokenizer_json, metrics))
-    services = _services(settings, served_name, database, storage, engines, metrics, tokenizer, trials)
+    judges = await stack.enter_async_context(open_judges())
+    services = _services(
+        settings, served_name, database, storage, engines, metrics, tokenizer, trials, judges
+    )
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     app = create_app(services, routers=[health_router(health)])
     return OpenGateway(
@@ -145,6 +148,7 @@ def _services(
     metrics: Metrics,
     tokenizer: Any,
     trials: GrammarTrials,
+    judges: AnswerJudges,
 ) -> GatewayServices:
     configured = settings.secret.get_secret_value() if settings.secret else None
     secret = server_secret(configured, settings.data_dir)
@@ -160,6 +164,7 @@ def _services(
         token_text=TokenText(tokenizer),
         recorder=metrics,
         trials=trials,
+        judges=judges,
         fast_forward=settings.grammar_fast_forward,
         namespace_of=namespace_of,
         adapter_path=lambda tenant_id, digest: str(storage.path(tenant_id, digest)),

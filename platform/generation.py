@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeAlias
 
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
-from loraplex.grammar.composition import Composition
 from loraplex.platform.errors import AdapterMismatch, EngineFailed, Overloaded
+from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.model_names import ResolvedModel
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.timings import RequestTimings
@@ -41,7 +41,7 @@ class InFlight:
 class Generation:
     """One answer in the making: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
-    Choice c of prompt p has the index p * n + c, as in the OpenAI API. `composition` None: the answers are plain text.
+    Choice c of prompt p has the index p * n + c, as in the OpenAI API. `answer` None: the answers are plain text.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Generation:
         model: ResolvedModel,
         requests: list[EngineRequest],
         arrival: float,
-        composition: Composition | None = None,
+        answer: FormedAnswer | None = None,
     ) -> None:
         self.model = model
-        self.composition = composition
+        self.answer = answer
         self.n = requests[0].sampling.n
         self.choices = len(requests) * self.n
         self.timings = RequestTimings(
@@ -75,9 +75,10 @@ class Generation:
 
     def headers(self) -> dict[str, str]:
         """What is said of the answer: the adapter, and how its schemas are held."""
-        if self.composition is None or self.composition.enforcement is None:
+        enforcement = None if self.answer is None else self.answer.composition.enforcement
+        if enforcement is None:
             return self.model.headers()
-        return {**self.model.headers(), ENFORCEMENT_HEADER: self.composition.enforcement}
+        return {**self.model.headers(), ENFORCEMENT_HEADER: enforcement}
 
     async def start(self) -> None:
         """Wait for the first event of the engine. Raises `EngineFailed`, `AdapterMismatch`."""

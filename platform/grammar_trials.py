@@ -10,13 +10,14 @@ from typing import Final, Protocol
 
 from loraplex.engine.messages import EngineInfo
 from loraplex.grammar.errors import GrammarRefused, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.judges import JudgeOptions, Judges
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.trial_messages import TrialLimits
 from loraplex.grammar.trial_worker import TrialWorkerOptions
 from loraplex.grammar.trials import Trials
 from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.services import GrammarTrials
+from loraplex.platform.services import AnswerJudges, GrammarTrials
 
 # Less processor time than time: a trial that had its share and failed is the grammar's fault, not a busy machine's.
 CPU_SHARE: Final = 0.8
@@ -92,3 +93,13 @@ async def open_trials(
             yield MeasuredTrials(trials, recorder)
         finally:
             await trials.close()
+
+
+@asynccontextmanager
+async def open_judges() -> AsyncIterator[AnswerJudges]:
+    """Judges of finished values. Their processes start when there is something to judge."""
+    judges = Judges(JudgeOptions(environment=foreign_environment()))
+    try:
+        yield judges
+    finally:
+        await judges.close()

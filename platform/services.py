@@ -43,6 +43,14 @@ class GrammarTrials(Protocol):
         ...
 
 
+class AnswerJudges(Protocol):
+    """Judges finished values where it can hold up nobody."""
+
+    async def judge(self, namespace: bytes, schema: str, value: str) -> None:
+        """`schema` and `value` are JSON texts. Raises `AnswerNotSatisfied`, `TrialsUnavailable`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
     """`namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append what must follow.
@@ -57,6 +65,7 @@ class GatewayServices:
     token_text: TokenText
     recorder: RequestRecorder
     trials: GrammarTrials
+    judges: AnswerJudges
     namespace_of: Callable[[UUID], bytes]
     adapter_path: Callable[[UUID, str], str]
     limits: GatewayLimits = field(default_factory=GatewayLimits)

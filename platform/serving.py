@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.grammar.answer_form import AnswerForm, Tool
-from loraplex.grammar.composition import Composition
 from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tool_style import ToolStyle
 from loraplex.platform.answer_composer import AnswerComposer
 from loraplex.platform.answer_forms import answer_form
 from loraplex.platform.auth import Caller
 from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
+from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.generation import Generation, InFlight
 from loraplex.platform.model_names import ResolvedModel, resolve_model
 from loraplex.platform.parameters import Endpoint, Values, sampling_fields
@@ -35,7 +35,7 @@ class Inference:
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
         self._composer = AnswerComposer(
-            services.limits.grammar, services.prompts.special_tokens, services.trials
+            services.limits.grammar, services.prompts.special_tokens, services.trials, services.judges
         )
         self.in_flight = InFlight(services.limits.max_in_flight)
 
@@ -47,11 +47,11 @@ class Inference:
         self.in_flight.enter(prompts)
         try:
             model = await resolve_model(self._services, caller, values["model"])
-            requests, composition = await self._engine_requests(caller, endpoint, values, model, form)
+            requests, answer = await self._engine_requests(caller, endpoint, values, model, form)
         except BaseException:
             self.in_flight.leave(prompts)
             raise
-        generation = Generation(self._services, self.in_flight, model, requests, arrival, composition)
+        generation = Generation(self._services, self.in_flight, model, requests, arrival, answer)
         try:
             await generation.start()
         except BaseException as error:
@@ -102,17 +102,18 @@ class Inference:
         values: Values,
         model: ResolvedModel,
         form: AnswerForm | None,
-    ) -> tuple[list[EngineRequest], Composition | None]:
+    ) -> tuple[list[EngineRequest], FormedAnswer | None]:
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model)
         samplings = self._samplings(endpoint, values, prompts)
         namespace = self._services.namespace_of(caller.tenant_id)
         adapter = self._adapter_ref(caller, model, namespace)
-        grammar, composition = None, None
+        grammar, answer = None, None
         if form is not None:
-            composition = await self._composer.compose(namespace, form, self._style(model))
-            grammar = None if composition.spec is None else encode_spec(composition.spec)
-            if composition.keep_special_tokens:
+            answer = await self._composer.compose(namespace, form, self._style(model))
+            spec = answer.composition.spec
+            grammar = None if spec is None else encode_spec(spec)
+            if answer.composition.keep_special_tokens:
                 samplings = [replace(each, skip_special_tokens=False) for each in samplings]
         limits, salt, run = self._services.limits, (values["cache_salt"] or "").encode(), uuid4().hex
         requests = [
@@ -130,7 +131,7 @@ class Inference:
             )
             for index, (ids, sampling) in enumerate(zip(prompts, samplings, strict=True))
         ]
-        return requests, composition
+        return requests, answer
 
     def _samplings(
         self, endpoint: Endpoint, values: Values, prompts: list[list[int]]

@@ -30,7 +30,7 @@ class ChunkEncoder(Protocol):
 
     def delta(self, choice: int, event: Delta) -> bytes: ...
 
-    def finished(self, choice: int, event: Finished) -> bytes: ...
+    async def finished(self, choice: int, event: Finished) -> bytes: ...
 
     def closing(self) -> bytes: ...
 
@@ -75,9 +75,10 @@ class EventStream(Response):
         encoder = self._encoder
         await self._send(send, encoder.opening())
         async for choice, event in self._generation.events():
-            chunk = (
-                encoder.delta(choice, event) if isinstance(event, Delta) else encoder.finished(choice, event)
-            )
+            if isinstance(event, Delta):
+                chunk = encoder.delta(choice, event)
+            else:
+                chunk = await encoder.finished(choice, event)
             if chunk:
                 await self._send(send, chunk)
         await self._generation.close()

@@ -9,7 +9,7 @@ import msgspec
 
 from loraplex.engine.messages import Delta, Finished
 from loraplex.grammar.answer_pieces import Piece
-from loraplex.grammar.composition import Composition
+from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.generation import Generation
 from loraplex.platform.openai.envelope import AnswerHead, event_of
 from loraplex.platform.openai.logprobs import chat_entries
@@ -51,7 +51,7 @@ class ChatChunks:
         text = b'"content":' + _encode(event.text) + b'},"logprobs":'
         return self._before[choice] + text + logprobs + b',"finish_reason":null}]' + self._open_end
 
-    def finished(self, choice: int, event: Finished) -> bytes:
+    async def finished(self, choice: int, event: Finished) -> bytes:
         reason = b'},"logprobs":null,"finish_reason":' + _encode(event.reason) + b"}]"
         return self._before[choice] + reason + self._open_end
 
@@ -70,11 +70,16 @@ class ReadChatChunks(ChatChunks):
     _role = b'"role":"assistant","content":null'
 
     def __init__(
-        self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+        self,
+        answer: FormedAnswer,
+        head: AnswerHead,
+        generation: Generation,
+        text_of: TokenText,
+        include_usage: bool,
     ) -> None:
         super().__init__(head, generation, text_of, include_usage)
-        composition = generation.composition
-        self._readers = [] if composition is None else [composition.reader() for _ in self._before]
+        self._answer = answer
+        self._readers = [answer.reader() for _ in self._before]
 
     def delta(self, choice: int, event: Delta) -> bytes:
         pieces = self._readers[choice].feed(event.text)
@@ -86,8 +91,8 @@ class ReadChatChunks(ChatChunks):
         first = self._before[choice] + delta + b'},"logprobs":' + logprobs + b',"finish_reason":null}]'
         return first + self._open_end + self._chunks(choice, pieces[1:])
 
-    def finished(self, choice: int, event: Finished) -> bytes:
-        pieces, reason = self._readers[choice].finish(ended_by(event))
+    async def finished(self, choice: int, event: Finished) -> bytes:
+        pieces, reason = await self._answer.finish(self._readers[choice], ended_by(event))
         end = b'},"logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
         return self._chunks(choice, pieces) + self._before[choice] + end + self._open_end
 
@@ -100,8 +105,9 @@ def chat_chunks(
     head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
 ) -> ChatChunks:
     """The encoder of one stream; a plain one has no readers."""
-    kind = ChatChunks if generation.composition is None else ReadChatChunks
-    return kind(head, generation, text_of, include_usage)
+    if generation.answer is None:
+        return ChatChunks(head, generation, text_of, include_usage)
+    return ReadChatChunks(generation.answer, head, generation, text_of, include_usage)
 
 
 @dataclass(slots=True)
@@ -123,14 +129,14 @@ async def collect_chat(head: AnswerHead, generation: Generation, text_of: TokenT
         if event.logprobs is not None:
             choice.logprobs = (choice.logprobs or []) + chat_entries(event.logprobs, text_of)
     return head.fields("chat.completion") | {
-        "choices": [_choice(i, choice, generation.composition) for i, choice in enumerate(choices)],
+        "choices": [await _choice(i, choice, generation.answer) for i, choice in enumerate(choices)],
         "usage": usage_of(generation.timings),
     }
 
 
-def _choice(index: int, choice: _Choice, composition: Composition | None) -> dict[str, object]:
+async def _choice(index: int, choice: _Choice, answer: FormedAnswer | None) -> dict[str, object]:
     logprobs = None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
-    text, calls, reason = read_whole(composition, choice.texts, choice.finished)
+    text, calls, reason = await read_whole(answer, choice.texts, choice.finished)
     content = text if text or not calls else None
     message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
     if calls:

@@ -3,6 +3,7 @@
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished
+from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.generation import Generation
 from loraplex.platform.openai.envelope import AnswerHead, event_of
 from loraplex.platform.openai.logprobs import CompletionLogprobs
@@ -40,7 +41,7 @@ class CompletionChunks:
         lists = b',"logprobs":' + _encode(logprobs.take()) + b',"finish_reason":null}]'
         return self._before[choice] + _encode(event.text) + lists + self._open_end
 
-    def finished(self, choice: int, event: Finished) -> bytes:
+    async def finished(self, choice: int, event: Finished) -> bytes:
         reason = b'"","logprobs":null,"finish_reason":' + _encode(event.reason) + b"}]"
         return self._before[choice] + reason + self._open_end
 
@@ -54,27 +55,33 @@ class ReadCompletionChunks(CompletionChunks):
     """Encodes the stream of an answer with a form. Its text goes out as it is, and is judged at its end."""
 
     def __init__(
-        self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+        self,
+        answer: FormedAnswer,
+        head: AnswerHead,
+        generation: Generation,
+        text_of: TokenText,
+        include_usage: bool,
     ) -> None:
         super().__init__(head, generation, text_of, include_usage)
-        composition = generation.composition
-        self._readers = [] if composition is None else [composition.reader() for _ in self._before]
+        self._answer = answer
+        self._readers = [answer.reader() for _ in self._before]
 
     def delta(self, choice: int, event: Delta) -> bytes:
         self._readers[choice].feed(event.text)
         return super().delta(choice, event)
 
-    def finished(self, choice: int, event: Finished) -> bytes:
-        self._readers[choice].finish(ended_by(event))
-        return super().finished(choice, event)
+    async def finished(self, choice: int, event: Finished) -> bytes:
+        await self._answer.finish(self._readers[choice], ended_by(event))
+        return await super().finished(choice, event)
 
 
 def completion_chunks(
     head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
 ) -> CompletionChunks:
     """The encoder of one stream; a plain one has no readers."""
-    kind = CompletionChunks if generation.composition is None else ReadCompletionChunks
-    return kind(head, generation, text_of, include_usage)
+    if generation.answer is None:
+        return CompletionChunks(head, generation, text_of, include_usage)
+    return ReadCompletionChunks(generation.answer, head, generation, text_of, include_usage)
 
 
 async def collect_completion(
@@ -98,7 +105,7 @@ async def collect_completion(
             "index": choice,
             "text": "".join(texts[choice]),
             "logprobs": logprobs[choice].take() if with_logprobs else None,
-            "finish_reason": read_whole(generation.composition, texts[choice], finished[choice])[2],
+            "finish_reason": (await read_whole(generation.answer, texts[choice], finished[choice]))[2],
         }
         for choice in range(generation.choices)
     ]

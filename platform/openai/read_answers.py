@@ -7,7 +7,7 @@ import msgspec
 
 from loraplex.engine.messages import Finished
 from loraplex.grammar.answer_pieces import CallStarted, ContentPiece, EngineReason, Piece
-from loraplex.grammar.composition import Composition
+from loraplex.platform.formed_answer import FormedAnswer
 
 _encode = msgspec.json.encode
 
@@ -24,16 +24,16 @@ def piece_delta(piece: Piece) -> bytes:
     return b'"tool_calls":' + _encode([call])
 
 
-def read_whole(
-    composition: Composition | None, texts: Sequence[str], finished: Finished | None
+async def read_whole(
+    answer: FormedAnswer | None, texts: Sequence[str], finished: Finished | None
 ) -> tuple[str, list[dict[str, Any]], str]:
     """(content, calls, finish_reason) of a choice that has finished. Raises `AnswerNotSatisfied`."""
     text, engine_reason = "".join(texts), ended_by(finished)
-    if composition is None:
+    if answer is None:
         return text, [], engine_reason
-    reader = composition.reader()
+    reader = answer.reader()
     pieces = reader.feed(text)
-    last, reason = reader.finish(engine_reason)
+    last, reason = await answer.finish(reader, engine_reason)
     return *_gathered([*pieces, *last]), reason
 
 

@@ -1,6 +1,7 @@
 """Forms composed once per tenant, off the event loop where it may take long, and tried before anybody uses them."""
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -40,8 +41,16 @@ class Trials:
             raise self._error
 
 
-def composer(trials: Trials) -> AnswerComposer:
-    return AnswerComposer(Limits(), frozenset({"<|im_end|>"}), trials)
+class Judges:
+    def __init__(self) -> None:
+        self.judged: list[tuple[bytes, str, str]] = []
+
+    async def judge(self, namespace: bytes, schema: str, value: str) -> None:
+        self.judged.append((namespace, schema, value))
+
+
+def composer(trials: Trials, judges: Judges | None = None) -> AnswerComposer:
+    return AnswerComposer(Limits(), frozenset({"<|im_end|>"}), trials, judges or Judges())
 
 
 def form_of(schema: dict[str, Any]) -> AnswerForm:
@@ -51,12 +60,13 @@ def form_of(schema: dict[str, Any]) -> AnswerForm:
 async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time() -> None:
     trials = Trials()
     composing = composer(trials)
-    first = await composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
-    assert await composing.compose(ONE, form_of(dict(LARGE)), ToolStyle.GENERIC) is first
-    foreign = await composing.compose(OTHER, form_of(LARGE), ToolStyle.GENERIC)
+    first = (await composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC)).composition
+    assert (await composing.compose(ONE, form_of(dict(LARGE)), ToolStyle.GENERIC)).composition is first
+    foreign = (await composing.compose(OTHER, form_of(LARGE), ToolStyle.GENERIC)).composition
     assert foreign is not first and foreign.spec == first.spec
     reordered = {"type": "object", "properties": dict(reversed(LARGE["properties"].items()))}  # type: ignore[attr-defined]
-    assert (await composing.compose(ONE, form_of(reordered), ToolStyle.GENERIC)).spec != first.spec
+    other = (await composing.compose(ONE, form_of(reordered), ToolStyle.GENERIC)).composition
+    assert other.spec != first.spec
     assert [namespace for namespace, *_ in trials.checked] == [ONE, ONE, OTHER, ONE]
 
 
@@ -64,7 +74,21 @@ async def test_who_asks_at_the_same_time_shares_one_composition() -> None:
     composing = composer(Trials())
     forms = [composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC) for _ in range(5)]
     composed = await asyncio.gather(*forms)
-    assert all(each is composed[0] for each in composed)
+    assert all(each.composition is composed[0].composition for each in composed)
+
+
+async def test_values_are_judged_elsewhere_for_the_tenant_and_only_whole_ones() -> None:
+    judges = Judges()
+    composing = composer(Trials(), judges)
+    schema = {"type": "array", "uniqueItems": True}
+    answers = [await composing.compose(tenant, form_of(schema), ToolStyle.GENERIC) for tenant in (ONE, OTHER)]
+    for answer in answers:
+        first, second = answer.reader(), answer.reader()
+        first.feed("[1,")
+        second.feed("[2]")
+        assert await answer.finish(second, "stop") == ([], "stop")
+        assert await answer.finish(first, "length") == ([], "length")
+    assert judges.judged == [(ONE, json.dumps(schema), "[2]"), (OTHER, json.dumps(schema), "[2]")]
 
 
 async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed() -> None:

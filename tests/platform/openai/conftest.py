@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
+from loraplex.grammar.judges import JudgeOptions, Judges
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.app import create_app
 from loraplex.platform.prompt import PromptRenderer
@@ -141,6 +143,8 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
             refused: Exception | None = None,
             fast_forward: bool = True,
         ) -> Gateway:
+            judges = Judges(JudgeOptions(environment=os.environ))
+            stack.push_async_callback(judges.close)
             engine, recorder, trials = FakeEngine(script), Recorder(), Trials(refused)
             services = GatewayServices(
                 served_model_name=BASE_MODEL,
@@ -150,6 +154,7 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
                 trials=trials,
+                judges=judges,
                 namespace_of=namespace_of,
                 adapter_path=adapter_path,
                 limits=limits or GatewayLimits(key_cache_s=0.0),

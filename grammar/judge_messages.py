@@ -1,0 +1,22 @@
+"""What a gateway asks of a process that judges, and what it is told: one JSON line each."""
+
+from typing import Final
+
+import msgspec
+
+
+class Question(msgspec.Struct, frozen=True):
+    """`schema` and `value` are JSON texts."""
+
+    schema: str
+    value: str
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """`complaint` None: the value satisfies the schema."""
+
+    complaint: str | None
+
+
+encode: Final = msgspec.json.Encoder().encode
+decode_judged: Final = msgspec.json.Decoder(Judged).decode

@@ -1,0 +1,44 @@
+"""Entry point of the processes that judge finished values: `python -m loraplex.grammar.judge_process PARENT_PID`.
+
+Invariant: one question a line on standard input, one answer a line on standard output; whoever asks kills it when it takes
+too long, since a schema of a kilobyte can ask for more work than ends.
+"""
+
+import json
+import resource
+import signal
+import sys
+
+import msgspec
+
+from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
+from loraplex.grammar.judge_messages import Judged, Question, encode
+from loraplex.grammar.trial_confinement import die_with_parent
+from loraplex.grammar.validator import Validator
+
+MEMORY_BYTES = 1 << 30
+
+
+def main(parent_pid: int) -> None:
+    """Judge until standard input ends."""
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):
+        resource.setrlimit(kind, (bound, bound))
+    decode = msgspec.json.Decoder(Question).decode
+    while line := sys.stdin.buffer.readline():
+        sys.stdout.buffer.write(encode(answer(decode(line))) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def answer(question: Question) -> Judged:
+    """Whether the value satisfies the schema."""
+    try:
+        Validator(json.loads(question.schema)).judge(question.value)
+    except (AnswerNotSatisfied, GrammarInvalid) as error:
+        return Judged(str(error))
+    return Judged(None)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

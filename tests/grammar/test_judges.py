@@ -1,0 +1,73 @@
+"""Values judged in other processes: yes, no, and in time, whatever the schema asks for."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from loraplex.grammar.errors import AnswerNotSatisfied, TrialsUnavailable
+from loraplex.grammar.judges import JudgeOptions, Judges
+
+ONE, OTHER = b"1" * 32, b"2" * 32
+UNIQUE = json.dumps({"type": "array", "uniqueItems": True})
+
+
+def doubling(levels: int) -> str:
+    """Asks for 2 ** levels looks at one value."""
+    definitions: dict[str, object] = {"d0": {"type": "array", "uniqueItems": True}}
+    for level in range(levels):
+        definitions[f"d{level + 1}"] = {"anyOf": [{"$ref": f"#/$defs/d{level}"}] * 2}
+    return json.dumps({"$defs": definitions, "$ref": f"#/$defs/d{levels}"})
+
+
+@pytest.fixture
+async def judges() -> AsyncIterator[Judges]:
+    judges = Judges(JudgeOptions(environment=os.environ, deadline_s=0.5))
+    yield judges
+    await judges.close()
+
+
+async def test_yes_and_no_with_keyword_and_place(judges: Judges) -> None:
+    await judges.judge(ONE, UNIQUE, "[1, 2]")
+    with pytest.raises(AnswerNotSatisfied, match="uniqueItems"):
+        await judges.judge(ONE, UNIQUE, "[1, 1]")
+    with pytest.raises(AnswerNotSatisfied):
+        await judges.judge(ONE, UNIQUE, "[1,")
+    await judges.judge(ONE, json.dumps({"maximum": 10**40}), str(10**39))
+    await judges.judge(ONE, UNIQUE, json.dumps(["é" * 200_000, "\u2028\n"]))
+
+
+async def test_a_judgement_without_an_end_is_ended_and_the_next_one_made(judges: Judges) -> None:
+    begun = time.monotonic()
+    with pytest.raises(AnswerNotSatisfied, match=r"within 0\.5 s"):
+        await judges.judge(ONE, doubling(30), "[1, 1]")
+    assert time.monotonic() - begun < 5
+    await judges.judge(ONE, UNIQUE, "[1, 2]")
+
+
+async def test_one_tenants_long_judgements_leave_a_place_to_others(judges: Judges) -> None:
+    greedy = [asyncio.create_task(judges.judge(ONE, doubling(30), "[1, 1]")) for _ in range(4)]
+    await asyncio.sleep(0.3)
+    await judges.judge(OTHER, UNIQUE, "[1, 2]")
+    assert sum(task.done() for task in greedy) <= 2
+    ended = await asyncio.gather(*greedy, return_exceptions=True)
+    assert all(isinstance(each, AnswerNotSatisfied) for each in ended)
+
+
+async def test_who_leaves_does_not_leave_an_answer_to_the_next(judges: Judges) -> None:
+    leaving = asyncio.create_task(judges.judge(ONE, doubling(30), "[1, 1]"))
+    await asyncio.sleep(0.4)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await judges.judge(ONE, UNIQUE, "[1, 2]")
+    with pytest.raises(AnswerNotSatisfied, match="uniqueItems"):
+        await judges.judge(ONE, UNIQUE, "[1, 1]")
+
+
+async def test_without_a_process_nobody_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with pytest.raises(TrialsUnavailable):
+        await Judges(JudgeOptions(environment={})).judge(ONE, UNIQUE, "[]")
