@@ -109,7 +109,9 @@ def plain_values(site: Site) -> bool:
     """xgrammar writes a value in one compact spelling only; of these there is no other."""
     values = listed_values({site.keyword: site.value}) or ()
     return alone(site) and all(
-        value.isprintable() if isinstance(value, str) else value is None or isinstance(value, int)
+        value.isprintable()
+        if isinstance(value, str)
+        else value is None or (isinstance(value, int) and is_exact(value))
         for value in values
     )
 

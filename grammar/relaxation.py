@@ -12,10 +12,10 @@ from loraplex.grammar.answer_form import JsonSchemaValue
 from loraplex.grammar.errors import GrammarTooLarge
 from loraplex.grammar.holding import Residue
 from loraplex.grammar.keywords import KEYWORDS, Site, is_exact
-from loraplex.grammar.schema_cycles import recursive_groups
 from loraplex.grammar.schema_pattern import translate
 from loraplex.grammar.schema_references import References, Target, is_metaschema, unresolved
 from loraplex.grammar.schema_rewrite import Rewriter, Rewritten
+from loraplex.grammar.schema_satisfiable import contradicts_itself
 from loraplex.grammar.schema_values import listed_values, type_of
 from loraplex.grammar.schema_walk import escaped
 from loraplex.grammar.spec import Backend
@@ -34,9 +34,19 @@ class Relaxed:
     residue: tuple[Residue, ...]
 
 
-def relax(references: References, backend: Backend, *, param: str, max_nodes: int) -> Relaxed:
-    """Raises `GrammarInvalid` for a reference to nowhere, `GrammarTooLarge` beyond `max_nodes` subschemas."""
-    return _Relaxation(references, backend, param, max_nodes).run()
+def relax(
+    references: References,
+    groups: Mapping[str, int],
+    backend: Backend,
+    *,
+    param: str,
+    max_nodes: int,
+) -> Relaxed:
+    """`groups` are those of `recursive_groups`.
+
+    Raises `GrammarInvalid` for a reference to nowhere, `GrammarTooLarge` beyond `max_nodes` subschemas.
+    """
+    return _Relaxation(references, groups, backend, param, max_nodes).run()
 
 
 @dataclass(slots=True)
@@ -52,13 +62,20 @@ class _Subschema:
 
 
 class _Relaxation:
-    def __init__(self, references: References, backend: Backend, param: str, max_nodes: int) -> None:
+    def __init__(
+        self,
+        references: References,
+        groups: Mapping[str, int],
+        backend: Backend,
+        param: str,
+        max_nodes: int,
+    ) -> None:
         self._references = references
         self._backend = backend
         self._param = param
         self._nodes_left = max_nodes
         self._rewriter = Rewriter(references)
-        self._groups = recursive_groups(references)
+        self._groups = groups
         self._residue: dict[Residue, None] = {}
         self._names: dict[tuple[str, bool], str] = {}
         self._waiting: list[tuple[Target, bool]] = []
@@ -85,7 +102,7 @@ class _Relaxation:
             return place.schema
         rewritten = self._rewriter.rewrite(place)
         keywords = rewritten.keywords
-        if keywords.get("enum") == []:
+        if keywords.get("enum") == [] or contradicts_itself(keywords):
             return False
         inside = merged or self._is_merge(keywords)
         node = _Subschema(place, rewritten, inside, {}, [], [])

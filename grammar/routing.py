@@ -2,7 +2,7 @@
 trying. Invariant: `full` means that nothing but valid documents can be written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from loraplex.grammar.answer_form import JsonSchemaValue, Limits
@@ -10,6 +10,7 @@ from loraplex.grammar.errors import GrammarInvalid, SchemaNotHeld
 from loraplex.grammar.holding import Holding, Residue
 from loraplex.grammar.relaxation import Relaxed, relax
 from loraplex.grammar.schema_bounds import check_bounds
+from loraplex.grammar.schema_cycles import recursive_groups
 from loraplex.grammar.schema_dialect import to_newest
 from loraplex.grammar.schema_formats import FORMATS, JUDGED
 from loraplex.grammar.schema_references import References
@@ -41,10 +42,7 @@ def hold_schema(
     Validator(newest, param=param)
     if strict:
         _refuse_unknown_formats(newest, param)
-    references = References(newest)
-    found = {
-        backend: _relaxed(references, backend, param, limits) for backend in PREFERENCE if backend in backends
-    }
+    found = {backend: relaxed for backend, relaxed in _each(newest, param, limits) if backend in backends}
     exact = [backend for backend, relaxed in found.items() if not relaxed.residue]
     if exact:
         chosen = found[exact[0]].schema
@@ -62,8 +60,16 @@ def hold_schema(
     )
 
 
-def _relaxed(references: References, backend: Backend, param: str, limits: Limits) -> Relaxed:
-    relaxed = relax(references, backend, param=param, max_nodes=4 * limits.max_nodes)
+def _each(schema: JsonSchemaValue, param: str, limits: Limits) -> Iterator[tuple[Backend, Relaxed]]:
+    references = References(schema)
+    groups = recursive_groups(references)
+    for backend in PREFERENCE:
+        relaxed = relax(references, groups, backend, param=param, max_nodes=4 * limits.max_nodes)
+        yield backend, _inhabited(relaxed, backend, param)
+
+
+def _inhabited(relaxed: Relaxed, backend: Backend, param: str) -> Relaxed:
+    """Without the parts that no document satisfies. Raises `GrammarInvalid` if that is the whole."""
     if relaxed.schema is True or relaxed.schema == {}:
         return Relaxed({}, relaxed.residue)
     schema: Any = relaxed.schema

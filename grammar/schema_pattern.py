@@ -1,4 +1,4 @@
-"""ECMA-262 patterns (what JSON Schema writes) in the syntax of Rust's regular expressions (what the backend reads).
+"""ECMA-262 patterns (what JSON Schema writes) as Rust's regular expressions read them (what the backend does).
 
 Invariant: a translation matches exactly what the original matches under the u flag; what has none, has no translation:
 look-around, back-references, word boundaries, anchors in the middle.
@@ -11,10 +11,10 @@ from typing import Final
 _DIGIT: Final = "0-9"
 _WORD: Final = "0-9A-Z_a-z"
 _SPACE: Final = (
-    r"\x{9}-\x{D}\x{20}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}"
+    r"\u{9}-\u{D}\u{20}\u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}\u{205F}\u{3000}\u{FEFF}"
 )
-_LINE_ENDS: Final = r"\x{A}\x{D}\x{2028}\x{2029}"
-_ANY: Final = r"(?s:.)"
+_LINE_ENDS: Final = r"\u{A}\u{D}\u{2028}\u{2029}"
+_ANY: Final = r"[\u{0}-\u{10FFFF}]"
 _CATEGORIES: Final = frozenset(
     category
     for group in ("LLuLlLtLmLo", "MMnMcMe", "NNdNlNo", "PPcPdPsPePiPfPo", "SSmScSkSo", "ZZsZlZp")
@@ -73,7 +73,7 @@ def _anchored(branch: _Branch) -> str:
 
 
 def _code(character: str) -> str:
-    return character if character.isalnum() and character.isascii() else f"\\x{{{ord(character):X}}}"
+    return character if character.isalnum() and character.isascii() else f"\\u{{{ord(character):X}}}"
 
 
 class _Reader:

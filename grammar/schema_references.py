@@ -31,6 +31,7 @@ class References:
         self._places: dict[str, Target] = {}
         self._resources: dict[str, Target] = {}
         self._anchors: dict[tuple[str, str], Target] = {}
+        self._resolved: dict[tuple[str, str], Target | None] = {}
         self._index()
 
     def at_root(self) -> Target:
@@ -38,8 +39,15 @@ class References:
 
     def resolve(self, reference: str, base: str) -> Target | None:
         """None if it leads out of the schema or nowhere."""
-        joined = base + reference if reference.startswith("#") else urljoin(base, reference)
-        uri, fragment = urldefrag(joined)
+        key = (reference, base)
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(reference, base)
+        return self._resolved[key]
+
+    def _resolve(self, reference: str, base: str) -> Target | None:
+        # A base has no fragment; joining is slow, and wrong where the base is a URN.
+        local = reference.startswith("#")
+        uri, fragment = (base, reference[1:]) if local else urldefrag(urljoin(base, reference))
         resource = self._resources.get(uri)
         if resource is None:
             return None

@@ -4,9 +4,17 @@ Invariant: only what is proven empty is called empty. A grammar must not enter a
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from loraplex.grammar.schema_values import TYPES, allowed_types, listed_values, type_of
+
+_BOUNDS: Final = frozenset(
+    (
+        *("type", "const", "enum", "required"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        *("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"),
+    )
+)
 
 Inhabited: TypeAlias = Callable[[Any], bool]
 Types: TypeAlias = frozenset[str]
@@ -58,6 +66,17 @@ def possible_types(schema: Any, known: KnownTypes, read: list[str] | None = None
     return frozenset(
         kind for kind in types if _has_value(kind, schema, lambda member: bool(types_of(member)))
     )
+
+
+def contradicts_itself(keywords: Mapping[str, Any]) -> bool:
+    """Whether a subschema's own bounds, names and values leave nothing, whatever its parts and references mean."""
+    own = {keyword: value for keyword, value in keywords.items() if keyword in _BOUNDS}
+    for keyword in ("properties", "patternProperties"):
+        if keyword in keywords:
+            own[keyword] = dict.fromkeys(keywords[keyword], True)
+    if keywords.get("additionalProperties") is False:
+        own["additionalProperties"] = False
+    return not possible_types(own, {})
 
 
 def _has_value(kind: str, schema: dict[str, Any], inhabited: Inhabited) -> bool:

@@ -64,8 +64,9 @@ def _vocabulary(folder: Path) -> Vocabulary:
     """The tokenizer of a model's folder, ending with the token that its configuration names."""
     found = load_vocabulary(folder, 1, frozenset({0}))
     size = found.tokenizer.get_vocab_size(with_added_tokens=True)
-    ends = {found.tokenizer.token_to_id(text) for text in _end_texts(folder)} - {None}
-    return load_vocabulary(folder, size, frozenset(ends) or frozenset({size - 1}))
+    ends = [found.tokenizer.token_to_id(text) for text in _end_texts(folder)]
+    known = frozenset(token_id for token_id in ends if token_id is not None)
+    return load_vocabulary(folder, size, known or frozenset({size - 1}))
 
 
 def _end_texts(folder: Path) -> list[str]:
