@@ -48,6 +48,16 @@ def named_tokens(content: Format) -> Iterator[str | int]:
             yield from (token for token, _ in each.get("rules", ()))
 
 
+def may_force_without_end(content: Format) -> bool:
+    """Whether more text may be certain than anybody would wait for: `root ::= "a" root`, or a great repetition."""
+    return any(
+        each.get("type") == "grammar"
+        or (each.get("type") == "regex" and "{" in str(each.get("pattern")))
+        or (each.get("type") == "repeat" and each.get("min") not in (None, 0, 1))
+        for each in formats_of(content)
+    )
+
+
 def lowered(content: Format) -> Format:
     """A copy in which every `open_json_schema` is a grammar of the library."""
     if content.get("type") == OPEN_JSON_SCHEMA:
@@ -79,5 +89,7 @@ def _ebnf(schema: Any, whitespace: str) -> str:
     text = json.dumps(schema)
     if whitespace == "flexible":
         return str(Grammar.from_json_schema(text, strict_mode=False, max_whitespace_cnt=MOST_BLANKS))
+    if whitespace == "spaced":
+        return str(Grammar.from_json_schema(text, any_whitespace=False, strict_mode=False))
     compact = Grammar.from_json_schema(text, any_whitespace=False, separators=(",", ":"), strict_mode=False)
     return BLANK_AFTER_COMMA.sub(r'\1","', str(compact))

@@ -20,7 +20,12 @@ from xgrammar.tokenizer_info import VocabType
 from loraplex.grammar.bitmask import bits_of
 from loraplex.grammar.closing import Closer
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
-from loraplex.grammar.structural_tag import lowered, named_tokens, read_structural_tag
+from loraplex.grammar.structural_tag import (
+    lowered,
+    may_force_without_end,
+    named_tokens,
+    read_structural_tag,
+)
 from loraplex.grammar.vocabulary import Vocabulary
 
 PLACE_IN_SOURCE = re.compile(
@@ -118,8 +123,11 @@ class XgrammarMask:
         return self._compiled.spelled(text) if text else ()
 
     def _certain_text(self) -> str:
-        """What must follow, or nothing where that begins or ends inside a letter of several bytes."""
-        if self._matcher.is_terminated():
+        """What must follow, or nothing where that begins or ends inside a letter of several bytes.
+
+        Nothing either where it may be without end: the library would write all of it before it returns.
+        """
+        if self._compiled.may_force_without_end or self._matcher.is_terminated():
             return ""
         try:
             return str(self._matcher.find_jump_forward_string())
@@ -138,12 +146,19 @@ class CompiledXgrammar:
     """A grammar at its start, from which masks are made."""
 
     def __init__(
-        self, compiled: CompiledGrammar, tokens: TokenSets, tokenizer: LLTokenizer, speller: Tokenizer
+        self,
+        compiled: CompiledGrammar,
+        tokens: TokenSets,
+        tokenizer: LLTokenizer,
+        speller: Tokenizer,
+        *,
+        may_force_without_end: bool,
     ) -> None:
         self._start = GrammarMatcher(compiled)
         self._tokenizer = tokenizer
         self._speller = speller
         self.tokens = tokens
+        self.may_force_without_end = may_force_without_end
         self.size_bytes = int(compiled.memory_size_bytes)
 
     def mask(self, closer: Closer, *, fast_forward: bool, closes: bool) -> XgrammarMask:
@@ -184,7 +199,11 @@ class XgrammarCompiler:
         except (RuntimeError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise GrammarInvalid(without_place(error)) from error
         return CompiledXgrammar(
-            compiled, self._token_sets(named), self._tokenizer, self._vocabulary.text_tokenizer
+            compiled,
+            self._token_sets(named),
+            self._tokenizer,
+            self._vocabulary.text_tokenizer,
+            may_force_without_end=may_force_without_end(tag["format"]),
         )
 
     def _ids(self, named: Iterable[str | int]) -> frozenset[int]:
@@ -196,11 +215,8 @@ class XgrammarCompiler:
     def _token_sets(self, named: frozenset[int]) -> TokenSets:
         vocabulary = self._vocabulary
         blocked = frozenset(vocabulary.special_tokens.values()) - vocabulary.end_token_ids - named
-        usable = (
-            token for token, text in enumerate(vocabulary.encoded_tokens) if text and token not in blocked
-        )
-        words = vocabulary.bitmask_words
-        return TokenSets(bits_of(usable, words), bits_of(vocabulary.end_token_ids, words), blocked)
+        usable = self._usable | bits_of(named, vocabulary.bitmask_words)
+        return TokenSets(usable, self._end, blocked)
 
 
 def without_place(error: Exception) -> str:

@@ -4,9 +4,17 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.emit_xgrammar import OPEN_JSON_SCHEMA
+from loraplex.grammar.compiler import MaskCompiler
+from loraplex.grammar.emit_xgrammar import OPEN_JSON_SCHEMA, ebnf_source
 from loraplex.grammar.errors import GrammarInvalid
-from loraplex.grammar.structural_tag import lowered, named_tokens, read_structural_tag
+from loraplex.grammar.spec import GrammarSpec, encode_spec
+from loraplex.grammar.structural_tag import (
+    lowered,
+    may_force_without_end,
+    named_tokens,
+    read_structural_tag,
+)
+from loraplex.grammar.vocabulary import byte_vocabulary
 
 OPEN = {"type": OPEN_JSON_SCHEMA, "json_schema": {"type": "integer"}, "whitespace": "compact"}
 
@@ -57,3 +65,34 @@ def test_named_tokens() -> None:
         ],
     }
     assert set(named_tokens(content)) == {"a", 7, "b", "c", "d"}
+
+
+@pytest.mark.parametrize(
+    ("content", "may"),
+    [
+        ({"type": "const_string", "value": "a"}, False),
+        ({"type": "json_schema", "json_schema": {"type": "grammar"}}, False),
+        ({"type": "regex", "pattern": "[a-z]+"}, False),
+        ({"type": "regex", "pattern": "a{90000}"}, True),
+        ({"type": "repeat", "min": 100_000, "content": {"type": "const_string", "value": "a"}}, True),
+        ({"type": "sequence", "elements": [{"type": "grammar", "grammar": 'root ::= "a" root'}]}, True),
+    ],
+)
+def test_what_may_be_certain_without_end(content: dict[str, Any], may: bool) -> None:
+    assert may_force_without_end(content) is may
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "a" root',
+        "\n".join([f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)] + ['r60 ::= "a"', "root ::= r0"]),
+    ],
+)
+def test_endless_certain_text_is_not_written_out(text: str) -> None:
+    vocabulary = byte_vocabulary()
+    spec = encode_spec(GrammarSpec(backend="xgrammar", source=ebnf_source(text), close=True))
+    mask = MaskCompiler(vocabulary).compile(bytes(32), spec)
+    assert mask.accept(vocabulary.token_id("a"))
+    assert not mask.forced_tokens()
+    assert mask.closing_tokens(8) is None
