@@ -252,7 +252,36 @@ def test_random_texts_of_random_schemas_are_valid(walks: Walks) -> None:
 
 def test_a_number_range_lets_no_number_beyond_through(walks: Walks) -> None:
     bounds = (-10, -1.5, -1, -0.5, 0, 0.25, 0.5, 1, 1.5, 9, 10)
-    texts = ["-10.1", "-10", "-9", "-1.6", "-1.5", "-1.0", "-1", "-0.51", "-0.5", "-0", "0", "0.0", "0.1", "0.25", "0.26", "0.5", "0.6", "1", "1.0", "1.1", "1.5", "1.6", "2", "9", "9.5", "10", "10.0", "10.1"]
+    texts = [
+        "-10.1",
+        "-10",
+        "-9",
+        "-1.6",
+        "-1.5",
+        "-1.0",
+        "-1",
+        "-0.51",
+        "-0.5",
+        "-0",
+        "0",
+        "0.0",
+        "0.1",
+        "0.25",
+        "0.26",
+        "0.5",
+        "0.6",
+        "1",
+        "1.0",
+        "1.1",
+        "1.5",
+        "1.6",
+        "2",
+        "9",
+        "9.5",
+        "10",
+        "10.0",
+        "10.1",
+    ]
     for least in ("minimum", "exclusiveMinimum"):
         for most in ("maximum", "exclusiveMaximum"):
             for index, low in enumerate(bounds):
