@@ -59,7 +59,7 @@ def _spelled(text: str, tokens: tuple[str, ...]) -> tuple[Node, ...]:
 
 
 def _named(syntax: CallSyntax, name: str, schema: JsonSchemaValue) -> Node:
-    return Concatenation((Literal(name + syntax.before_arguments), JsonValue(schema)))
+    return Concatenation((Literal(name + syntax.before_arguments), JsonValue(schema, "spaced")))
 
 
 def _one_of(nodes: list[Node]) -> Node:

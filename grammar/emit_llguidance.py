@@ -27,7 +27,7 @@ CONTROL_TOKENS = "// control tokens: "
 """How the last line of a source begins; then the JSON list of the texts that the rules `control_token_<index>` stand for."""
 
 MOST_BLANKS = 32
-"""Blanks in a row between the parts of a JSON document: enough for a line break and 15 levels of indentation."""
+"""Blanks behind a line break: 16 levels of indentation. Elsewhere one: a model cannot fill its answer with blank lines."""
 
 WRITTEN_ESCAPES = 'nrbtf\\"'
 """Without `u`: spelled with it, a declared property would pass as an additional one and escape its own schema."""
@@ -222,6 +222,8 @@ def _json_of(schema: JsonSchemaValue, whitespace: str) -> str:
         "whitespace_flexible": False,
     }
     if whitespace == "flexible":
-        options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{MOST_BLANKS}}}"
+        options["whitespace_pattern"] = rf"\x20|\r?\n[\x20\x09]{{0,{MOST_BLANKS}}}"
+    elif whitespace == "spaced":
+        options |= {"item_separator": ", ", "key_separator": ": "}
     whole = {"not": {}} if schema is False else {} if schema is True else schema
     return json.dumps({**whole, "x-guidance": options}, allow_nan=False)

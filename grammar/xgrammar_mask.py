@@ -188,6 +188,12 @@ class XgrammarCompiler:
             stop_token_ids=sorted(vocabulary.end_token_ids),
         )
         self._compiler = GrammarCompiler(information, max_threads=1, cache_enabled=False)
+        words, texts = vocabulary.bitmask_words, vocabulary.encoded_tokens
+        controls = frozenset(vocabulary.special_tokens.values()) - vocabulary.end_token_ids
+        self._end = bits_of(vocabulary.end_token_ids, words)
+        self._usable = bits_of(
+            (token for token, text in enumerate(texts) if text and token not in controls), words
+        )
 
     def compile(self, source: str) -> CompiledXgrammar:
         """`source` is a structural tag in JSON. Raises `GrammarInvalid`."""

@@ -276,8 +276,30 @@ def test_a_part_must_begin_with_its_trigger(emit: Any) -> None:
 def test_blanks_are_bounded() -> None:
     for backend, emit in zip(BACKENDS, (emit_llguidance.emit, emit_xgrammar.emit), strict=True):
         source = emit(JsonValue(OBJECT))
-        assert _is_whole(backend, source, "{" + " " * 32 + "}")
-        assert not _is_whole(backend, source, "{" + " " * 33 + "}")
+        assert _is_whole(backend, source, "{\n" + " " * 31 + "}")
+        assert not _is_whole(backend, source, "{\n" + " " * 33 + "}")
+
+
+def test_blank_lines_do_not_fill_an_answer() -> None:
+    source = emit_llguidance.emit(JsonValue(OBJECT))
+    assert _is_whole("llguidance", source, "{ }")
+    assert not _is_whole("llguidance", source, "{\n\n}")
+    assert not _is_whole("llguidance", source, "{  }")
+
+
+@pytest.mark.parametrize(
+    ("whitespace", "whole", "other"),
+    [
+        ("spaced", '{"a": [1, {"b": 2}], "c": 3}', '{"a":[1,{"b":2}],"c":3}'),
+        ("compact", '{"a":[1,{"b":2}],"c":3}', '{"a": [1, {"b": 2}], "c": 3}'),
+    ],
+)
+def test_blanks_that_are_fixed(whitespace: Any, whole: str, other: str) -> None:
+    for backend, emit in zip(BACKENDS, (emit_llguidance.emit, emit_xgrammar.emit), strict=True):
+        source = emit(JsonValue({"type": "object"}, whitespace))
+        assert _is_whole(backend, source, whole), backend
+        assert not _is_whole(backend, source, other), backend
+        assert not _is_whole(backend, source, '{\n"a": 1}'), backend
 
 
 @pytest.mark.parametrize(
