@@ -99,7 +99,8 @@ class _Relaxation:
                 f"{self._param} has too many subschemas once its references are followed", param=self._param
             )
         if isinstance(place.schema, bool):
-            return place.schema
+            # xgrammar reads `true` in some places only.
+            return {} if place.schema else False
         rewritten = self._rewriter.rewrite(place)
         keywords = rewritten.keywords
         if keywords.get("enum") == [] or contradicts_itself(keywords):

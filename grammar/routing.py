@@ -70,8 +70,6 @@ def _each(schema: JsonSchemaValue, param: str, limits: Limits) -> Iterator[tuple
 
 def _inhabited(relaxed: Relaxed, backend: Backend, param: str) -> Relaxed:
     """Without the parts that no document satisfies. Raises `GrammarInvalid` if that is the whole."""
-    if relaxed.schema is True or relaxed.schema == {}:
-        return Relaxed({}, relaxed.residue)
     schema: Any = relaxed.schema
     known: KnownTypes = types_of_definitions(schema) if isinstance(schema, dict) else {}
     schema = without_empty_parts(schema, known)

@@ -77,6 +77,7 @@ GRANTED: list[tuple[set[Backend], Any, list[str], list[str]]] = [
         ["[]", "[null,1,2]"],
         ["[1]", "[null,null]"],
     ),
+    ({"llguidance", "xgrammar"}, {"type": "array", "prefixItems": [True]}, ["[]", "[1,2]"], ["1", "{}"]),
     ({"llguidance"}, {"type": "string", "minLength": 1, "maxLength": 2}, ['"a"', '"😀é"'], ['""', '"abc"']),
     ({"llguidance"}, {"type": "string", "pattern": "^a", "maxLength": 2}, ['"ab"'], ['"b"', '"abc"', '"ba"']),
     ({"llguidance"}, {"pattern": "b"}, ['"abc"', "1"], ['"ac"']),
