@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -66,7 +67,8 @@ class MaskFiller:
         self._timeout_s = timeout_s
         self._clock = clock
         self._cores = os.sched_getaffinity(0)
-        self._queue: SimpleQueue[_Fill | None] = SimpleQueue()
+        self._waiting: deque[_Fill] = deque()
+        self._calls: SimpleQueue[bool] = SimpleQueue()
         self._arrived = threading.Condition()
         self._countdown = _Countdown(0)
         self._fills: dict[Sequence, _Fill] = {}
@@ -89,8 +91,11 @@ class MaskFiller:
                 raise ValueError("a sequence without a grammar has no mask")
             fill = _Fill(sequence.token_mask, self._row(), self._countdown)
             self._fills[sequence] = fill
-            self._queue.put(fill)
-        if fresh and not self._threads:
+        # All at once, and one call: a thread woken for the first would take the interpreter from the rest.
+        self._waiting.extend(self._fills[sequence] for sequence in fresh)
+        if fresh and self._threads:
+            self._calls.put(True)
+        elif fresh:
             self._start_thread()
 
     def collect(self, sequences: Iterable[Sequence], patience_s: float) -> Masks:
@@ -111,8 +116,8 @@ class MaskFiller:
                 masks.errors[sequence] = fill.error
             else:
                 masks.rows[sequence] = fill.row
-        if countdown.remaining and len(self._threads) < MAX_THREADS:
-            self._start_thread()
+        if countdown.remaining:
+            self._relieve()
         return masks
 
     def give_back(self, masks: Masks) -> None:
@@ -130,7 +135,7 @@ class MaskFiller:
     def close(self) -> None:
         """Let the threads end after what they are at."""
         for _ in self._threads:
-            self._queue.put(None)
+            self._calls.put(False)
         join_all(self._threads.values())
 
     def _row(self) -> Tensor:
@@ -153,31 +158,50 @@ class MaskFiller:
         )
         lower_priority(fill.thread_id, 19)
         del self._threads[fill.thread_id]
-        if not self._threads:
-            self._start_thread()
+        self._relieve()
         return True
+
+    def _relieve(self) -> None:
+        """Have what waits behind a slow mask, now or in the next step, taken up by a new thread or by one that sleeps."""
+        if len(self._threads) < MAX_THREADS:
+            self._start_thread()
+        else:
+            self._calls.put(True)
 
     def _start_thread(self) -> None:
         thread = start_side_thread("mask-filling", self._run, self._cores)
         self._threads[thread.native_id or 0] = thread
 
     def _run(self) -> None:
-        while (fill := self._queue.get()) is not None:
-            fill.thread_id = threading.get_native_id()
-            fill.began = self._clock()
-            error = _fill(fill)
-            with self._arrived:
-                if fill.abandoned:
+        """Fill what waits, then wait for a call. A thread that was given up ends."""
+        while True:
+            try:
+                fill = self._waiting.popleft()
+            except IndexError:
+                if not self._calls.get():
                     return
-                fill.seconds = self._clock() - fill.began
-                fill.error = error
-                fill.done = True
-                fill.countdown.remaining -= 1
-                if not fill.countdown.remaining:
-                    self._arrived.notify_all()
+                continue
+            if not self._fill(fill):
+                return
+
+    def _fill(self, fill: _Fill) -> bool:
+        """False if it took so long that another thread is in this one's place."""
+        fill.thread_id = threading.get_native_id()
+        fill.began = began = self._clock()
+        error = _attempt(fill)
+        with self._arrived:
+            if fill.abandoned:
+                return False
+            fill.seconds = self._clock() - began
+            fill.error = error
+            fill.done = True
+            fill.countdown.remaining -= 1
+            if not fill.countdown.remaining:
+                self._arrived.notify_all()
+        return True
 
 
-def _fill(fill: _Fill) -> EngineError | None:
+def _attempt(fill: _Fill) -> EngineError | None:
     try:
         fill.mask.fill(fill.row, 0)
     except BaseException as error:

@@ -166,3 +166,23 @@ def test_masks_are_filled_while_the_caller_computes(
     filler.begin(rows)
     wait(0.2)
     assert len(filler.collect(rows, 0.0).rows) == 5
+
+
+def test_a_sleeping_thread_takes_what_waits_behind_a_stuck_mask(
+    filler: MaskFiller, scripted_mask: "MaskType"
+) -> None:
+    """All threads there may be have been started before, and are asleep."""
+    gates = [row(Blocked()) for _ in range(MAX_THREADS)]
+    for sequence in gates:
+        collect(filler, [sequence], 0.01)
+        collect(filler, [row(scripted_mask([(5,)]))], 0.01)
+    for sequence in gates:
+        mask: Any = sequence.token_mask
+        mask.gate.set()
+    filler.collect(gates, PATIENT)
+    behind = row(scripted_mask([(6,)]))
+    behind.mask_seconds = 1.0
+    filler.begin([row(Blocked()), behind])
+    deadline = time.monotonic() + 5
+    while not filler.collect([behind], 0.01).rows:
+        assert time.monotonic() < deadline
