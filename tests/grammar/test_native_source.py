@@ -24,9 +24,22 @@ def test_the_backend_follows_from_the_notation() -> None:
 
 
 def test_a_structural_tag_goes_as_it_is() -> None:
-    asked = tag({"type": "json_schema", "json_schema": CLOSED}, {"type": "const_string", "value": "x"})
+    schema = {"type": "json_schema", "json_schema": CLOSED, "style": "json"}
+    asked = tag(schema, {"type": "const_string", "value": "x"})
     backend, source = native_source(asked, Limits())
     assert backend == "xgrammar" and json.loads(source) == asked.tag
+
+
+def test_a_schema_is_written_as_the_backend_is_exact_for_it() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}, "contains": True}
+    _, source = native_source(tag({"type": "json_schema", "json_schema": schema}), Limits())
+    (held,) = json.loads(source)["format"]["elements"]
+    assert held["json_schema"]["minItems"] == 1 and "contains" not in held["json_schema"]
+
+
+def test_what_loosens_a_schema_is_refused() -> None:
+    with pytest.raises(GrammarRefused, match="any_order"):
+        native_source(tag({"type": "json_schema", "json_schema": CLOSED, "any_order": True}), Limits())
 
 
 def test_what_looks_like_a_format_inside_a_schema_is_a_schema() -> None:
