@@ -68,6 +68,7 @@ def test_many_adapters_on_a_tiny_model(tmp_path: Path, tiny_model: Path) -> None
         (["serve", "--base-url", "http://localhost:1"], "--api-key"),
         (["serve", "--setting", "dtype"], "--setting"),
         (["lora", "--rows", "2/4"], "--rows"),
+        (["grammar", "--part", "speed"], "--part"),
         (["lora", "--model", "/does/not/exist"], "/does/not/exist"),
     ],
 )
