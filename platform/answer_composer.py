@@ -5,7 +5,8 @@ time for each tenant, so that one tenant's schemas keep no other's waiting.
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Final
@@ -22,6 +23,7 @@ from loraplex.grammar.answer_form import (
 )
 from loraplex.grammar.compiled_cache import CompiledCache
 from loraplex.grammar.composition import Composition, compose
+from loraplex.grammar.errors import GrammarTooLarge
 from loraplex.grammar.tool_style import ToolStyle
 from loraplex.platform.formed_answer import FormedAnswer, NotedJudgements
 from loraplex.platform.services import AnswerJudges, GrammarTrials
@@ -71,14 +73,20 @@ class AnswerComposer:
         return FormedAnswer(composed.composition, composed.judgements, judge)
 
     async def _large(self, namespace: bytes, form: AnswerForm, style: ToolStyle) -> Composed:
-        key = await asyncio.to_thread(_digest, form, style)
+        key = await asyncio.to_thread(_key, form, style, self._limits)
         known = self._cache.peek(namespace, key)
         if known is not None:
             return known
         turn = self._turns.setdefault(namespace, asyncio.Lock())
         build = partial(self._build, form, style)
         async with turn, self._threads:
-            return await asyncio.to_thread(self._cache.get, namespace, key, build)
+            building = asyncio.create_task(asyncio.to_thread(self._cache.get, namespace, key, build))
+            try:
+                return await asyncio.shield(building)
+            finally:
+                # A thread cannot be stopped: who leaves before it ends keeps its tenant's turn until then.
+                await asyncio.wait((building,))
+                building.exception()
 
     def _build(self, form: AnswerForm, style: ToolStyle) -> Composed:
         judgements = NotedJudgements()
@@ -90,23 +98,49 @@ class AnswerComposer:
             judge_of=judgements.judge_of,
         )
         source = "" if composition.spec is None else composition.spec.source
-        return Composed(composition, judgements, ENTRY_BYTES + 3 * (len(repr(form)) + len(source)))
+        size = size_of(_inside(form), TENANT_CACHE_BYTES) + len(source)
+        return Composed(composition, judgements, ENTRY_BYTES + 4 * size)
 
 
-def _digest(form: AnswerForm, style: ToolStyle) -> bytes:
-    return blake2b(f"{style} {form!r}".encode(), digest_size=32).digest()
+def _key(form: AnswerForm, style: ToolStyle, limits: Limits) -> bytes:
+    """What tells forms apart, made piece by piece: a text of megabytes at once would stop the interpreter.
+
+    Raises `GrammarTooLarge` for a schema whose text is above its bound in any spelling.
+    """
+    for value, param, most in _bounded(form, limits):
+        if size_of(value, most) > most:
+            raise GrammarTooLarge(f"{param} has more than {most} bytes", param=param, pointer="")
+    pieces: list[object] = [style, replace(form, tools=(), format=None), type(form.format), *form.tools]
+    pieces += form.format.options if isinstance(form.format, Choice) else (form.format,)
+    key = blake2b(digest_size=32)
+    for piece in pieces:
+        key.update(f"{piece!r}\n".encode())
+    return key.digest()
+
+
+def _bounded(form: AnswerForm, limits: Limits) -> Iterator[tuple[object, str, int]]:
+    """(value, its field, most bytes)."""
+    yield from ((tool.parameters, tool.param, limits.max_bytes) for tool in form.tools)
+    match form.format:
+        case JsonSchema(schema=schema, param=param):
+            yield schema, param, limits.max_bytes
+        case StructuralTag(tag=tag):
+            yield tag, "structured_outputs.structural_tag", limits.max_bytes
 
 
 def _is_small(form: AnswerForm) -> bool:
+    return size_of(_inside(form), INLINE_SIZE) <= INLINE_SIZE
+
+
+def _inside(form: AnswerForm) -> list[object]:
+    """What a grammar is made of."""
     values: list[object] = [tool.parameters for tool in form.tools]
     match form.format:
-        case JsonSchema(schema=schema):
-            values.append(schema)
-        case StructuralTag(tag=inside) | Choice(options=inside):
+        case JsonSchema(schema=inside) | StructuralTag(tag=inside) | Choice(options=inside):
             values.append(inside)
         case Regex(pattern=text) | ContextFreeGrammar(text=text):
             values.append(text)
-    return size_of(values, INLINE_SIZE) <= INLINE_SIZE
+    return values
 
 
 def _param(form: AnswerForm) -> str:

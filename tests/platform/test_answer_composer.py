@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from loraplex.grammar.answer_form import (
     StructuralTag,
     Tool,
 )
+from loraplex.grammar.composition import Composition, compose
 from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tool_style import ToolStyle
@@ -120,6 +122,51 @@ async def test_one_tenants_schemas_take_one_thread_at_a_time() -> None:
     greedy = [compose(ONE, schema, "greedy") for schema in variants]
     await asyncio.gather(*greedy, compose(OTHER, LARGE, "modest"))
     assert ended.index("modest") <= 1
+
+
+async def test_who_leaves_keeps_the_turn_until_the_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, begun, lock = 0, 0, 0, threading.Lock()
+
+    def slow(*args: Any, **options: Any) -> Composition:
+        nonlocal running, most, begun
+        with lock:
+            running, begun = running + 1, begun + 1
+            most = max(most, running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return compose(*args, **options)
+
+    monkeypatch.setattr("loraplex.platform.answer_composer.compose", slow)
+    composing = composer(Trials())
+    for index in range(4):
+        left = asyncio.create_task(
+            composing.compose(ONE, form_of({**LARGE, "title": str(index)}), ToolStyle.GENERIC)
+        )
+        await asyncio.sleep(0.03)
+        left.cancel()
+    await composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
+    assert most == 1 and begun < 5
+
+
+class Unwritten(dict[str, Any]):
+    """Writing megabytes in one go stops the interpreter."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("written before its size was looked at")
+
+
+@pytest.mark.parametrize("of", ["schema", "tag", "tool"])
+async def test_nothing_far_above_a_bound_is_written_out(of: str) -> None:
+    large = Unwritten({"type": "object", "description": "d" * 1_000_000})
+    form = form_of(large)
+    if of == "tag":
+        form = AnswerForm(format=StructuralTag(large))
+    if of == "tool":
+        tool = Tool("f", "", large, False, "tools[0].function.parameters")
+        form = AnswerForm(tools=(tool,), tool_choice="auto")
+    with pytest.raises(GrammarTooLarge, match="has more than 262144 bytes"):
+        await composer(Trials()).compose(ONE, form, ToolStyle.GENERIC)
 
 
 @pytest.mark.parametrize("schema", [{"enum": list(range(10_001))}, {"enum": ["a" * 300_000]}])
