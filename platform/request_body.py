@@ -7,12 +7,15 @@ import asyncio
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone, InvalidBody, InvalidParameter
+
+T = TypeVar("T")
 
 LARGE_BODY = 65_536
 
@@ -27,10 +30,10 @@ class BodyLimits:
     max_values: int = 500_000
 
 
-async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
-    """The body as an object; large ones are parsed off the event loop.
+async def read_object(request: Request, limits: BodyLimits, check: Callable[[dict[str, Any]], T]) -> T:
+    """What `check` makes of the body's object; large bodies are parsed and checked off the event loop.
 
-    Raises `BodyTooLarge`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client left before its end.
+    Raises what `check` does, and `BodyTooLarge`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client left before its end.
     """
     try:
         async with asyncio.timeout(limits.max_s):
@@ -40,8 +43,12 @@ async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
     except ClientDisconnect as error:
         raise ClientGone("The client closed the connection within its request.") from error
     if len(body) > LARGE_BODY:
-        return await asyncio.to_thread(parse_object, body, limits)
-    return parse_object(body, limits)
+        return await asyncio.to_thread(_checked, body, limits, check)
+    return _checked(body, limits, check)
+
+
+def _checked(body: bytes, limits: BodyLimits, check: Callable[[dict[str, Any]], T]) -> T:
+    return check(parse_object(body, limits))
 
 
 async def _read_bytes(request: Request, max_bytes: int) -> bytes:

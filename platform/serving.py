@@ -60,16 +60,19 @@ class Inference:
         return generation
 
     async def prompt_ids(self, values: Values, model: ResolvedModel) -> list[list[int]]:
-        """Ids of `messages` or of every `prompt`; large ones are encoded on a thread."""
+        """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread."""
+        if _characters(values, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
+            return self._encode(values, model)
+        return await asyncio.to_thread(self._encode_large, values, model)
+
+    def _encode_large(self, values: Values, model: ResolvedModel) -> list[list[int]]:
         limit = self._services.limits.max_prompt_characters
         size = _characters(values, limit)
         if size > limit:
             raise ContextTooLong(
                 f"The prompt has {size} characters; at most {limit} are read.", _prompt_name(values)
             )
-        if size <= INLINE_CHARACTERS:
-            return self._encode(values, model)
-        return await asyncio.to_thread(self._encode, values, model)
+        return self._encode(values, model)
 
     def _encode(self, values: Values, model: ResolvedModel) -> list[list[int]]:
         prompts = self._services.prompts

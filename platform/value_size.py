@@ -11,6 +11,9 @@ def size_of(value: object, most: int) -> int:
         size += 1
         if isinstance(inner, str):
             size += len(inner)
+        elif isinstance(inner, Mapping | Sequence) and size + len(inner) > most:
+            # Each counts one at least: not even a list of them is made.
+            return size + len(inner)
         elif isinstance(inner, Mapping):
             size += sum(map(len, inner))
             left.extend(inner.values())

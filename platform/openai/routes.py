@@ -1,6 +1,7 @@
 """The routes of `/v1`. Every route names the scope it needs; bodies go through the closed parameter table."""
 
 import time
+from functools import partial
 from typing import Annotated
 from uuid import uuid4
 
@@ -50,7 +51,7 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
 
     @router.post("/tokenize", openapi_extra=body_schema("tokenize"))
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
-        values = read_parameters("tokenize", await read_object(request, services.limits.body))
+        values = await _values(services, request, "tokenize")
         found = await resolve_model(services, caller, values["model"])
         prompts = await inference.prompt_ids(values, found)
         return json_response(_tokens(services, prompts), found.headers())
@@ -58,10 +59,14 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
     return router
 
 
+async def _values(services: GatewayServices, request: Request, endpoint: Endpoint) -> Values:
+    return await read_object(request, services.limits.body, partial(read_parameters, endpoint))
+
+
 async def _answer(
     services: GatewayServices, inference: Inference, request: Request, caller: Caller, endpoint: Endpoint
 ) -> Response:
-    values = read_parameters(endpoint, await read_object(request, services.limits.body))
+    values = await _values(services, request, endpoint)
     kind = "chatcmpl" if endpoint == "chat" else "cmpl"
     head = AnswerHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
     if not values["stream"]:

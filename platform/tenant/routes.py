@@ -28,7 +28,7 @@ def tenant_router(services: GatewayServices, authenticator: Authenticator) -> AP
     async def change_version(
         name: str, version: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
-        change = read_profile_change(await read_object(request, services.limits.body))
+        change = await read_object(request, services.limits.body, read_profile_change)
         if not _VERSION.fullmatch(version):
             raise VersionNotFound(f"no version {version[:20]!r}: versions are numbers from 1")
         async with services.database.transaction() as session:

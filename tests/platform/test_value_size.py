@@ -1,5 +1,7 @@
 """Sizes of JSON values, and that counting ends where it stops to matter."""
 
+from typing import NoReturn
+
 import pytest
 
 from loraplex.platform.value_size import size_of
@@ -14,4 +16,13 @@ def test_every_value_and_every_character_counts(value: object, size: int) -> Non
 
 
 def test_counting_ends_above_the_most() -> None:
-    assert 10 < size_of(["a" * 5] * 1_000_000, 10) < 100
+    assert size_of(["a" * 5, ["a"] * 5, "a" * 5], 10) == 13
+
+
+class Unread(list[object]):
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("read although its length decides")
+
+
+def test_a_long_list_is_not_read() -> None:
+    assert size_of({"a": Unread([0] * 1_000)}, 100) > 100

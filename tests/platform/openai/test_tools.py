@@ -1,6 +1,7 @@
 """Tool calls through the official client: whole and streamed, choices, results sent back, and what each refusal says."""
 
 import json
+import threading
 from typing import Any
 
 import openai
@@ -11,6 +12,9 @@ from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, TrialsUnavailable
 from loraplex.grammar.spec import decode_spec
+from loraplex.platform.parameters import read_parameters
+from loraplex.platform.serving import INLINE_CHARACTERS
+from loraplex.platform.value_size import size_of
 from loraplex.tenants.adapter_profile import AdapterProfile
 
 MODEL = "demo/base"
@@ -294,6 +298,28 @@ async def test_a_large_list_of_tools_counts_towards_the_prompt(start_gateway: An
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     answer = await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": USER, "tools": [tool]})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_large_body_is_checked_and_counted_off_the_event_loop(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop: list[object] = []
+
+    def watched(name: str, function: Any, bound: Any) -> None:
+        def watching(*arguments: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                on_loop.append(bound(*arguments))
+            return function(*arguments)
+
+        monkeypatch.setattr(name, watching)
+
+    watched("loraplex.platform.openai.routes.read_parameters", read_parameters, lambda *_: "checked")
+    watched("loraplex.platform.serving.size_of", size_of, lambda value, most: most)
+    gateway = await start_gateway(FakeScript(answers=(ONE,)))
+    values = {"type": "object", "properties": {"a": {"enum": list(range(30_000))}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": values}}
+    answer = await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": USER, "tools": [tool]})
+    assert answer.json()["error"]["code"] == "context_length_exceeded" and on_loop == [INLINE_CHARACTERS]
 
 
 async def test_the_arguments_of_every_call_are_json(start_gateway: Any) -> None:
