@@ -102,7 +102,14 @@ async def _attack(
             request = CompletionRequest(BASE_MODEL, "Answer:", shape.hostile_tokens, api_key, options=options)
             _note(attack, name, decode(await stream_completion(base_url, request)))
 
-    await asyncio.gather(*(one_after_another() for _ in range(shape.attackers)))
+    attackers = [asyncio.create_task(one_after_another()) for _ in range(shape.attackers)]
+    try:
+        await rows
+    finally:
+        # Whoever still waits for a grammar leaves: only what happens beside the rows counts.
+        for attacker in attackers:
+            attacker.cancel()
+        await asyncio.gather(*attackers, return_exceptions=True)
 
 
 def _note(attack: Attack, name: str, answer: Answer) -> None:
