@@ -1,10 +1,11 @@
 """Entry point of the processes that judge finished values: `python -m loraplex.grammar.judge_process PARENT_PID`.
 
 Invariant: one question a line on standard input, one answer a line on standard output; whoever asks kills it when it takes
-too long, since a schema of a kilobyte can ask for more work than ends.
+too long, since a schema of a kilobyte can ask for more work than ends. No value is told to a log.
 """
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -22,7 +23,11 @@ MEMORY_BYTES = 1 << 30
 def main(parent_pid: int) -> None:
     """Judge until standard input ends."""
     die_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whoever stops a server's processes all at once stops this one by stopping its parent, which may still have to ask.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
+    # What breaks down inside a library may show the value.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):
         resource.setrlimit(kind, (bound, bound))
     decode = msgspec.json.Decoder(Question).decode

@@ -25,12 +25,16 @@ ANSWER_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """`environment` is what the processes see. They are started when there is something to judge, `processes` at most."""
+    """`environment` is what the processes see. They are started when there is something to judge, `processes` at most.
+
+    `deadline_s` bounds one judgement, `patience_s` the whole wait for it.
+    """
 
     environment: Mapping[str, str]
     processes: int = 2
     deadline_s: float = 2.0
     start_timeout_s: float = 30.0
+    patience_s: float = 60.0
 
 
 class Judges:
@@ -46,10 +50,12 @@ class Judges:
         """`schema` and `value` are JSON texts. Raises `AnswerNotSatisfied`, also for what could not be judged in time,
         and `TrialsUnavailable` when there is no process to ask.
         """
-        turn = self._turns.setdefault(namespace, asyncio.Lock())
-        async with turn, self._places:
-            process = self._idle.pop() if self._idle else await self._start()
-            complaint = await self._ask(process, Question(schema, value))
+        try:
+            async with asyncio.timeout(self._options.patience_s):
+                complaint = await self._in_turn(namespace, Question(schema, value))
+        except TimeoutError:
+            patience_s = self._options.patience_s
+            raise TrialsUnavailable(f"no value could be judged for {patience_s:g} s") from None
         if complaint is not None:
             raise AnswerNotSatisfied(complaint)
 
@@ -58,6 +64,19 @@ class Judges:
         for process in self._idle:
             await _end(process)
         self._idle.clear()
+
+    async def _in_turn(self, namespace: bytes, question: Question) -> str | None:
+        turn = self._turns.setdefault(namespace, asyncio.Lock())
+        async with turn, self._places:
+            return await self._ask(self._waiting() or await self._start(), question)
+
+    def _waiting(self) -> Process | None:
+        """A process that waits. One that was killed meanwhile says nothing about a value."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.returncode is None:
+                return process
+        return None
 
     async def _ask(self, process: Process, question: Question) -> str | None:
         answered = False
@@ -86,6 +105,7 @@ class Judges:
                 stdout=PIPE,
                 env=dict(self._options.environment),
                 limit=ANSWER_BYTES,
+                start_new_session=True,
             )
         except OSError as error:
             raise TrialsUnavailable(f"values cannot be judged now: {error}") from error

@@ -37,7 +37,9 @@ def main() -> None:
     """Prepare, then try what is ordered until standard input ends."""
     started = time.monotonic()
     report = Reporter()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whoever stops a server's processes all at once stops this one by stopping its parent, which may still have to ask.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
     orders = OrderSource(STANDARD_INPUT)
     spawn = orders.spawn()
     if spawn is None:

@@ -3,8 +3,11 @@
 import asyncio
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,12 @@ def doubling(levels: int) -> str:
     for level in range(levels):
         definitions[f"d{level + 1}"] = {"anyOf": [{"$ref": f"#/$defs/d{level}"}] * 2}
     return json.dumps({"$defs": definitions, "$ref": f"#/$defs/d{levels}"})
+
+
+def judging() -> list[int]:
+    """The processes of this one that judge."""
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    return [int(pid) for pid in children if b"judge_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.fixture
@@ -65,6 +74,39 @@ async def test_who_leaves_does_not_leave_an_answer_to_the_next(judges: Judges) -
     await judges.judge(ONE, UNIQUE, "[1, 2]")
     with pytest.raises(AnswerNotSatisfied, match="uniqueItems"):
         await judges.judge(ONE, UNIQUE, "[1, 1]")
+
+
+async def test_a_process_that_was_killed_while_it_waited_says_nothing_about_a_value(judges: Judges) -> None:
+    await judges.judge(ONE, UNIQUE, "[1, 2]")
+    [pid] = judging()
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(0.2)
+    await judges.judge(ONE, UNIQUE, "[1, 2]")
+    assert judging() != [pid]
+
+
+async def test_a_stop_signal_to_all_processes_leaves_what_is_judged_alone(judges: Judges) -> None:
+    await judges.judge(ONE, UNIQUE, "[1, 2]")
+    [pid] = judging()
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        os.kill(pid, stop)
+    await asyncio.sleep(0.2)
+    await judges.judge(ONE, UNIQUE, "[1, 2]")
+    assert judging() == [pid]
+
+
+async def test_no_wait_for_a_judgement_is_longer_than_patience() -> None:
+    judges = Judges(JudgeOptions(environment=os.environ, deadline_s=2.0, patience_s=1.0))
+    try:
+        await judges.judge(OTHER, UNIQUE, "[1, 2]")
+        asked = [judges.judge(ONE, doubling(30), "[1, 1]") for _ in range(3)]
+        begun = time.monotonic()
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        assert time.monotonic() - begun < 3
+        assert all(isinstance(each, TrialsUnavailable) for each in ended)
+    finally:
+        await judges.close()
+    assert judging() == []
 
 
 async def test_without_a_process_nobody_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
