@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message; text parts are joined, an assistant's content beside calls may be empty."""
+    """One message; text parts are joined, an assistant's content may be empty."""
 
     role: str
     content: str
@@ -73,7 +73,8 @@ def _message(path: str, value: object) -> ChatMessage:
     role = Choice(ROLES).read(f"{path}.role", needed(fields, path, "role"))
     _check_role(path, role, fields)
     calls = _calls(f"{path}.tool_calls", fields.get("tool_calls", []))
-    content = "" if calls and "content" not in fields else needed(fields, path, "content")
+    # An answer without text comes back as null, also one that holds no call.
+    content = "" if role == "assistant" and "content" not in fields else needed(fields, path, "content")
     return ChatMessage(
         role=role,
         content=_content(f"{path}.content", content),

@@ -87,7 +87,7 @@ class ReadChatChunks(ChatChunks):
             return self._chunks(choice, pieces)
         # Log-probabilities are of tokens, which pieces are not: they come with the first piece, or alone.
         logprobs = _encode({"content": chat_entries(event.logprobs, self._text_of), "refusal": None})
-        delta = piece_delta(pieces[0]) if pieces else b'"content":""'
+        delta = piece_delta(pieces[0]) if pieces else b""
         first = self._before[choice] + delta + b'},"logprobs":' + logprobs + b',"finish_reason":null}]'
         return first + self._open_end + self._chunks(choice, pieces[1:])
 
@@ -127,7 +127,8 @@ async def collect_chat(head: AnswerHead, generation: Generation, text_of: TokenT
             continue
         choice.texts.append(event.text)
         if event.logprobs is not None:
-            choice.logprobs = (choice.logprobs or []) + chat_entries(event.logprobs, text_of)
+            choice.logprobs = choice.logprobs or []
+            choice.logprobs += chat_entries(event.logprobs, text_of)
     return head.fields("chat.completion") | {
         "choices": [await _choice(i, choice, generation.answer) for i, choice in enumerate(choices)],
         "usage": usage_of(generation.timings),

@@ -1,5 +1,6 @@
 """What a reader made of an answer's text, in the shapes of the OpenAI API: deltas of a stream, and the parts of a message."""
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from loraplex.grammar.answer_pieces import CallStarted, ContentPiece, EngineReas
 from loraplex.platform.formed_answer import FormedAnswer
 
 _encode = msgspec.json.encode
+
+READ_AT_ONCE = 16_384
 
 
 def piece_delta(piece: Piece) -> bytes:
@@ -27,12 +30,18 @@ def piece_delta(piece: Piece) -> bytes:
 async def read_whole(
     answer: FormedAnswer | None, texts: Sequence[str], finished: Finished | None
 ) -> tuple[str, list[dict[str, Any]], str]:
-    """(content, calls, finish_reason) of a choice that has finished. Raises `AnswerNotSatisfied`."""
+    """(content, calls, finish_reason) of a choice that has finished. Raises `AnswerNotSatisfied`.
+
+    A long text is read in parts, between which the event loop serves others.
+    """
     text, engine_reason = "".join(texts), ended_by(finished)
     if answer is None:
         return text, [], engine_reason
     reader = answer.reader()
-    pieces = reader.feed(text)
+    pieces: list[Piece] = []
+    for start in range(0, len(text), READ_AT_ONCE):
+        pieces += reader.feed(text[start : start + READ_AT_ONCE])
+        await asyncio.sleep(0)
     last, reason = await answer.finish(reader, engine_reason)
     return *_gathered([*pieces, *last]), reason
 

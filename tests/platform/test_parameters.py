@@ -212,7 +212,6 @@ def outside(kind: Kind) -> list[Any]:
                 [{"role": "user"}],
                 [{**USER, "role": "operator"}],
                 [{"role": "assistant", "tool_calls": [CALL] * (MAX_CALLS + 1)}],
-                [{"role": "assistant", "tool_calls": []}],
                 [{**USER, "tool_calls": [CALL]}],
                 [{"role": "tool", "content": "a"}],
                 [{"role": "tool", "content": "a", "tool_call_id": "c"}],
@@ -439,3 +438,11 @@ def test_the_documented_table_is_the_table() -> None:
     text = README.read_text()
     written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
     assert written.strip() == render_markdown().strip(), "write render_markdown() between the marks"
+
+
+@pytest.mark.parametrize(
+    "message", [{"content": None}, {"tool_calls": []}, {"content": None, "tool_calls": None}]
+)
+def test_an_assistant_may_have_said_nothing(message: dict[str, Any]) -> None:
+    read = read_parameters("chat", {"model": "m", "messages": [{"role": "assistant", **message}]})
+    assert read["messages"][0].content == "" and read["messages"][0].tool_calls == ()

@@ -10,8 +10,11 @@ from pydantic import BaseModel
 
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.grammar.answer_pieces import Piece
+from loraplex.grammar.answer_reader import CallReader
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, TrialsUnavailable
 from loraplex.grammar.spec import decode_spec
+from loraplex.platform.openai.read_answers import READ_AT_ONCE
 from loraplex.platform.parameters import read_parameters
 from loraplex.platform.serving import INLINE_CHARACTERS
 from loraplex.platform.value_size import size_of
@@ -41,7 +44,7 @@ ONE = ('<tool_call>{"name": "get_weather", ', '"arguments": {"city": ', '"Rome"}
 SCRIPT = FakeScript(answers=(CALLS,))
 
 
-class Piece(BaseModel):
+class Call(BaseModel):
     """One call put together from the deltas of a stream."""
 
     id: str
@@ -49,9 +52,9 @@ class Piece(BaseModel):
     arguments: str = ""
 
 
-async def accumulated(stream: Any) -> dict[int, tuple[str, list[Piece], str | None]]:
+async def accumulated(stream: Any) -> dict[int, tuple[str, list[Call], str | None]]:
     """(content, calls, finish_reason) by choice; a call's id and name come once, before its arguments."""
-    choices: dict[int, tuple[str, list[Piece], str | None]] = {}
+    choices: dict[int, tuple[str, list[Call], str | None]] = {}
     async for chunk in stream:
         for choice in chunk.choices:
             content, calls, reason = choices.get(choice.index, ("", [], None))
@@ -60,7 +63,7 @@ async def accumulated(stream: Any) -> dict[int, tuple[str, list[Piece], str | No
                 if call.id is not None:
                     assert call.index == len(calls) and call.type == "function"
                     assert call.function.arguments == ""
-                    calls.append(Piece(id=call.id, name=call.function.name))
+                    calls.append(Call(id=call.id, name=call.function.name))
                 else:
                     assert call.function.name is None and call.type is None and call.function.arguments
                     calls[call.index].arguments += call.function.arguments
@@ -200,6 +203,44 @@ async def test_a_result_of_no_call_is_refused(start_gateway: Any) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await gateway.client().chat.completions.create(model=MODEL, messages=[*USER, result], tools=[WEATHER])
     assert refused.value.param == "messages[1].tool_call_id" and gateway.engine.requests == []
+
+
+async def test_an_empty_streamed_answer_goes_back_as_it_came(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=(("",),)))
+    manager = gateway.client().chat.completions.stream(model=MODEL, messages=USER, tools=[WEATHER])
+    async with manager as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    assert message.content is None and not message.tool_calls
+    messages = [*USER, message.model_dump(), *USER]
+    answered = await gateway.client().chat.completions.create(model=MODEL, messages=messages)
+    assert answered.choices[0].finish_reason == "stop"
+
+
+async def test_log_probabilities_add_no_content_to_calls(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=(ONE,)))
+    ask: Any = {"model": MODEL, "messages": USER, "tools": [WEATHER], "logprobs": True}
+    whole = await gateway.client().chat.completions.create(**ask)
+    async with gateway.client().chat.completions.stream(**ask) as stream:
+        streamed = await stream.get_final_completion()
+    for choice in (*whole.choices, *streamed.choices):
+        assert choice.message.content is None and len(choice.logprobs.content) == 3
+        assert choice.message.tool_calls[0].function.arguments == ROME
+
+
+async def test_a_long_call_is_read_in_parts(start_gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest, feed = 0, CallReader.feed
+
+    def measured(reader: CallReader, text: str) -> list[Piece]:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return feed(reader, text)
+
+    monkeypatch.setattr(CallReader, "feed", measured)
+    city = "Rome" * 50_000
+    gateway = await start_gateway(FakeScript(answers=((*ONE[:2], f'"{city}"}}}}</tool_call>'),)))
+    answer = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
+    [call] = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": city} and 0 < longest <= READ_AT_ONCE
 
 
 async def test_without_a_choice_to_call_the_text_is_left_alone(
