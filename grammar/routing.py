@@ -8,6 +8,7 @@ from typing import Any, Final
 from loraplex.grammar.answer_form import JsonSchemaValue, Limits
 from loraplex.grammar.errors import GrammarInvalid, SchemaNotHeld
 from loraplex.grammar.holding import Holding, Residue
+from loraplex.grammar.metaschema import check_is_schema, check_stays_inside
 from loraplex.grammar.relaxation import Relaxed, relax
 from loraplex.grammar.schema_bounds import check_bounds
 from loraplex.grammar.schema_cycles import recursive_groups
@@ -17,7 +18,6 @@ from loraplex.grammar.schema_references import References
 from loraplex.grammar.schema_satisfiable import KnownTypes, types_of_definitions, without_empty_parts
 from loraplex.grammar.schema_walk import walk
 from loraplex.grammar.spec import Backend
-from loraplex.grammar.validator import Validator
 
 # The first that is exact is preferred: it compiles in milliseconds whatever the schema.
 PREFERENCE: Final[tuple[Backend, ...]] = ("llguidance", "xgrammar")
@@ -39,10 +39,12 @@ def hold_schema(
     """
     check_bounds(schema, limits=limits, param=param)
     newest = to_newest(schema, param=param)
-    Validator(newest, param=param)
+    check_is_schema(newest, param=param)
+    references = References(newest)
+    check_stays_inside(references, param=param)
     if strict:
         _refuse_unknown_formats(newest, param)
-    found = {backend: relaxed for backend, relaxed in _each(newest, param, limits) if backend in backends}
+    found = {backend: relaxed for backend, relaxed in _each(references, param, limits) if backend in backends}
     exact = [backend for backend, relaxed in found.items() if not relaxed.residue]
     if exact:
         chosen = found[exact[0]].schema
@@ -60,8 +62,7 @@ def hold_schema(
     )
 
 
-def _each(schema: JsonSchemaValue, param: str, limits: Limits) -> Iterator[tuple[Backend, Relaxed]]:
-    references = References(schema)
+def _each(references: References, param: str, limits: Limits) -> Iterator[tuple[Backend, Relaxed]]:
     groups = recursive_groups(references)
     for backend in PREFERENCE:
         relaxed = relax(references, groups, backend, param=param, max_nodes=4 * limits.max_nodes)

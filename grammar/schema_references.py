@@ -3,6 +3,7 @@
 Invariant: nothing outside of the schema is ever looked at. The standard's own metaschemas are known to exist, not read.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -45,9 +46,7 @@ class References:
         return self._resolved[key]
 
     def _resolve(self, reference: str, base: str) -> Target | None:
-        # A base has no fragment; joining is slow, and wrong where the base is a URN.
-        local = reference.startswith("#")
-        uri, fragment = (base, reference[1:]) if local else urldefrag(urljoin(base, reference))
+        uri, fragment = _absolute(reference, base)
         resource = self._resources.get(uri)
         if resource is None:
             return None
@@ -57,6 +56,17 @@ class References:
         if fragment.startswith("/"):
             return self._at(resource, fragment)
         return self._anchors.get((uri, fragment))
+
+    def leading_out(self) -> Iterator[tuple[str, str]]:
+        """The references to other documents than the standard's, each with the place it stands in."""
+        for place in self._places.values():
+            reference = place.schema.get("$ref") if isinstance(place.schema, dict) else None
+            if (
+                isinstance(reference, str)
+                and _absolute(reference, place.base)[0] not in self._resources
+                and not is_metaschema(reference)
+            ):
+                yield place.pointer, reference
 
     def child(self, parent: Target, suffix: str, schema: Any) -> Target:
         """The subschema at `suffix` below `parent`."""
@@ -105,6 +115,15 @@ class References:
             if (known := self._places.get(pointer)) is not None:
                 base = known.base
         return Target(pointer, value, base) if is_schema(value) else None
+
+
+def _absolute(reference: str, base: str) -> tuple[str, str]:
+    """The URI of the document a reference leads to, and its fragment."""
+    # A base has no fragment; joining is slow, and wrong where the base is a URN.
+    if reference.startswith("#"):
+        return base, reference[1:]
+    uri, fragment = urldefrag(urljoin(base, reference))
+    return uri, fragment
 
 
 def is_metaschema(reference: str) -> bool:

@@ -1,5 +1,6 @@
-"""The judge of finished values, where the grammar alone does not hold a schema. Invariant: it never opens a connection, and
-one judgement is bounded: by the answer's length, the patterns' backtracking steps and their compiled size.
+"""The judge of finished values, where the grammar alone does not hold a schema. Invariant: it never opens a connection.
+
+Neither making nor using one is bounded in time, whatever bounds its patterns have: see `judges.py`.
 """
 
 import json
@@ -13,7 +14,7 @@ from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
 from loraplex.grammar.schema_walk import escaped
 
 _BACKTRACKING_STEPS: Final = 100_000
-_PATTERN_BYTES: Final = 1 << 20
+_PATTERN_BYTES: Final = 10 << 20
 _LARGEST_EXPONENT: Final = 400
 _LONGEST_NUMBER: Final = 4_000
 
@@ -33,7 +34,7 @@ class Validator:
                 ),
             )
         except jsonschema_rs.ValidationError as error:
-            raise _invalid(error, param) from error
+            raise invalid_schema(error, param) from error
         except (ValueError, jsonschema_rs.ReferencingError) as error:
             raise GrammarInvalid(f"not a JSON schema: {str(error)[:200]}", param=param) from error
 
@@ -96,7 +97,8 @@ def _refuse_constant(name: str) -> Any:
     raise AnswerNotSatisfied(f"{name} is not JSON")
 
 
-def _invalid(error: jsonschema_rs.ValidationError, param: str | None) -> GrammarInvalid:
+def invalid_schema(error: jsonschema_rs.ValidationError, param: str | None) -> GrammarInvalid:
+    """What is wrong with a schema and where, in a message that shows 200 characters of it at most."""
     pointer = pointer_to(error.instance_path)
     return GrammarInvalid(
         f"not a JSON schema at {pointer!r}: {error.message[:200]}", param=param, pointer=pointer

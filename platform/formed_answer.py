@@ -12,7 +12,6 @@ from loraplex.grammar.answer_form import JsonSchemaValue
 from loraplex.grammar.answer_pieces import AnswerReader, AnswerReason, EngineReason, Piece
 from loraplex.grammar.composition import Composition
 from loraplex.grammar.content_reader import Judge
-from loraplex.grammar.validator import Validator
 
 JudgeValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 """(schema, value), both JSON texts. Raises `AnswerNotSatisfied`."""
@@ -25,8 +24,7 @@ class NotedJudgements:
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def judge_of(self, schema: JsonSchemaValue) -> Judge:
-        """A judge that notes and says nothing. Raises `GrammarInvalid` for what can judge nothing."""
-        Validator(schema)
+        """A judge that notes and says nothing."""
         text = json.dumps(schema)
 
         def note(value: str) -> None:
