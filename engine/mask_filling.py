@@ -4,49 +4,22 @@ Invariant: a step waits for masks at most the patience it grants. A mask that is
 it is there, or ends alone once the one mask has taken `timeout_s`; nobody else waits for it, or for its thread.
 """
 
-import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
-from loraplex.engine.errors import EngineError, GrammarFailed, GrammarTooSlow
+from loraplex.engine.errors import EngineError, GrammarTooSlow
+from loraplex.engine.mask_lane import Countdown, Fill, MaskLane
 from loraplex.engine.sequence import Sequence, SequenceStatus
-from loraplex.engine.side_thread import join_all, lower_priority, start_side_thread
-from loraplex.engine.token_mask import TokenMask
+from loraplex.engine.side_thread import join_all
 
-MAX_THREADS = 4
-"""A second one is started only when a mask holds up those behind it. More could not be told from a busy machine."""
-
-_logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Countdown:
-    """How many masks of one step are still to come."""
-
-    remaining: int
-
-
-@dataclass(slots=True, eq=False)
-class _Fill:
-    """One mask on its way. `row` is int32 [1, words]; `began` None: no thread has taken it up."""
-
-    mask: TokenMask
-    row: Tensor
-    countdown: _Countdown
-    began: float | None = None
-    thread_id: int = 0
-    seconds: float = 0.0
-    done: bool = False
-    abandoned: bool = False
-    error: EngineError | None = None
+SLOW_S = 0.005
+"""Processor time. A row whose masks take this long queues with the other slow ones."""
 
 
 @dataclass(slots=True)
@@ -58,22 +31,31 @@ class Masks:
 
 
 class MaskFiller:
-    """Called by the step thread alone. Threads start with the first mask."""
+    """Called by the step thread alone. Threads start with the first mask.
+
+    First masks, of which nothing is known, and those of rows whose masks were slow have lanes of their own: in one lane
+    with them, a mask that takes microseconds would wait for all of theirs.
+    """
 
     def __init__(
-        self, vocab_size: int, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        vocab_size: int,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`work_clock` tells slow masks from those that a busy machine interrupted; it is read on their threads."""
         self._words = (vocab_size + 31) // 32
         self._timeout_s = timeout_s
         self._clock = clock
-        self._cores = os.sched_getaffinity(0)
-        self._waiting: deque[_Fill] = deque()
-        self._calls: SimpleQueue[bool] = SimpleQueue()
         self._arrived = threading.Condition()
-        self._countdown = _Countdown(0)
-        self._fills: dict[Sequence, _Fill] = {}
+        cores = os.sched_getaffinity(0)
+        self._first, self._quick, self._slow = (
+            MaskLane(self._arrived, cores, clock, work_clock) for _ in range(3)
+        )
+        self._countdown = Countdown(0)
+        self._fills: dict[Sequence, Fill] = {}
         self._free_rows: list[Tensor] = []
-        self._threads: dict[int, threading.Thread] = {}
         self.seconds = 0.0
         self.num_late = 0
 
@@ -83,20 +65,13 @@ class MaskFiller:
         return bool(self._fills)
 
     def begin(self, sequences: Iterable[Sequence]) -> None:
-        """Have the masks of these sequences filled, those that were quick the last time first."""
-        fresh = sorted((s for s in sequences if s not in self._fills), key=lambda s: s.mask_seconds)
-        self._countdown = _Countdown(len(fresh))
-        for sequence in fresh:
-            if sequence.token_mask is None:
-                raise ValueError("a sequence without a grammar has no mask")
-            fill = _Fill(sequence.token_mask, self._row(), self._countdown)
-            self._fills[sequence] = fill
-        # All at once, and one call: a thread woken for the first would take the interpreter from the rest.
-        self._waiting.extend(self._fills[sequence] for sequence in fresh)
-        if fresh and self._threads:
-            self._calls.put(True)
-        elif fresh:
-            self._start_thread()
+        """Have the masks of these sequences filled, but for those that are on their way."""
+        fresh = [sequence for sequence in sequences if sequence not in self._fills]
+        self._countdown = Countdown(len(fresh))
+        fills = [self._new_fill(sequence) for sequence in fresh]
+        self._fills.update(zip(fresh, fills, strict=True))
+        for lane in (self._quick, self._first, self._slow):
+            lane.put([fill for fill in fills if fill.lane is lane])
 
     def collect(self, sequences: Iterable[Sequence], patience_s: float) -> Masks:
         """The masks of these sequences, all begun before. Waits at most `patience_s`; rows are valid until `give_back`."""
@@ -104,20 +79,23 @@ class MaskFiller:
         with self._arrived:
             self._arrived.wait_for(lambda: not countdown.remaining, patience_s)
         masks = Masks()
+        held_up: set[MaskLane] = set()
         for sequence in sequences:
             fill = self._fills[sequence]
             if not self._is_settled(fill):
                 self.num_late += 1
+                held_up.add(fill.lane)
                 continue
             del self._fills[sequence]
-            sequence.mask_seconds = fill.seconds
+            # An average of sorts: one quick mask among slow ones makes no quick row.
+            sequence.mask_seconds = max(fill.seconds, (sequence.mask_seconds or 0.0) / 2)
             self.seconds += fill.seconds
             if fill.error is not None:
                 masks.errors[sequence] = fill.error
             else:
                 masks.rows[sequence] = fill.row
-        if countdown.remaining:
-            self._relieve()
+        for lane in held_up:
+            lane.relieve()
         return masks
 
     def give_back(self, masks: Masks) -> None:
@@ -134,78 +112,30 @@ class MaskFiller:
 
     def close(self) -> None:
         """Let the threads end after what they are at."""
-        for _ in self._threads:
-            self._calls.put(False)
-        join_all(self._threads.values())
+        join_all([*self._quick.close(), *self._first.close(), *self._slow.close()])
+
+    def _new_fill(self, sequence: Sequence) -> Fill:
+        if sequence.token_mask is None:
+            raise ValueError("a sequence without a grammar has no mask")
+        return Fill(sequence.token_mask, self._row(), self._countdown, self._lane(sequence.mask_seconds))
+
+    def _lane(self, seconds: float | None) -> MaskLane:
+        if seconds is None:
+            return self._first
+        return self._quick if seconds < SLOW_S else self._slow
 
     def _row(self) -> Tensor:
         return self._free_rows.pop() if self._free_rows else torch.zeros(1, self._words, dtype=torch.int32)
 
-    def _is_settled(self, fill: _Fill) -> bool:
+    def _is_settled(self, fill: Fill) -> bool:
         """True once there is a mask or an error. A thread that took too long is left to itself."""
         if fill.done or fill.error is not None:
             return True
         if fill.began is None or self._clock() - fill.began <= self._timeout_s:
             return False
-        with self._arrived:
-            if fill.done:
-                return True
-            fill.abandoned = True
-            fill.countdown.remaining -= 1
-        fill.seconds = self._timeout_s
-        fill.error = GrammarTooSlow(
-            f"one mask of this request's grammar took longer than {self._timeout_s} s"
-        )
-        lower_priority(fill.thread_id, 19)
-        del self._threads[fill.thread_id]
-        self._relieve()
+        if fill.lane.give_up(fill):
+            fill.seconds = self._timeout_s
+            fill.error = GrammarTooSlow(
+                f"one mask of this request's grammar took longer than {self._timeout_s} s"
+            )
         return True
-
-    def _relieve(self) -> None:
-        """Have what waits behind a slow mask, now or in the next step, taken up by a new thread or by one that sleeps."""
-        if len(self._threads) < MAX_THREADS:
-            self._start_thread()
-        else:
-            self._calls.put(True)
-
-    def _start_thread(self) -> None:
-        thread = start_side_thread("mask-filling", self._run, self._cores)
-        self._threads[thread.native_id or 0] = thread
-
-    def _run(self) -> None:
-        """Fill what waits, then wait for a call. A thread that was given up ends."""
-        while True:
-            try:
-                fill = self._waiting.popleft()
-            except IndexError:
-                if not self._calls.get():
-                    return
-                continue
-            if not self._fill(fill):
-                return
-
-    def _fill(self, fill: _Fill) -> bool:
-        """False if it took so long that another thread is in this one's place."""
-        fill.thread_id = threading.get_native_id()
-        fill.began = began = self._clock()
-        error = _attempt(fill)
-        with self._arrived:
-            if fill.abandoned:
-                return False
-            fill.seconds = self._clock() - began
-            fill.error = error
-            fill.done = True
-            fill.countdown.remaining -= 1
-            if not fill.countdown.remaining:
-                self._arrived.notify_all()
-        return True
-
-
-def _attempt(fill: _Fill) -> EngineError | None:
-    try:
-        fill.mask.fill(fill.row, 0)
-    except BaseException as error:
-        # Panics of extension modules are no `Exception`.
-        _logger.exception("a grammar's mask could not be filled")
-        return GrammarFailed(f"the grammar's matcher broke down: {type(error).__name__}")
-    return None

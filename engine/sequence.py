@@ -27,7 +27,7 @@ class Sequence:
 
     `order` numbers sequences by submission: the lowest is the oldest. `planned_block_table` is `block_table` frozen.
     `awaits_mask`: its mask was not filled when its logits were there; it is planned again once it is. `mask_seconds` is
-    what the last mask took. A way to close the document is looked for when at most `closing_due` tokens may still come.
+    what its masks took of late. A way to close the document is looked for when at most `closing_due` tokens may still come.
     """
 
     request: EngineRequest
@@ -44,7 +44,7 @@ class Sequence:
     num_preemptions: int = 0
     token_mask: TokenMask | None = None
     awaits_mask: bool = False
-    mask_seconds: float = 0.0
+    mask_seconds: float | None = None
     closing_due: int = sys.maxsize
     order: int = 0
     hash_chain: HashChain | None = None

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
-from loraplex.engine.mask_filling import MAX_THREADS, MaskFiller, Masks
+from loraplex.engine.mask_filling import SLOW_S, MaskFiller, Masks
+from loraplex.engine.mask_lane import MOST_THREADS
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence, SequenceStatus
@@ -109,26 +110,43 @@ def test_a_late_mask_sits_out_while_others_go_on(filler: MaskFiller, scripted_ma
     assert not filler.has_late
 
 
-def test_the_quick_are_filled_before_those_that_were_slow(filler: MaskFiller) -> None:
-    order: list[str] = []
+def test_quick_masks_do_not_wait_for_those_of_slow_rows(scripted_mask: "MaskType") -> None:
+    """Each of the slow ones stays below the timeout, so that none of them ever fails."""
+    filler = MaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
+    quick = row(scripted_mask([(5,)]))
+    for _ in range(2):
+        collect(filler, [quick])
+    slow = [row(scripted_mask([(6,)], slow_at={0: 0.1})) for _ in range(12)]
+    awaited: list[Sequence] = []
+    arrived = 0
+    for _ in range(20):
+        ready = set(filler.poll())
+        rows = [quick, *(s for s in slow if s not in awaited or s in ready)]
+        masks = collect(filler, rows, 0.02)
+        filler.give_back(masks)
+        arrived += quick in masks.rows
+        awaited = [s for s in slow if s in rows and s not in masks.rows or s in awaited and s not in rows]
+    filler.close()
+    assert arrived >= 18, "12 masks of 0.1 s each are in front of it"
 
-    def mask(name: str) -> Any:
-        class Named:
-            def fill(self, bitmask: torch.Tensor, row: int) -> None:
-                order.append(name)
 
-        return Named()
-
-    slow, quick = row(mask("slow")), row(mask("quick"))
-    slow.mask_seconds = 0.1
-    collect(filler, [slow, quick])
-    assert order == ["quick", "slow"]
+def test_a_row_is_quick_again_after_several_quick_masks(scripted_mask: "MaskType") -> None:
+    filler = MaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
+    changing = row(scripted_mask([(5,)], slow_at={0: 4 * SLOW_S}))
+    collect(filler, [changing])
+    changing.token_mask = scripted_mask([(5,)])
+    seconds = []
+    for _ in range(3):
+        collect(filler, [changing])
+        seconds.append(changing.mask_seconds or 0.0)
+    filler.close()
+    assert seconds[0] >= 2 * SLOW_S and seconds[2] < SLOW_S
 
 
 def test_a_stuck_mask_ends_its_row_and_its_thread_is_left_alone(
     filler: MaskFiller, scripted_mask: "MaskType"
 ) -> None:
-    stuck = [row(Blocked()) for _ in range(MAX_THREADS + 1)]
+    stuck = [row(Blocked()) for _ in range(MOST_THREADS + 1)]
     fine = row(scripted_mask([(6,)]))
     filler.begin([*stuck, fine])
     failed: dict[Sequence, Any] = {}
@@ -172,16 +190,14 @@ def test_a_sleeping_thread_takes_what_waits_behind_a_stuck_mask(
     filler: MaskFiller, scripted_mask: "MaskType"
 ) -> None:
     """All threads there may be have been started before, and are asleep."""
-    gates = [row(Blocked()) for _ in range(MAX_THREADS)]
+    gates = [row(Blocked()) for _ in range(MOST_THREADS)]
     for sequence in gates:
         collect(filler, [sequence], 0.01)
-        collect(filler, [row(scripted_mask([(5,)]))], 0.01)
     for sequence in gates:
         mask: Any = sequence.token_mask
         mask.gate.set()
     filler.collect(gates, PATIENT)
     behind = row(scripted_mask([(6,)]))
-    behind.mask_seconds = 1.0
     filler.begin([row(Blocked()), behind])
     deadline = time.monotonic() + 5
     while not filler.collect([behind], 0.01).rows:
