@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Tokenizer
@@ -17,10 +17,18 @@ from loraplex.grammar.answer_form import Tool
 from loraplex.grammar.tool_style import ToolStyle, style_of_template
 from loraplex.platform.chat_messages import ChatMessage
 from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
+from loraplex.platform.token_fragments import TokenFragments
 from loraplex.platform.tool_messages import as_text, called_names, template_message, template_tool
 
 _PRIVATE_USE: Final = range(0xF0000, 0xFFFFE)
 _PROBE: Final = "is a system message shown"
+
+
+class Marks(NamedTuple):
+    """Two characters the messages do not hold: one breaks up a control token, one keeps a text apart from its neighbours."""
+
+    inside: str
+    edge: str
 
 
 class PromptRenderer:
@@ -28,7 +36,7 @@ class PromptRenderer:
 
     Encoding works on a copy of the tokenizer that matches no control token by its own text, only by an unguessable
     alias. After rendering, the template's control tokens are replaced by their aliases; those of the messages were
-    broken up by a marker before and are left as text.
+    broken up by a marker before and are left as text, and so are those that a message and the template spell together.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -42,6 +50,7 @@ class PromptRenderer:
             self._template, [t.content for t in tokenizer.added_tokens_decoder.values()]
         )
         self._special_pattern, self._control_pattern = _any_of(special), _any_of(control)
+        self._fragments = TokenFragments(control)
         self._aliases = {token: f"\U0010fffd{secrets.token_hex(16)}\U0010fffd" for token in control}
         self._encoder, self._alias_ids = _aliased(tokenizer.backend_tokenizer.to_str(), self._aliases)
         self._control_ids = frozenset(self._alias_ids.values())
@@ -74,10 +83,10 @@ class PromptRenderer:
         names = called_names(messages)
         plain = [template_message(message, style, names) for message in messages]
         offered = [template_tool(tool) for tool in tools]
-        marker = _absent_character([*plain, *offered])
-        marked = [self._marked(message, marker) for message in plain]
-        known = {"tools": _mapped(offered, self._breaker(marker))} if offered else {}
-        return self._encode(self._render(marked, {**(options or {}), **known}), marker)
+        marks = _absent_characters([*plain, *offered])
+        marked = [self._marked(message, marks) for message in plain]
+        known = {"tools": _mapped(offered, self._breaker(marks))} if offered else {}
+        return self._encode(self._render(marked, {**(options or {}), **known}), marks)
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of a raw prompt; control tokens count as such, and a prompt begins with one begin token at most."""
@@ -85,17 +94,20 @@ class PromptRenderer:
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
 
-    def _marked(self, message: dict[str, Any], marker: str) -> dict[str, Any]:
+    def _marked(self, message: dict[str, Any], marks: Marks) -> dict[str, Any]:
         role, content = message["role"], message["content"]
-        fields: dict[str, Any] = _mapped(message, self._breaker(marker))
+        fields: dict[str, Any] = _mapped(message, self._breaker(marks))
         # What an assistant said may hold the markup of its template (`</think>`), which templates look for.
         if role == "assistant":
-            fields["content"] = _broken(self._special_pattern, content, marker)
+            fields["content"] = self._neutral(self._special_pattern, content, marks)
         fields["role"] = "system" if role == "developer" and not self.knows("developer") else role
         return fields
 
-    def _breaker(self, marker: str) -> Callable[[str], str]:
-        return lambda text: _broken(self._control_pattern, text, marker)
+    def _breaker(self, marks: Marks) -> Callable[[str], str]:
+        return lambda text: self._neutral(self._control_pattern, text, marks)
+
+    def _neutral(self, pattern: re.Pattern[str], text: str, marks: Marks) -> str:
+        return self._fragments.edged(_broken(pattern, text, marks.inside), marks.edge)
 
     def _is_shown(self, role: str) -> bool:
         messages = [{"role": role, "content": _PROBE}, {"role": "user", "content": ""}]
@@ -123,10 +135,11 @@ class PromptRenderer:
             ) from error
         return rendered
 
-    def _encode(self, rendered: str, marker: str) -> list[int]:
+    def _encode(self, rendered: str, marks: Marks) -> list[int]:
         # A one-character token cannot be broken inside: there the marker stands right behind it.
-        written = re.compile(f"(?:{self._control_pattern.pattern})(?!{marker})")
-        aliased = written.sub(lambda match: self._aliases[match.group()], rendered).replace(marker, "")
+        written = re.compile(f"(?:{self._control_pattern.pattern})(?!{marks.inside})")
+        aliased = written.sub(lambda match: self._aliases[match.group()], rendered)
+        aliased = aliased.replace(marks.inside, "").replace(marks.edge, "")
         ids = _ids(self._encoder, aliased, special=False)
         if not self._control_ids.isdisjoint(ids):
             raise InvalidParameter(
@@ -159,12 +172,13 @@ def _broken(pattern: re.Pattern[str], text: str, marker: str) -> str:
     return pattern.sub(lambda match: "".join(character + marker for character in match.group()), text)
 
 
-def _absent_character(values: Sequence[object]) -> str:
+def _absent_characters(values: Sequence[object]) -> Marks:
     used = set[str]().union(*_strings(values))
-    for code in _PRIVATE_USE:
-        if chr(code) not in used:
-            return chr(code)
-    raise InvalidParameter("`messages` holds every character of a private-use plane.", param="messages")
+    unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+    inside, edge = next(unused, None), next(unused, None)
+    if inside is None or edge is None:
+        raise InvalidParameter("`messages` holds every character of a private-use plane.", param="messages")
+    return Marks(inside, edge)
 
 
 def _strings(value: object) -> Iterator[str]:
