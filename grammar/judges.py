@@ -108,7 +108,7 @@ class Judges:
                 start_new_session=True,
             )
         except OSError as error:
-            raise TrialsUnavailable(f"values cannot be judged now: {error}") from error
+            raise TrialsUnavailable("values cannot be judged now") from error
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 decode_judged(await _exchange(process, encode(Question("true", "0")) + b"\n"))

@@ -21,6 +21,8 @@ from loraplex.platform.services import AnswerJudges, GrammarTrials
 
 # Less processor time than time: a trial that had its share and failed is the grammar's fault, not a busy machine's.
 CPU_SHARE: Final = 0.8
+PATIENCE_IN_DEADLINES: Final = 3
+LEAST_PATIENCE_S: Final = 30.0
 
 
 class TrialRecorder(Protocol):
@@ -63,6 +65,17 @@ class NoTrials:
         raise UnsupportedParameter(f"`{param}` is not supported: the model has no end token.", param=param)
 
 
+def trial_limits(settings: Settings) -> TrialLimits:
+    """The operator's budget. Who waits has the patience for a trial behind another one."""
+    deadline_s = settings.grammar_deadline_s
+    return TrialLimits(
+        deadline_s=deadline_s,
+        cpu_s=max(1, int(CPU_SHARE * deadline_s)),
+        memory_bytes=settings.grammar_memory_bytes,
+        patience_s=max(LEAST_PATIENCE_S, PATIENCE_IN_DEADLINES * deadline_s),
+    )
+
+
 @asynccontextmanager
 async def open_trials(
     settings: Settings, info: EngineInfo, tokenizer_json: str, recorder: TrialRecorder
@@ -74,9 +87,6 @@ async def open_trials(
     if not info.eos_token_ids:
         yield NoTrials()
         return
-    deadline_s = settings.grammar_deadline_s
-    cpu_s = max(1, int(CPU_SHARE * deadline_s))
-    limits = TrialLimits(deadline_s=deadline_s, cpu_s=cpu_s, memory_bytes=settings.grammar_memory_bytes)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
@@ -84,7 +94,7 @@ async def open_trials(
             tokenizer=str(file),
             vocab_size=info.vocab_size,
             end_token_ids=tuple(info.eos_token_ids),
-            limits=limits,
+            limits=trial_limits(settings),
             environment=foreign_environment(),
         )
         trials = Trials(options)

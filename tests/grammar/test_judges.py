@@ -111,5 +111,6 @@ async def test_no_wait_for_a_judgement_is_longer_than_patience() -> None:
 
 async def test_without_a_process_nobody_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    with pytest.raises(TrialsUnavailable):
+    with pytest.raises(TrialsUnavailable) as told:
         await Judges(JudgeOptions(environment={})).judge(ONE, UNIQUE, "[]")
+    assert "/" not in str(told.value)

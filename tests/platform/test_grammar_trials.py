@@ -14,7 +14,7 @@ from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tool_style import ToolStyle
 from loraplex.platform.config import Settings
 from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.grammar_trials import MeasuredTrials, open_trials
+from loraplex.platform.grammar_trials import MeasuredTrials, open_trials, trial_limits
 
 SPEC = GrammarSpec(backend="llguidance", source="start: /a/")
 TENANT = b"n" * 32
@@ -68,6 +68,13 @@ async def test_a_client_that_leaves_is_told_too() -> None:
         async with asyncio.timeout(0.01):
             await MeasuredTrials(Scripted(None, hang=True), recorder).check(TENANT, SPEC)
     assert recorder.results == ["abandoned"]
+
+
+@pytest.mark.parametrize("deadline_s", [0.1, 5.0, 60.0])
+def test_who_waits_hears_the_verdict_of_the_longest_trial(deadline_s: float) -> None:
+    limits = trial_limits(Settings(grammar_deadline_s=deadline_s))
+    assert limits.deadline_s == deadline_s and limits.cpu_s >= 1
+    assert limits.patience_s > limits.deadline_s + limits.hang_grace_s
 
 
 async def test_a_model_without_an_end_token_has_no_grammars() -> None:
