@@ -8,9 +8,6 @@ import torch
 from loraplex.engine.lora.batch import LoraBatch, group_rows
 from loraplex.engine.plan import StepPlan
 
-MOST_DECODES = 32
-"""Tokens of one row that decode side by side; each reads the whole context, which a longer chunk reads once."""
-
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
@@ -63,11 +60,12 @@ def make_forward_batch(
         start, count, table = row.start, len(row.token_ids), row.block_table
         begin = len(positions)
         slot = -1 if row.adapter is None else adapter_slots[row.adapter.key]
-        token_ids.extend(row.token_ids)
-        positions.extend(range(start, start + count))
-        slots.extend(table[p // block_size] * block_size + p % block_size for p in positions[begin:])
-        row_slots.extend([slot] * count)
-        if count <= MOST_DECODES and start >= row.sequence.num_prompt_tokens and not chunks:
+        token_ids += row.token_ids
+        places = range(start, start + count)
+        positions += places
+        slots += [table[p // block_size] * block_size + p % block_size for p in places]
+        row_slots += [slot] * count
+        if row.decodes and not chunks:
             decodes.extend([table] * count)
         else:
             table_tensor = torch.tensor(table, dtype=torch.int32, device=device)

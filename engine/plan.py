@@ -9,6 +9,9 @@ from loraplex.engine.errors import EngineError, NonFiniteLogits, NothingAllowed
 from loraplex.engine.messages import AdapterRef, FinishReason, TokenLogprob
 from loraplex.engine.sequence import Sequence
 
+MOST_DECODES = 32
+"""Tokens of one row that decode side by side; each reads the whole context, which a longer chunk reads once."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
@@ -24,6 +27,11 @@ class PlannedRow:
     adapter: AdapterRef | None
     samples: bool
 
+    @property
+    def decodes(self) -> bool:
+        """Whether its tokens, all of an answer, decode each on its own; they are a chunk otherwise."""
+        return self.start >= self.sequence.num_prompt_tokens and len(self.token_ids) <= MOST_DECODES
+
     @classmethod
     def of(cls, sequence: Sequence, count: int) -> "PlannedRow":
         """The next `count` uncomputed tokens of a sequence."""
@@ -38,7 +46,7 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Rows of answers come first, of one token or of several that a grammar forced, chunks of prompts after them.
+    """Rows that decode come first, of one token or of several that a grammar forced, chunks after them.
 
     At most one row per sequence.
     """

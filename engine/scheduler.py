@@ -270,7 +270,7 @@ class Scheduler:
             if last != sequence.num_computed_tokens:
                 begun.append(sequence)
             elif not sequence.awaits_mask:
-                step.add_decode(sequence)
+                step.add_last(sequence)
         return begun
 
     def _plan_chunks(self, step: StepRows, begun: list[Sequence], room: bool) -> None:

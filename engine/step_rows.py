@@ -1,4 +1,8 @@
-"""`StepRows`: the rows of a step while it is planned. Invariant: chunks never exceed what decodes leave of the token budget."""
+"""`StepRows`: the rows of a step while it is planned.
+
+Invariant: chunks never exceed what decodes leave of the token budget, and come after every row that decodes: how a row is
+computed does not depend on the others.
+"""
 
 from collections.abc import Iterable
 
@@ -7,22 +11,23 @@ from loraplex.engine.sequence import Sequence
 
 
 class StepRows:
-    """Decodes are added first, then chunks, in the order in which they are to get their share."""
+    """Single tokens are added first, then several of a row, in the order in which they are to get their share."""
 
     def __init__(self, max_tokens: int) -> None:
         self._budget = max_tokens
-        self._rows: list[PlannedRow] = []
-        self._prompts: list[PlannedRow] = []
+        self._decodes: list[PlannedRow] = []
+        self._chunks: list[PlannedRow] = []
 
     @property
     def is_full(self) -> bool:
         return self._budget <= 0
 
-    def add_decode(self, sequence: Sequence) -> None:
-        """The one token that is not computed yet."""
+    def add_last(self, sequence: Sequence) -> None:
+        """The one token that is not computed yet: of the answer, or the last of a prompt that has no answer yet."""
         start = sequence.num_computed_tokens
         token, table = sequence.token_ids[start], sequence.planned_block_table
-        self._rows.append(PlannedRow(sequence, start, (token,), table, sequence.request.adapter, True))
+        row = PlannedRow(sequence, start, (token,), table, sequence.request.adapter, True)
+        (self._decodes if sequence.is_past_prompt else self._chunks).append(row)
         self._budget -= 1
 
     def add_chunks(self, sequences: Iterable[Sequence]) -> None:
@@ -31,13 +36,13 @@ class StepRows:
             if self.is_full:
                 return
             count = min(self._budget, sequence.num_uncomputed_tokens)
-            rows = self._rows if sequence.is_past_prompt else self._prompts
-            rows.append(PlannedRow.of(sequence, count))
+            row = PlannedRow.of(sequence, count)
+            (self._decodes if row.decodes else self._chunks).append(row)
             self._budget -= count
 
     def plan(self) -> StepPlan | None:
-        """Answers first, prompts after them. None when there is no row."""
-        rows = (*self._rows, *self._prompts)
+        """None when there is no row."""
+        rows = (*self._decodes, *self._chunks)
         return StepPlan(rows) if rows else None
 
 

@@ -324,6 +324,7 @@ class Simulation:
         config = self.scheduler.config
         rows = () if plan is None else plan.rows
         assert len(rows) <= config.max_num_seqs and len({row.sequence for row in rows}) == len(rows)
+        assert [row.decodes for row in rows] == sorted((row.decodes for row in rows), reverse=True)
         assert len({row.adapter.key for row in rows if row.adapter}) <= config.max_adapters_per_step
         assert all(self.residency.pins[row.adapter.key] > 0 for row in rows if row.adapter)
         if plan is not None and config.chunked_prefill:
