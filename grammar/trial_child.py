@@ -7,6 +7,7 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NoReturn, TypeAlias
 
 from msgspec.structs import replace
@@ -69,5 +70,8 @@ def _close_all_but(pipe: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(STANDARD_STREAMS):
         os.dup2(nothing, stream)
-    os.closerange(STANDARD_STREAMS, pipe)
-    os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
+    # One by one: not every Python closes a range at once, and in a container it may have a thousand million numbers.
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) >= STANDARD_STREAMS and int(name) != pipe:
+            with suppress(OSError):
+                os.close(int(name))
