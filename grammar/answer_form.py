@@ -79,13 +79,18 @@ class AnswerForm:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds checked before anything is compiled; every refusal names the number."""
+    """Bounds checked before anything is compiled; every refusal names the number.
+
+    `max_nodes_together` and `max_patterns_bytes` are for all schemas of a request, `max_pattern_bytes` for one pattern.
+    """
 
     max_bytes: int = 262_144
     max_depth: int = 64
     max_nodes: int = 10_000
+    max_nodes_together: int = 40_000
     max_enum: int = 10_000
     max_pattern_bytes: int = 4_096
+    max_patterns_bytes: int = 65_536
     max_repeat: int = 100_000
     max_tools: int = 128
     max_choices: int = 1_000

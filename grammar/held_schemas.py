@@ -11,6 +11,7 @@ from loraplex.grammar.answer_form import JsonSchemaValue, Limits
 from loraplex.grammar.content_reader import Judge
 from loraplex.grammar.holding import Enforcement, Holding
 from loraplex.grammar.routing import ALL_BACKENDS, PREFERENCE, hold_schema
+from loraplex.grammar.schema_bounds import check_together
 from loraplex.grammar.spec import Backend
 from loraplex.grammar.validator import Validator
 
@@ -51,6 +52,7 @@ def hold_together(
 
     When no backend is exact for all, those that the preferred one does not hold are relaxed: a strict one is refused.
     """
+    check_together(((each.schema, each.param) for each in asked), limits=limits)
     holdings = tuple(_hold(each, limits, ALL_BACKENDS) for each in asked)
     common = reduce(frozenset.intersection, (holding.backends for holding in holdings), backends)
     if common:

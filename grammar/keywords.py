@@ -6,6 +6,7 @@ table against both backends. Exact: whatever the grammar lets through is valid; 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 from loraplex.grammar.schema_pattern import translate
@@ -160,14 +161,11 @@ def without_pattern(site: Site) -> bool:
 def apart(site: Site) -> bool:
     """Patterns of names that provably exclude each other; merged, they escape the other side's additionalProperties."""
     found = [translate(pattern) for pattern in site.value]
-    prefixes = [pattern.prefix for pattern in found if pattern is not None]
+    # In order: between a prefix and what begins with it there is nothing that does not.
+    prefixes = sorted(pattern.prefix for pattern in found if pattern is not None)
     if site.merged or len(prefixes) != len(site.value):
         return False
-    return len(prefixes) < 2 or all(
-        not first.startswith(second) and not second.startswith(first)
-        for index, first in enumerate(prefixes)
-        for second in prefixes[index + 1 :]
-    )
+    return not any(second.startswith(first) for first, second in pairwise(prefixes))
 
 
 def counts_what_is_free(site: Site) -> bool:

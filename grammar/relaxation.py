@@ -13,7 +13,7 @@ from loraplex.grammar.errors import GrammarTooLarge
 from loraplex.grammar.holding import Residue
 from loraplex.grammar.keywords import KEYWORDS, Site, is_exact
 from loraplex.grammar.schema_pattern import translate
-from loraplex.grammar.schema_references import References, Target, is_metaschema, unresolved
+from loraplex.grammar.schema_references import Target, is_metaschema, unresolved
 from loraplex.grammar.schema_rewrite import Rewriter, Rewritten
 from loraplex.grammar.schema_satisfiable import contradicts_itself
 from loraplex.grammar.schema_values import listed_values, type_of
@@ -35,18 +35,20 @@ class Relaxed:
 
 
 def relax(
-    references: References,
+    rewriter: Rewriter,
     groups: Mapping[str, int],
     backend: Backend,
     *,
     param: str,
     max_nodes: int,
+    whole: bool = True,
 ) -> Relaxed:
-    """`groups` are those of `recursive_groups`.
+    """`groups` are those of `recursive_groups`. Without `whole` the first thing that is not held ends the work: the residue
+    then is some of it, and the schema of no use.
 
     Raises `GrammarInvalid` for a reference to nowhere, `GrammarTooLarge` beyond `max_nodes` subschemas.
     """
-    return _Relaxation(references, groups, backend, param, max_nodes).run()
+    return _Relaxation(rewriter, groups, backend, param, max_nodes, whole).run()
 
 
 @dataclass(slots=True)
@@ -64,22 +66,24 @@ class _Subschema:
 class _Relaxation:
     def __init__(
         self,
-        references: References,
+        rewriter: Rewriter,
         groups: Mapping[str, int],
         backend: Backend,
         param: str,
         max_nodes: int,
+        whole: bool,
     ) -> None:
-        self._references = references
+        self._references = rewriter.references
         self._backend = backend
         self._param = param
         self._nodes_left = max_nodes
-        self._rewriter = Rewriter(references)
+        self._whole = whole
+        self._rewriter = rewriter
         self._groups = groups
         self._residue: dict[Residue, None] = {}
         self._names: dict[tuple[str, bool], str] = {}
         self._waiting: list[tuple[Target, bool]] = []
-        self._definition = references.at_root()
+        self._definition = self._references.at_root()
 
     def run(self) -> Relaxed:
         root = self._relaxed(self._definition, False)
@@ -98,6 +102,8 @@ class _Relaxation:
             raise GrammarTooLarge(
                 f"{self._param} has too many subschemas once its references are followed", param=self._param
             )
+        if self._residue and not self._whole:
+            return {}
         if isinstance(place.schema, bool):
             # xgrammar reads `true` in some places only.
             return {} if place.schema else False

@@ -15,6 +15,7 @@ from loraplex.grammar.schema_cycles import recursive_groups
 from loraplex.grammar.schema_dialect import to_newest
 from loraplex.grammar.schema_formats import FORMATS, JUDGED
 from loraplex.grammar.schema_references import References
+from loraplex.grammar.schema_rewrite import Rewriter
 from loraplex.grammar.schema_satisfiable import KnownTypes, types_of_definitions, without_empty_parts
 from loraplex.grammar.schema_walk import walk
 from loraplex.grammar.spec import Backend
@@ -63,10 +64,13 @@ def hold_schema(
 
 
 def _each(references: References, param: str, limits: Limits) -> Iterator[tuple[Backend, Relaxed]]:
-    groups = recursive_groups(references)
+    groups, rewriter = recursive_groups(references), Rewriter(references)
     for backend in PREFERENCE:
-        relaxed = relax(references, groups, backend, param=param, max_nodes=4 * limits.max_nodes)
-        yield backend, _inhabited(relaxed, backend, param)
+        # Only the preferred one is ever given a relaxed schema.
+        whole = backend == PREFERENCE[0]
+        nodes = 4 * limits.max_nodes
+        relaxed = relax(rewriter, groups, backend, param=param, max_nodes=nodes, whole=whole)
+        yield backend, _inhabited(relaxed, backend, param) if whole or not relaxed.residue else relaxed
 
 
 def _inhabited(relaxed: Relaxed, backend: Backend, param: str) -> Relaxed:

@@ -5,6 +5,7 @@ exhaust the stack, and a schema that passes can be walked recursively.
 import json
 import math
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from loraplex.grammar.answer_form import JsonSchemaValue, Limits
@@ -37,6 +38,32 @@ def check_bounds(schema: JsonSchemaValue, *, limits: Limits, param: str) -> None
     for pointer, node in walk(schema):
         if isinstance(node, dict):
             _check_keywords(node, pointer, limits, param)
+
+
+def check_together(schemas: Iterable[tuple[JsonSchemaValue, str]], *, limits: Limits) -> None:
+    """Bounds that all schemas of a request share, each given with its `param`. Raises `GrammarTooLarge`."""
+    nodes, patterns = 0, 0
+    for schema, param in schemas:
+        for _, node in walk(schema):
+            nodes += 1
+            patterns += sum(map(_size, _patterns(node))) if isinstance(node, dict) else 0
+            if nodes > limits.max_nodes_together:
+                allowed = f"at most {limits.max_nodes_together} are allowed in one request"
+                raise GrammarTooLarge(f"{param}: too many subschemas, {allowed}", param=param)
+            if patterns > limits.max_patterns_bytes:
+                allowed = f"at most {limits.max_patterns_bytes} bytes are allowed in one request"
+                raise GrammarTooLarge(f"{param}: too many patterns, {allowed}", param=param)
+
+
+def _size(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
+
+
+def _patterns(node: dict[str, Any]) -> Iterator[str]:
+    if isinstance(pattern := node.get("pattern"), str):
+        yield pattern
+    if isinstance(patterns := node.get("patternProperties"), dict):
+        yield from patterns
 
 
 def _check_shape(schema: JsonSchemaValue, limits: Limits, param: str) -> None:

@@ -40,14 +40,19 @@ class Rewritten:
 
 
 class Rewriter:
-    """Rewrites one subschema at a time, its own keywords only."""
+    """Rewrites one subschema at a time, its own keywords only, and each once."""
 
     def __init__(self, references: References) -> None:
-        self._references = references
+        self.references = references
         self._disjointness = Disjointness(references)
+        self._rewritten: dict[str, Rewritten] = {}
 
     def rewrite(self, place: Target) -> Rewritten:
         """The subschema must be an object. `format` stays where no pattern holds it, else its pattern is `$format`."""
+        found = self._rewritten.get(place.pointer)
+        return self._rewritten.setdefault(place.pointer, self._rewrite(place)) if found is None else found
+
+    def _rewrite(self, place: Target) -> Rewritten:
         made = {keyword: value for keyword, value in place.schema.items() if _asserts(keyword, place.schema)}
         for keyword in COUNTS:
             if isinstance(made.get(keyword), float):
@@ -65,7 +70,7 @@ class Rewriter:
         if options is None or ("anyOf" in made and len(options) > 1):
             return
         members = [
-            self._references.child(place, f"/oneOf/{index}", option) for index, option in enumerate(options)
+            self.references.child(place, f"/oneOf/{index}", option) for index, option in enumerate(options)
         ]
         if len(options) == 1 or self._disjointness.all_disjoint(members):
             # One anyOf beside another is allOf of both; a single option has no need of either.

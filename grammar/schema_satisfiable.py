@@ -3,6 +3,7 @@
 Invariant: only what is proven empty is called empty. A grammar must not enter an empty part, for it could never leave it.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -29,26 +30,41 @@ def types_of_definitions(root: dict[str, Any]) -> dict[str, Types]:
     definitions = {f"#/$defs/{name}": schema for name, schema in root.get("$defs", {}).items()}
     known: dict[str, Types] = dict.fromkeys(definitions, frozenset())
     readers: dict[str, set[str]] = {name: set() for name in definitions}
-    queue = list(reversed(definitions))
+    # Each is in the queue once, however many changes it waits to see.
+    queue, queued = deque(definitions), set(definitions)
     while queue:
-        name = queue.pop()
+        name = queue.popleft()
+        queued.discard(name)
         read: list[str] = []
         found = possible_types(definitions[name], known, read)
         for other in read:
             readers[other].add(name)
         if found != known[name]:
             known[name] = found
-            queue.extend(readers[name])
+            queue.extend(readers[name] - queued)
+            queued |= readers[name]
     return known
 
 
-def possible_types(schema: Any, known: KnownTypes, read: list[str] | None = None) -> Types:
-    """The types that documents of the schema may have. `read` collects the references that were looked up."""
+def possible_types(
+    schema: Any, known: KnownTypes, read: list[str] | None = None, found: dict[int, Types] | None = None
+) -> Types:
+    """The types that documents of the schema may have. `read` collects the references that were looked up.
+
+    `found` keeps answers by the subschema's address, as long as `known` stays the same: parts are asked for again and again.
+    """
     if isinstance(schema, bool):
         return TYPES if schema else frozenset()
+    if found is None:
+        return _types(schema, known, read, None)
+    if id(schema) not in found:
+        found[id(schema)] = _types(schema, known, read, found)
+    return found[id(schema)]
 
+
+def _types(schema: Any, known: KnownTypes, read: list[str] | None, found: dict[int, Types] | None) -> Types:
     def types_of(member: Any) -> Types:
-        return possible_types(member, known, read)
+        return possible_types(member, known, read, found)
 
     types = allowed_types(schema)
     reference = schema.get("$ref")
@@ -134,21 +150,24 @@ def _has_object(schema: dict[str, Any], inhabited: Inhabited) -> bool:
     return required == declared and sum(map(inhabited, properties.values())) >= least
 
 
-def without_empty_parts(schema: Any, known: KnownTypes) -> Any:
-    """The same schema with `false` for each part that is empty, so that no backend enters it."""
+def without_empty_parts(schema: Any, known: KnownTypes, found: dict[int, Types] | None = None) -> Any:
+    """The same schema with `false` for each part that is empty, so that no backend enters it. `found`: see above."""
+    found = {} if found is None else found
     if isinstance(schema, bool):
         return schema
-    if not possible_types(schema, known):
+    if not possible_types(schema, known, None, found):
         return False
     made = dict(schema)
     for keyword, value in schema.items():
         if keyword in ("properties", "patternProperties"):
-            made[keyword] = {name: without_empty_parts(member, known) for name, member in value.items()}
+            made[keyword] = {
+                name: without_empty_parts(member, known, found) for name, member in value.items()
+            }
         elif keyword in ("prefixItems", "allOf"):
-            made[keyword] = [without_empty_parts(member, known) for member in value]
+            made[keyword] = [without_empty_parts(member, known, found) for member in value]
         elif keyword == "anyOf":
-            kept = [without_empty_parts(member, known) for member in value]
+            kept = [without_empty_parts(member, known, found) for member in value]
             made[keyword] = [member for member in kept if member is not False]
         elif keyword in ("items", "additionalProperties"):
-            made[keyword] = without_empty_parts(value, known)
+            made[keyword] = without_empty_parts(value, known, found)
     return made

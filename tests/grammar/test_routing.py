@@ -124,3 +124,31 @@ def test_no_backend_is_imported() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def _refers_to_all(keyword: str) -> dict[str, Any]:
+    """Definitions each of which refers to every other one."""
+    names = [f"d{number}" for number in range(60)]
+    everything = {keyword: [*({"$ref": f"#/$defs/{name}"} for name in names), {"type": "string"}]}
+    return {"$ref": "#/$defs/d0", "$defs": dict.fromkeys(names, everything)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"enum": [f"{option}-{value}" for value in range(30)]} for option in range(300)]},
+        {"oneOf": [*({"const": [option] * 50} for option in range(120)), {"const": [1] * 50}]},
+        {"oneOf": [{"type": "object", "minProperties": least} for least in range(1_000)]},
+        {"patternProperties": {f"^p{number:04}_": {} for number in range(4_000)}},
+        _refers_to_all("oneOf"),
+        _refers_to_all("anyOf"),
+        {
+            "$ref": "#/$defs/d0",
+            "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(3_000)} | {"d3000": {}},
+        },
+    ],
+)
+def test_no_schema_takes_long(schema: Any) -> None:
+    started = time.process_time()
+    hold_schema(schema, strict=False, param="s", limits=Limits())
+    assert time.process_time() - started < 1

@@ -1,12 +1,13 @@
 """Every bound names its number and its place, and no depth exhausts the stack."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from loraplex.grammar.answer_form import Limits
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooLarge
-from loraplex.grammar.schema_bounds import check_bounds
+from loraplex.grammar.schema_bounds import check_bounds, check_together
 
 LIMITS = Limits(max_bytes=2_000, max_depth=8, max_nodes=50, max_enum=5, max_pattern_bytes=20, max_repeat=100)
 
@@ -72,3 +73,21 @@ def test_what_only_looks_like_a_bound_is_free() -> None:
 
 def test_ten_thousand_values_of_an_enum_are_not_nodes() -> None:
     check_bounds({"enum": list(range(10_000))}, limits=Limits(), param="schema")
+
+
+@pytest.mark.parametrize(
+    ("schemas", "message"),
+    [
+        ([{"prefixItems": [{}] * 60}] * 2, "too many subschemas, at most 100"),
+        (
+            [{"properties": {"a": {"pattern": "a" * 30}}, "patternProperties": {"b" * 30: {}}}],
+            "at most 50 bytes",
+        ),
+    ],
+)
+def test_bounds_that_schemas_share(schemas: list[Any], message: str) -> None:
+    limits = Limits(max_nodes_together=100, max_patterns_bytes=50)
+    once = [(schemas[0], "tools[0]")]
+    check_together(once, limits=replace(limits, max_patterns_bytes=60))
+    with pytest.raises(GrammarTooLarge, match=message):
+        check_together([(schema, "tools[0]") for schema in schemas], limits=limits)
