@@ -61,12 +61,16 @@ def make_forward_batch(
         begin = len(positions)
         slot = -1 if row.adapter is None else adapter_slots[row.adapter.key]
         token_ids += row.token_ids
-        places = range(start, start + count)
-        positions += places
-        slots += [table[p // block_size] * block_size + p % block_size for p in places]
         row_slots += [slot] * count
+        if count == 1:
+            positions.append(start)
+            slots.append(table[start // block_size] * block_size + start % block_size)
+        else:
+            places = range(start, start + count)
+            positions += places
+            slots += [table[p // block_size] * block_size + p % block_size for p in places]
         if row.decodes and not chunks:
-            decodes.extend([table] * count)
+            decodes += [table] * count
         else:
             table_tensor = torch.tensor(table, dtype=torch.int32, device=device)
             chunks.append(PrefillChunk(begin, begin + count, start + count, table_tensor))
