@@ -30,14 +30,14 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(PARENT_GONE_STATUS)
 
 
-def yield_to_others() -> None:
-    """Run only where nobody else wants to, this process and all it starts.
+def yield_to_others(priority: int = LOWEST_PRIORITY) -> None:
+    """Run only where nobody else wants to, this process and all it starts; at a better `priority`, with a small share.
 
     Where the kernel groups tasks by session, niceness counts inside a session alone: without one of its own for the
     session, this would take half of a busy machine (measured). There 5 yields a quarter, while 19 would starve: 20 ms
     of work took 0.7 s.
     """
-    os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, 0, max(priority, os.getpriority(os.PRIO_PROCESS, 0)))
     if os.getsid(0) == os.getpid():
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text(SESSION_NICENESS)
