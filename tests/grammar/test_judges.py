@@ -4,12 +4,14 @@ import asyncio
 import json
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.grammar.process_table import alive, children, command_line
 
 from loraplex.grammar.errors import AnswerNotSatisfied, TrialsUnavailable
 from loraplex.grammar.judges import JudgeOptions, Judges
@@ -28,8 +30,7 @@ def doubling(levels: int) -> str:
 
 def judging() -> list[int]:
     """The processes of this one that judge."""
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
-    return [int(pid) for pid in children if b"judge_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children(os.getpid()) if b"judge_process" in command_line(pid)]
 
 
 @pytest.fixture
@@ -113,6 +114,37 @@ async def test_no_wait_for_a_judgement_is_longer_than_patience() -> None:
     finally:
         await judges.close()
     assert judging() == []
+
+
+GATEWAY = """
+import asyncio, os, sys
+from loraplex.grammar.judges import JudgeOptions, Judges
+
+judges = Judges(JudgeOptions(environment=os.environ, deadline_s=50))
+asyncio.run(judges.judge(b"a", sys.argv[1], "[1, 1]"))
+"""
+
+
+def test_no_endless_judgement_outlives_a_killed_gateway() -> None:
+    gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, doubling(40)])
+    try:
+        deadline = time.monotonic() + 30
+        while not any(map(judges_now, children(gateway.pid))):
+            assert time.monotonic() < deadline and gateway.poll() is None
+            time.sleep(0.05)
+        [process] = children(gateway.pid)
+    finally:
+        gateway.kill()
+        gateway.wait()
+    deadline = time.monotonic() + 10
+    while alive(process):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def judges_now(pid: int) -> bool:
+    """Whether it is ready to be asked: it says nothing any more."""
+    return Path(f"/proc/{pid}/fd/2").readlink() == Path(os.devnull)
 
 
 async def test_without_a_process_nobody_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
