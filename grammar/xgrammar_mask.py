@@ -5,6 +5,7 @@ text inside strings.
 """
 
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -33,6 +34,9 @@ PLACE_IN_SOURCE = re.compile(
 )
 """Where in its C++ source the library raised: no business of a tenant."""
 
+QUICK_S = 0.001
+"""Processor time of a mask that may be filled where a decoding step waits for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSets:
@@ -46,7 +50,7 @@ class TokenSets:
 class XgrammarMask:
     """One sequence under one grammar. Used by one thread at a time."""
 
-    __slots__ = ("_closer", "_closes", "_compiled", "_fast_forward", "_matcher")
+    __slots__ = ("_closer", "_closes", "_compiled", "_fast_forward", "_last_fill_s", "_matcher")
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class XgrammarMask:
         self._closer = closer
         self._fast_forward = fast_forward
         self._closes = closes
+        self._last_fill_s = 0.0
 
     def fill(self, bitmask: Tensor, row: int) -> None:
         """Writes every word of the row of an int32 CPU tensor [rows, words]. Raises `MatcherFailed`."""
@@ -73,10 +78,12 @@ class XgrammarMask:
         if self._matcher.is_terminated():
             target.copy_(self._compiled.tokens.end)
             return
+        began = time.thread_time()
         try:
             self._matcher.fill_next_token_bitmask(bitmask, row)
         except RuntimeError as error:
             raise MatcherFailed(without_place(error)) from error
+        self._last_fill_s = time.thread_time() - began
         target.bitwise_and_(self._compiled.tokens.usable)
 
     def accept(self, token_id: int) -> bool:
@@ -106,7 +113,11 @@ class XgrammarMask:
         return bool(self._matcher.is_completed())
 
     def is_final(self) -> bool:
-        if not self._matcher.is_completed():
+        """False too where the last mask was slow: only a mask tells, and this one would be filled in the decoding step.
+
+        Then the end token is sampled like any other.
+        """
+        if not self._matcher.is_completed() or self._last_fill_s > QUICK_S:
             return False
         end = self._compiled.tokens.end
         bitmask = torch.empty((1, len(end)), dtype=torch.int32)

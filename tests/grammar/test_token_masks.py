@@ -1,5 +1,6 @@
 """Both masks against the contract that the engine has with them."""
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 
 from loraplex.grammar import emit_llguidance, emit_xgrammar
 from loraplex.grammar.bitmask import bits_of
-from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
+from loraplex.grammar.compiler import CompilerLimits, MaskCompiler
+from loraplex.grammar.errors import GrammarInvalid, MatcherFailed, MatcherTooCostly
+from loraplex.grammar.llguidance_mask import LlguidanceLimits
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import (
     Alternation,
@@ -18,6 +21,7 @@ from loraplex.grammar.tree import (
     Pattern,
     SpecialToken,
 )
+from loraplex.grammar.vocabulary import byte_vocabulary
 
 if TYPE_CHECKING:
     from tests.grammar.conftest import Backends
@@ -151,6 +155,20 @@ def test_undoing_too_much_fails_this_matcher(backends: "Backends", backend: Back
         mask.rollback(5)
 
 
+def test_a_grammar_whose_work_is_spent_says_so() -> None:
+    vocabulary = byte_vocabulary()
+    limits = CompilerLimits(llguidance=LlguidanceLimits(step_lexer_fuel=100))
+    source = emit_llguidance.emit(Pattern("(a|b)*a(a|b){12}"))
+    spec = encode_spec(GrammarSpec(backend="llguidance", source=source))
+    mask = MaskCompiler(vocabulary, limits).compile(b"n", spec)
+    bitmask = torch.zeros((1, vocabulary.bitmask_words), dtype=torch.int32)
+    with pytest.raises(MatcherTooCostly) as spent:
+        for token_id in vocabulary.text_tokenizer.encode("ab" * 9, add_special_tokens=False).ids:
+            mask.fill(bitmask, 0)
+            mask.accept(token_id)
+    assert isinstance(spent.value, TimeoutError)
+
+
 @BOTH
 def test_forced_tokens_are_those_of_the_tokenizer(backends: "Backends", backend: Backend) -> None:
     text = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -216,3 +234,21 @@ def test_a_message_names_no_file_and_quotes_no_source(
 
 def test_bits() -> None:
     assert bits_of({0, 31, 33}, 2).tolist() == [1 - 2**31, 2]
+
+
+def test_whether_a_document_is_final_costs_no_second_slow_mask(backends: "Backends") -> None:
+    """The decoding step of everybody waits for the answer, unlike for a mask."""
+    ambiguous = emit_xgrammar.ebnf_source('root ::= s\ns ::= "" | [a-z ] s | s s')
+    mask = backends.from_source("xgrammar", ambiguous)
+    bitmask = torch.empty((1, backends.vocabulary.bitmask_words), dtype=torch.int32)
+    filled = 0.0
+    for token_id in backends.tokens("the quick brown fox jumps over the lazy dog " * 3):
+        began = time.thread_time()
+        mask.fill(bitmask, 0)
+        filled = time.thread_time() - began
+        assert mask.accept(token_id)
+        if filled > 0.02:
+            break
+    began = time.thread_time()
+    assert mask.is_complete() and not mask.is_final()
+    assert time.thread_time() - began < 0.005 < filled
