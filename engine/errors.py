@@ -10,7 +10,7 @@ EngineError
 ├── NonFiniteLogits         this row's logits held NaN or infinity; other rows went on
 ├── NothingAllowed          the request's grammar and other constraints left no token to go on with
 ├── GrammarFailed           the request's grammar could not be compiled here, or its matcher broke down
-├── GrammarTooSlow          one mask of the request's grammar took longer than the bound
+│   └── GrammarTooSlow      one mask of it took longer than the bound, or the work it may cause is spent
 ├── AdapterError            this request's adapter cannot serve it
 │   ├── AdapterLoadFailed   the blob could not be read or does not fit the model
 │   ├── AdapterTooLarge     one adapter exceeds the whole residency budget
@@ -68,8 +68,15 @@ class NothingAllowed(EngineError):
 class GrammarFailed(EngineError):
     code = "grammar_failed"
 
+    @staticmethod
+    def of(error: BaseException) -> "GrammarFailed":
+        """What a `TokenMask` raised, as the end of its request."""
+        if isinstance(error, TimeoutError):
+            return GrammarTooSlow("the grammar of this request takes more work than one answer may")
+        return GrammarFailed(f"the grammar's matcher broke down: {type(error).__name__}")
 
-class GrammarTooSlow(EngineError):
+
+class GrammarTooSlow(GrammarFailed):
     code = "grammar_too_slow"
 
 

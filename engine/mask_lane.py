@@ -136,5 +136,5 @@ def _attempt(fill: Fill) -> EngineError | None:
     except BaseException as error:
         # Panics of extension modules are no `Exception`.
         _logger.exception("a grammar's mask could not be filled")
-        return GrammarFailed(f"the grammar's matcher broke down: {type(error).__name__}")
+        return GrammarFailed.of(error)
     return None

@@ -8,10 +8,11 @@ The grammar is above `min_tokens` and `ignore_eos`: a document that nothing can 
 `stop_token_ids` end a row as ever, in the middle of the document too.
 """
 
+import time
 from collections.abc import Iterable
 
 from loraplex.engine.closing_path import ClosingPath
-from loraplex.engine.errors import GrammarFailed
+from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import FinishReason
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.stopping import finish_reason
@@ -21,6 +22,13 @@ MOST_GROWTH = 64
 """Tokens by which one token is taken to lengthen the shortest way to the end, at most: it may open an object with many
 required fields. It spaces out the looks for that way: with r tokens left and a way of w, the next look is due
 (r - w) / (MOST_GROWTH + 1) tokens on; some 250 looks for an answer of 1,000 tokens."""
+
+QUICK_S = 0.001
+MOST_SECONDS = (0.05, 0.001)
+"""Processor time that one row's grammar may take of the step thread, where everybody waits for it: once, and for each
+token of the answer besides. A token usually takes 10 us. No step within `QUICK_S` fails a row."""
+MOST_SECONDS_CLOSING = 1.0
+"""The same for all looks for a way to the end, 1 to 3 ms each as a rule. After it none is looked for."""
 
 
 def follow(
@@ -36,7 +44,7 @@ def follow(
         raise
     except BaseException as error:
         # Panics of extension modules are no `Exception`.
-        raise GrammarFailed(f"the grammar's matcher broke down: {type(error).__name__}") from error
+        raise GrammarFailed.of(error) from error
 
 
 class _Step:
@@ -52,13 +60,30 @@ class _Step:
         self._known = len(sequence.token_ids)
 
     def take(self, token_id: int) -> FinishReason | None:
+        began = time.thread_time()
         reason = self._append(token_id)
         # A token that was not sampled has no log-probability.
         if self._sequence.request.sampling.logprobs is None:
             while reason is None and (forced := self._mask.forced_tokens()):
                 reason = self._append_all(forced)
+        if reason is None:
+            self._charge(time.thread_time() - began)
         if self._mask.closes and reason != "stop" and self._remaining() <= self._sequence.closing_due:
-            return self._keep_closable(reason)
+            return self._look_for_end(reason)
+        return reason
+
+    def _charge(self, seconds: float) -> None:
+        sequence, (once, per_token) = self._sequence, MOST_SECONDS
+        sequence.matcher_seconds += seconds
+        if seconds > QUICK_S and sequence.matcher_seconds > once + per_token * sequence.num_output_tokens:
+            raise GrammarTooSlow("to follow the grammar of this request takes too long")
+
+    def _look_for_end(self, reason: FinishReason | None) -> FinishReason | None:
+        began = time.thread_time()
+        reason = self._keep_closable(reason)
+        self._sequence.closing_seconds += time.thread_time() - began
+        if self._sequence.closing_seconds > MOST_SECONDS_CLOSING:
+            self._sequence.closing_due = -1
         return reason
 
     def _remaining(self) -> int:

@@ -8,7 +8,10 @@ if TYPE_CHECKING:
 
 
 class TokenMask(Protocol):
-    """The set of tokens that may follow in one sequence. State advances by `accept` only."""
+    """The set of tokens that may follow in one sequence. State advances by `accept` only.
+
+    Any method may raise: `TimeoutError` when the work the grammar may cause is spent, else it broke down.
+    """
 
     def fill(self, bitmask: "Tensor", row: int) -> None:
         """Write the allowed tokens into `bitmask[row]`: int32 [rows, ceil(vocab / 32)], bit set = allowed."""

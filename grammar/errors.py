@@ -9,6 +9,7 @@ GrammarError
 ├── TrialsUnavailable         the worker of trial compilations is down or its queue is full
 ├── AnswerNotSatisfied        a finished value that only the validator could judge failed
 └── MatcherFailed             a compiled grammar broke down while decoding: its request ends, the others go on
+    └── MatcherTooCostly      its work limit is spent: also a `TimeoutError`, by which the engine tells it
 """
 
 
@@ -50,4 +51,8 @@ class AnswerNotSatisfied(GrammarError):
 
 
 class MatcherFailed(GrammarError):
+    pass
+
+
+class MatcherTooCostly(MatcherFailed, TimeoutError):
     pass

@@ -15,9 +15,13 @@ from torch import Tensor
 from loraplex.grammar.bitmask import bits_of
 from loraplex.grammar.closing import Closer
 from loraplex.grammar.emit_llguidance import CONTROL_TOKENS
-from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
+from loraplex.grammar.errors import GrammarInvalid, MatcherFailed, MatcherTooCostly
 from loraplex.grammar.llguidance_tokenizer import llguidance_tokenizer
 from loraplex.grammar.vocabulary import Vocabulary
+
+WORK_SPENT = ("ParserTooComplex", "LexerTooComplex")
+EXPRESSIONS_SPENT = "too many expressions"
+"""A limit of the library's regular expressions, which it reports as an error like any other."""
 
 NOTHING_CAN_FOLLOW = "NoExtensionBias"
 """How the library calls it, among its errors."""
@@ -148,9 +152,9 @@ class LlguidanceMask:
         return self._closes
 
     def _failure(self) -> MatcherFailed:
-        return MatcherFailed(
-            without_source(self._matcher.get_error()) or "the matcher cannot undo so many tokens"
-        )
+        message = without_source(self._matcher.get_error()) or "the matcher cannot undo so many tokens"
+        spent = self._matcher.stop_reason() in WORK_SPENT or EXPRESSIONS_SPENT in message
+        return MatcherTooCostly(message) if spent else MatcherFailed(message)
 
 
 class CompiledLlguidance:

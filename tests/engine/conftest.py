@@ -43,9 +43,10 @@ class ScriptedMask:
         closes: bool = False,
         slow_at: dict[int, float] | None = None,
         broken: str = "",
+        spent: str = "",
         taken: tuple[int, ...] = (),
     ) -> None:
-        """`slow_at`: seconds a mask takes, by position. `broken` names a method that raises."""
+        """`slow_at`: seconds a mask takes, by position. `broken` and `spent` name a method that raises."""
         self.documents = tuple(documents)
         self.taken = list(taken)
         self.closes = closes
@@ -55,6 +56,7 @@ class ScriptedMask:
             "closes": closes,
             "slow_at": slow_at or {},
             "broken": broken,
+            "spent": spent,
         }
         self._lock = threading.Lock()
 
@@ -64,6 +66,8 @@ class ScriptedMask:
         try:
             if self._options["broken"] == method:
                 raise RuntimeError(f"{method} is broken")
+            if self._options["spent"] == method:
+                raise TimeoutError(f"{method} may take no more work")
             yield
         finally:
             self._lock.release()

@@ -87,6 +87,14 @@ def test_without_masks_there_is_no_thread() -> None:
     filler.close()
 
 
+def test_a_grammar_whose_work_is_spent_ends_its_row_as_too_slow(
+    filler: MaskFiller, scripted_mask: "MaskType"
+) -> None:
+    spent, fine = row(scripted_mask([(5,)], spent="fill")), row(scripted_mask([(6,)]))
+    masks = collect(filler, [spent, fine])
+    assert isinstance(masks.errors[spent], GrammarTooSlow) and fine in masks.rows
+
+
 def test_a_broken_mask_fails_its_row_alone(filler: MaskFiller, scripted_mask: "MaskType") -> None:
     broken, fine = row(scripted_mask([(5,)], broken="fill")), row(scripted_mask([(6,)]))
     masks = collect(filler, [broken, fine])

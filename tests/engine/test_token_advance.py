@@ -1,6 +1,7 @@
 """One sampled token under a grammar: forced tokens, ends, and a document that is closed in time."""
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex.engine.closing_path import ClosingPath
-from loraplex.engine.errors import GrammarFailed
+from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import EngineRequest, FinishReason
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence
@@ -67,6 +68,32 @@ def test_a_matcher_that_raises_fails_the_request(scripted_mask: "MaskType", meth
     row = sequence(scripted_mask([(5, 6)], broken=method, closes=True))
     with pytest.raises(GrammarFailed, match="RuntimeError"):
         take(row, 5)
+
+
+def test_a_grammar_whose_work_is_spent_is_too_slow(scripted_mask: "MaskType") -> None:
+    row = sequence(scripted_mask([(5, 6)], spent="accept"))
+    with pytest.raises(GrammarTooSlow):
+        take(row, 5)
+
+
+@pytest.mark.parametrize(("milliseconds", "fails"), [(0.0, False), (0.5, False), (10.0, True)])
+def test_a_matcher_takes_little_of_the_step_thread_or_fails(
+    scripted_mask: "MaskType", milliseconds: float, fails: bool
+) -> None:
+    class Slow(scripted_mask):  # type: ignore[misc, valid-type]
+        def accept(self, token_id: int) -> bool:
+            end = time.thread_time() + milliseconds / 1000
+            while time.thread_time() < end:
+                pass
+            return super().accept(token_id)  # type: ignore[no-any-return]
+
+    row = sequence(Slow([(5,) * 60]))
+    if fails:
+        with pytest.raises(GrammarTooSlow):
+            take(row, *[5] * 60)
+        assert len(output(row)) < 10
+    else:
+        assert take(row, *[5] * 60) == "stop"
 
 
 def test_forced_tokens_follow_in_the_same_step(scripted_mask: "MaskType") -> None:
@@ -194,6 +221,22 @@ def test_the_way_to_the_end_is_looked_for_seldom_while_there_is_room(scripted_ma
     assert row.closing_due == sys.maxsize
     take(row, *[5] * 499)
     assert len(looks) < 70, "of 499 tokens"
+
+
+def test_slow_looks_for_an_end_are_given_up(scripted_mask: "MaskType") -> None:
+    looks = []
+
+    class Slow(scripted_mask):  # type: ignore[misc, valid-type]
+        def closing_tokens(self, most: int) -> list[int] | None:
+            looks.append(most)
+            end = time.thread_time() + 0.05
+            while time.thread_time() < end:
+                pass
+            return super().closing_tokens(most)  # type: ignore[no-any-return]
+
+    row = sequence(Slow([(5,) * 60, (5,) * 50], closes=True), max_tokens=60)
+    take(row, *[5] * 49)
+    assert len(looks) <= 21 and row.closing_due == -1
 
 
 def test_a_closing_path_allows_one_token_after_another() -> None:
