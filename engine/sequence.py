@@ -27,7 +27,8 @@ class Sequence:
 
     `order` numbers sequences by submission: the lowest is the oldest. `planned_block_table` is `block_table` frozen.
     `awaits_mask`: its mask was not filled when its logits were there; it is planned again once it is. `mask_seconds` is
-    what its masks took of late. A way to close the document is looked for when at most `closing_due` tokens may still come.
+    what its masks took of late, `matcher_seconds` what its grammar took of the step thread in all, `closing_seconds` what
+    the search for an end took. A way to close the document is looked for when at most `closing_due` tokens may still come.
     """
 
     request: EngineRequest
@@ -45,6 +46,8 @@ class Sequence:
     token_mask: TokenMask | None = None
     awaits_mask: bool = False
     mask_seconds: float | None = None
+    matcher_seconds: float = 0.0
+    closing_seconds: float = 0.0
     closing_due: int = sys.maxsize
     order: int = 0
     hash_chain: HashChain | None = None

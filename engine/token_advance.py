@@ -2,7 +2,7 @@
 
 Invariant: every token appended was accepted by the mask, or is an end token after a whole document. If the request
 asked for it and no token adds more than `MOST_GROWTH` to the way to the end, a document that could be closed within
-the remaining tokens at its start can be closed after every token.
+the remaining tokens at its start can be closed after every token, as long as the looks for it are affordable.
 
 The grammar is above `min_tokens` and `ignore_eos`: a document that nothing can follow ends the row. Its
 `stop_token_ids` end a row as ever, in the middle of the document too.
