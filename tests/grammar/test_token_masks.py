@@ -251,4 +251,4 @@ def test_whether_a_document_is_final_costs_no_second_slow_mask(backends: "Backen
             break
     began = time.thread_time()
     assert mask.is_complete() and not mask.is_final()
-    assert time.thread_time() - began < 0.005 < filled
+    assert time.thread_time() - began < filled / 2
