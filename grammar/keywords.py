@@ -18,6 +18,7 @@ _LARGEST: Final = 2**53
 # The automaton of a step has as many states as its coefficient.
 _LARGEST_STEP: Final = 10_000
 _SMALLEST: Final = 1e-9
+_LONGEST_BESIDE: Final = 1_000
 _ESCAPED: Final = frozenset("\b\t\n\f\r")
 
 
@@ -153,9 +154,17 @@ def translatable(site: Site) -> bool:
     return translate(site.value) is not None
 
 
-def without_pattern(site: Site) -> bool:
-    """Whether two long patterns have a text in common is more than the backend finds out."""
-    return "pattern" not in site.schema
+def beside_pattern(site: Site) -> bool:
+    """Whether two patterns have a text in common the backend finds out where they are not long and nothing bounds the text."""
+    pattern = site.schema.get("pattern")
+    if pattern is None:
+        return True
+    bounded = "minLength" in site.schema or "maxLength" in site.schema
+    return (
+        site.schema.get("type") == "string"
+        and not (site.merged or bounded)
+        and len(pattern) <= _LONGEST_BESIDE
+    )
 
 
 def apart(site: Site) -> bool:
@@ -242,7 +251,7 @@ KEYWORDS: Final[Mapping[str, Keyword]] = {
     "maxLength": Keyword(always, never),
     "pattern": Keyword(translatable, never),
     "format": Keyword(never, never),
-    "$format": Keyword(without_pattern, never),
+    "$format": Keyword(beside_pattern, never),
     # numbers
     "minimum": Keyword(exact_bound, whole_bound),
     "maximum": Keyword(exact_bound, whole_bound),

@@ -169,6 +169,8 @@ class _Relaxation:
             node.any_of.append(self._members(node, keyword))
         elif keyword == "$ref":
             self._refer(node, value)
+        elif keyword == "$format" and "pattern" in node.rewritten.keywords:
+            node.all_of.append({"pattern": value})
         elif keyword == "$format":
             node.own["pattern"] = value
         elif keyword == "pattern":
@@ -199,9 +201,9 @@ class _Relaxation:
         return [self._child(node, keyword, str(index), value) for index, value in enumerate(values)]
 
     def _child(self, node: _Subschema, keyword: str, name: str | None, schema: Any) -> Any:
-        suffix = (
-            "/" + escaped(node.rewritten.place_of(keyword)) + ("" if name is None else f"/{escaped(name)}")
-        )
+        found_in = node.rewritten.place_of(keyword)
+        named = name is not None and found_in != "additionalProperties"
+        suffix = f"/{escaped(found_in)}" + (f"/{escaped(name)}" if name is not None and named else "")
         # A declared name that a pattern matches too has both subschemas.
         both = keyword in _MAPS and all(node.rewritten.keywords.get(other) for other in _MAPS)
         return self._relaxed(self._references.child(node.place, suffix, schema), node.merged or both)

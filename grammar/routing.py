@@ -13,10 +13,11 @@ from loraplex.grammar.relaxation import Relaxed, relax
 from loraplex.grammar.schema_bounds import check_bounds
 from loraplex.grammar.schema_cycles import recursive_groups
 from loraplex.grammar.schema_dialect import to_newest
-from loraplex.grammar.schema_formats import FORMATS, JUDGED
+from loraplex.grammar.schema_formats import FORMATS, HINTS, JUDGED
 from loraplex.grammar.schema_references import References
 from loraplex.grammar.schema_rewrite import Rewriter
 from loraplex.grammar.schema_satisfiable import KnownTypes, types_of_definitions, without_empty_parts
+from loraplex.grammar.schema_values import allowed_types
 from loraplex.grammar.schema_walk import walk
 from loraplex.grammar.spec import Backend
 
@@ -107,15 +108,24 @@ def _without_closing(schema: Any) -> Any:
 
 
 def _refuse_unknown_formats(schema: JsonSchemaValue, param: str) -> None:
-    """A format that nobody here knows asserts nothing; who asks for strictness expects that it does."""
+    """A format that nobody here knows asserts nothing; who asks for strictness expects that it does.
+
+    Unless it says of a number how wide it is, or of a text what a pattern beside it spells out, as zod writes it.
+    """
     for pointer, node in walk(schema):
         name = node.get("format") if isinstance(node, dict) else None
-        if isinstance(name, str) and name not in FORMATS and name not in JUDGED:
+        if not isinstance(name, str) or name in FORMATS or name in JUDGED or name in HINTS:
+            continue
+        if "string" in allowed_types(node) and not any(map(_has_pattern, (node, *node.get("allOf", ())))):
             raise SchemaNotHeld(
                 f"{param}: the format {name[:60]!r} is not known, so strict cannot hold it",
                 param=param,
                 pointer=f"{pointer}/format",
             )
+
+
+def _has_pattern(node: Any) -> bool:
+    return isinstance(node, dict) and "pattern" in node
 
 
 def _not_held(residue: Sequence[Residue], param: str) -> SchemaNotHeld:

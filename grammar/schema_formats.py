@@ -65,6 +65,8 @@ JUDGED: Final = frozenset(
         "uri-template",
     )
 )
+# What says how a text is used and forbids none (OpenAPI, pydantic).
+HINTS: Final = frozenset(("binary", "directory-path", "file-path", "password", "path"))
 
 
 def format_pattern(name: str) -> str | None:

@@ -23,6 +23,12 @@ _CATEGORIES: Final = frozenset(
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "v": "\v", "f": "\f", "0": "\0"}
 _SYNTAX: Final = "^$\\.*+?()[]{}|/-"
 _MAX_NESTING: Final = 40
+# What widespread clients send, in words without look-around that match the same texts: an address in zod 4.0.
+_WITHOUT_LOOK_AROUND: Final = {
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+    ),
+}
 
 
 class _NoTranslation(Exception):
@@ -50,10 +56,10 @@ class _Branch:
 
 def translate(pattern: str) -> RustPattern | None:
     """None where no exact translation exists or the pattern is none."""
-    reader = _Reader(pattern)
+    reader = _Reader(_WITHOUT_LOOK_AROUND.get(pattern, pattern))
     try:
         branches = reader.branches(0)
-        if reader.place != len(pattern):
+        if reader.place != len(reader.pattern):
             return None
     except _NoTranslation:
         return None

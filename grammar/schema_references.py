@@ -69,10 +69,10 @@ class References:
                 yield place.pointer, reference
 
     def child(self, parent: Target, suffix: str, schema: Any) -> Target:
-        """The subschema at `suffix` below `parent`."""
+        """The subschema at `suffix` below `parent`; what a rewriting put there instead has the base of `parent`."""
         pointer = parent.pointer + suffix
         found = self._places.get(pointer)
-        return found if found is not None else Target(pointer, schema, parent.base)
+        return found if found is not None and found.schema is schema else Target(pointer, schema, parent.base)
 
     def _index(self) -> None:
         stack = [Target("", self.root, _ROOT)]

@@ -10,8 +10,9 @@ from loraplex.grammar.keywords import KEYWORDS
 from loraplex.grammar.schema_bounds import COUNTS
 from loraplex.grammar.schema_disjoint import Disjointness
 from loraplex.grammar.schema_formats import JUDGED, format_pattern
+from loraplex.grammar.schema_pattern import translate
 from loraplex.grammar.schema_references import References, Target
-from loraplex.grammar.schema_values import TYPES, allowed_types
+from loraplex.grammar.schema_values import TYPES, allowed_types, listed_values
 
 _APPLICATORS: Final = frozenset(
     ("$dynamicRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "not", "oneOf")
@@ -23,8 +24,9 @@ _ORIGINS: Final = (
     ("anyOf", "oneOf"),
     ("allOf", "oneOf"),
     ("$format", "format"),
+    ("properties", "additionalProperties"),
+    ("patternProperties", "additionalProperties"),
 )
-_NO_NAMES: Final = ("properties", "patternProperties", "additionalProperties", "required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,19 @@ class Rewriter:
         _rewrite_format(made)
         _rewrite_unevaluated(made)
         _rewrite_arrays(made)
-        _rewrite_objects(made)
+        _rewrite_objects(made, self._names_of(place), place.schema)
         _rewrite_not(made)
         self._rewrite_one_of(made, place)
         return Rewritten(made, {new: old for new, old in _ORIGINS if new in made and new not in place.schema})
+
+    def _names_of(self, place: Target) -> Any:
+        """What `propertyNames` says, or what it refers to if that is all it says."""
+        names = place.schema.get("propertyNames", True)
+        reference = names.get("$ref") if isinstance(names, dict) and len(names) == 1 else None
+        if reference is None:
+            return names
+        found = self.references.resolve(reference, self.references.child(place, "/propertyNames", names).base)
+        return names if found is None else found.schema
 
     def _rewrite_one_of(self, made: dict[str, Any], place: Target) -> None:
         options = made.get("oneOf")
@@ -129,24 +140,39 @@ def _rewrite_arrays(made: dict[str, Any]) -> None:
             made["minItems"] = max(made.get("minItems", 0), least)
 
 
-def _rewrite_objects(made: dict[str, Any]) -> None:
+def _rewrite_objects(made: dict[str, Any], names: Any, asked: dict[str, Any]) -> None:
     if made.get("minProperties") == 0:
         del made["minProperties"]
     if made.get("dependentRequired") == {} or made.get("dependentSchemas") == {}:
         made.pop("dependentRequired", None)
-    names = made.get("propertyNames")
-    if names is None:
+    if "propertyNames" in made:
+        _rewrite_names(made, names, asked)
+
+
+def _rewrite_names(made: dict[str, Any], names: Any, asked: dict[str, Any]) -> None:
+    """`names` is what `propertyNames` says, or refers to. Every name is a string, whatever else is said of its type."""
+    if not isinstance(names, dict):
+        del made["propertyNames"]
+        if names is False:
+            made.update(additionalProperties=False, properties={}, patternProperties={})
         return
-    if names is True or names == {}:
+    asserted = {keyword: value for keyword, value in names.items() if _asserts(keyword, names)}
+    if "string" in allowed_types(asserted):
+        asserted.pop("type", None)
+    rest = made.get("additionalProperties", True)
+    listed = listed_values(asserted) if len(asserted) == 1 else None
+    if not asserted:
         del made["propertyNames"]
-    elif names is False:
-        del made["propertyNames"]
-        made.update(additionalProperties=False, properties={}, patternProperties={})
-    elif isinstance(names, dict) and not any(keyword in made for keyword in _NO_NAMES):
-        only = {keyword for keyword in names if keyword in KEYWORDS} - {"type"}
-        if only == {"pattern"} and names.get("type", "string") == "string":
-            del made["propertyNames"]
-            made.update(patternProperties={names["pattern"]: True}, additionalProperties=False)
+    elif any(keyword in asked for keyword in ("properties", "patternProperties", "unevaluatedProperties")):
+        return
+    elif listed is not None:
+        _rename(made, "propertyNames", "properties")
+        made["properties"] = {name: rest for name in listed if isinstance(name, str)}
+        made["additionalProperties"] = False
+    elif asserted.keys() == {"pattern"} and "required" not in made and translate(asserted["pattern"]):
+        _rename(made, "propertyNames", "patternProperties")
+        made["patternProperties"] = {asserted["pattern"]: rest}
+        made["additionalProperties"] = False
 
 
 def _rewrite_not(made: dict[str, Any]) -> None:

@@ -90,6 +90,46 @@ GRANTED: list[tuple[set[Backend], Any, list[str], list[str]]] = [
     ),
     ({"llguidance"}, {"minimum": 0.5, "maximum": 10}, ["0.5", "9.99", "10", '"a"'], ["0.49", "10.01", "-1"]),
     ({"llguidance"}, {"exclusiveMinimum": 1, "exclusiveMaximum": 3}, ["1.1", "2"], ["1", "1.0", "3"]),
+    (
+        {"llguidance"},
+        {"type": "object", "propertyNames": False, "additionalProperties": {"type": "integer"}},
+        ["{}"],
+        ['{"a":1}'],
+    ),
+    (
+        {"llguidance", "xgrammar"},
+        {
+            "type": "object",
+            "propertyNames": {"$ref": "#/$defs/n"},
+            "additionalProperties": {
+                "$id": "http://x/y",
+                "$ref": "#/$defs/z",
+                "$defs": {"z": {"type": "null"}},
+            },
+            "required": ["b"],
+            "$defs": {"n": {"enum": ["a", "b"]}, "z": {"type": "integer"}},
+        },
+        ['{"b":null}', '{"a":null,"b":null}'],
+        ["{}", '{"a":null}', '{"b":1}', '{"b":null,"c":null}'],
+    ),
+    (
+        {"llguidance"},
+        {"propertyNames": {"type": "string", "pattern": "^a"}, "additionalProperties": {"type": "null"}},
+        ["{}", '{"ab":null}', "1"],
+        ['{"ab":1}', '{"b":null}'],
+    ),
+    (
+        {"llguidance"},
+        {"propertyNames": {"type": "string"}, "additionalProperties": {"type": "null"}},
+        ["{}", '{"ab":null}'],
+        ['{"ab":1}'],
+    ),
+    (
+        {"llguidance"},
+        {"type": "string", "pattern": "^20.*Z$", "format": "date-time"},
+        ['"2024-01-01T00:00:00Z"'],
+        ['"2024"', '"1999-01-01T00:00:00Z"', '"20Z"'],
+    ),
     ({"llguidance"}, {"multipleOf": 0.01}, ["0.01", "1", "-2.5"], ["0.001", "1.005"]),
     ({"llguidance"}, {"allOf": [{"minimum": 2}, {"maximum": 3}]}, ["2", "3", "null"], ["1", "4"]),
     (

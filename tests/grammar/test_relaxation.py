@@ -64,7 +64,13 @@ def hold(schema: Any) -> Holding:
             ["/properties/a/dependentRequired"],
         ),
         ({"pattern": "(?=a)", "minLength": 1}, {"minLength": 1}, ["/pattern"]),
-        ({"pattern": "^a", "format": "date"}, {"pattern": "^a"}, ["/format"]),
+        ({"pattern": "^2", "format": "date"}, {"pattern": "^2"}, ["/format"]),
+        (
+            {"type": "string", "pattern": "^2", "format": "date", "maxLength": 10},
+            {"type": "string", "pattern": "^2", "maxLength": 10},
+            ["/format"],
+        ),
+        ({"propertyNames": {"pattern": "(?=a)"}, "required": ["a"]}, {"required": ["a"]}, ["/propertyNames"]),
     ],
 )
 def test_relaxed(schema: Any, relaxed: Any, pointers: list[str]) -> None:
