@@ -1,5 +1,6 @@
-"""Puts the real engine together: decoder, adapter source and grammar compiler. Imported only inside the engine process, since it imports
-torch, which the gateway process never does.
+"""Puts the real engine together: decoder, adapter source and grammar compiler.
+
+Imported only inside the engine process, since it imports torch, which the gateway process never does.
 """
 
 import os
