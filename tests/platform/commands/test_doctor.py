@@ -31,7 +31,7 @@ def test_configured(database_url: str, valkey_url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("REDIS_URL", valkey_url)
     _, checks = run()
-    assert checks["postgresql"] == ("ok", "PostgreSQL 18, schema 0001")
+    assert checks["postgresql"] == ("ok", "PostgreSQL 18, schema 0002")
     assert checks["valkey"][0] == "ok"
 
 
