@@ -21,6 +21,9 @@ from loraplex.engine.side_thread import join_all
 SLOW_S = 0.005
 """Processor time. A row whose masks take this long queues with the other slow ones."""
 
+SLOW_LANE_NICENESS = 10
+"""Slow masks give way to the forward pass, which needs every core at once: they hold up their own rows alone."""
+
 
 @dataclass(slots=True)
 class Masks:
@@ -51,7 +54,8 @@ class MaskFiller:
         self._arrived = threading.Condition()
         cores = os.sched_getaffinity(0)
         self._first, self._quick, self._slow = (
-            MaskLane(self._arrived, cores, clock, work_clock) for _ in range(3)
+            MaskLane(self._arrived, cores, clock, work_clock, niceness)
+            for niceness in (0, 0, SLOW_LANE_NICENESS)
         )
         self._countdown = Countdown(0)
         self._fills: dict[Sequence, Fill] = {}

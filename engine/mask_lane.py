@@ -54,7 +54,9 @@ class MaskLane:
         cores: set[int],
         clock: Callable[[], float],
         work_clock: Callable[[], float],
+        niceness: int = 0,
     ) -> None:
+        self._niceness = niceness
         self._arrived = arrived
         self._cores = cores
         self._clock = clock
@@ -97,7 +99,7 @@ class MaskLane:
         return list(self._threads.values())
 
     def _start_thread(self) -> None:
-        thread = start_side_thread("mask-filling", self._run, self._cores)
+        thread = start_side_thread("mask-filling", self._run, self._cores, self._niceness)
         self._threads[thread.native_id or 0] = thread
 
     def _run(self) -> None:
