@@ -16,6 +16,7 @@ from typing import BinaryIO, TypeAlias
 from loraplex.engine.client import EngineClient
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.platform import engine_spawn
+from loraplex.platform.collection import freeze_start
 from loraplex.platform.engine_server import EngineServer
 from loraplex.platform.engine_spawn import Broken, EngineSpawn, Ready, Report, Stage
 from loraplex.platform.logs import configure_logs
@@ -83,6 +84,7 @@ async def _serve(opener: EngineOpener, spawn: EngineSpawn, report: Reporter) -> 
         except Exception as error:
             report(Broken(str(error)))
             raise
+        freeze_start()
         report(Ready())
         ends = {asyncio.create_task(event.wait()) for event in (stop, server.broken)}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -8,6 +8,7 @@ import socket
 from contextlib import AsyncExitStack, suppress
 
 from loraplex.platform import wire
+from loraplex.platform.collection import freeze_start
 from loraplex.platform.config import Settings
 from loraplex.platform.engine_start import open_engine_process
 from loraplex.platform.gateway import OpenGateway, open_gateway
@@ -78,6 +79,7 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             on_stage.finish()
             print(banner, flush=True)
             shutdown.started()
+            freeze_start()
             await serve_until_stopped(
                 gateway.app, listener, gateway.health, gateway.engines, shutdown, settings.drain_s
             )
