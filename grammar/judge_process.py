@@ -14,7 +14,8 @@ import msgspec
 
 from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
 from loraplex.grammar.judge_messages import Judged, Question, encode
-from loraplex.grammar.trial_confinement import die_with_parent, yield_to_others
+from loraplex.grammar.parent_death import die_with_parent
+from loraplex.grammar.trial_confinement import yield_to_others
 from loraplex.grammar.validator import Validator
 
 MEMORY_BYTES = 1 << 30

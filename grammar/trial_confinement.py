@@ -6,28 +6,15 @@ Invariant: after `confine` returned, the parent was alive when the death signal 
 import ctypes
 import os
 import resource
-import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 
+from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.trial_messages import TrialLimits
 
 LOWEST_PRIORITY = 19
 SESSION_NICENESS = "5"
-PR_SET_PDEATHSIG = 1
-PARENT_GONE_STATUS = 75
 FIRST_TO_KILL = "1000"
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Arm SIGKILL upon the parent's death (Linux); exit at once if it is dead already."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        os._exit(PARENT_GONE_STATUS)
 
 
 def yield_to_others(priority: int = LOWEST_PRIORITY) -> None:

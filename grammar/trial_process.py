@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from loraplex.grammar import emit_llguidance, emit_xgrammar
+from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue
 from loraplex.grammar.trial_child import FirstMask
 from loraplex.grammar.trial_confinement import (
-    die_with_parent,
     resident_bytes,
     return_free_memory,
     threads,

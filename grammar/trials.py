@@ -11,13 +11,15 @@ from itertools import count
 
 from loraplex.grammar.errors import GrammarInvalid, TrialsUnavailable
 from loraplex.grammar.spec import GrammarSpec, encode_spec
-from loraplex.grammar.trial_cache import VerdictCache
+from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.trial_messages import Cancel, Try, Verdict
 from loraplex.grammar.trial_queue import FairQueue
 from loraplex.grammar.trial_refusals import refusal
 from loraplex.grammar.trial_worker import TrialWorker, TrialWorkerOptions
 
 DIGEST_BYTES = 32
+ENTRY_BYTES = 512
+"""What a remembered verdict takes beside its text: key, verdict, and places in the tables."""
 MAX_ATTEMPTS = 2
 DOWN = "the process of trial compilations does not run"
 
@@ -58,7 +60,9 @@ class Trials:
     def __init__(self, options: TrialWorkerOptions) -> None:
         limits = self._limits = options.limits
         self._worker = TrialWorker(options, self)
-        self._cache = VerdictCache(limits.cache_bytes, limits.cache_bytes_per_tenant)
+        self._cache: TenantCache[Verdict] = TenantCache(
+            limits.cache_bytes, limits.cache_bytes_per_tenant, remembered_bytes
+        )
         self._queue: FairQueue[Flight] = FairQueue(limits.concurrent, limits.concurrent_per_tenant)
         self._flights: dict[tuple[bytes, bytes], Flight] = {}
         self._running: dict[int, Flight] = {}
@@ -72,7 +76,7 @@ class Trials:
         self._stats.restarts = self._worker.restarts
         self._stats.waiting = len(self._queue)
         self._stats.running = len(self._running)
-        self._stats.cache_bytes = self._cache.total_bytes
+        self._stats.cache_bytes = self._cache.size_bytes
         return self._stats
 
     @property
@@ -236,3 +240,8 @@ def _digest(spec: GrammarSpec, param: str | None) -> bytes:
         return blake2b(encode_spec(spec), digest_size=DIGEST_BYTES).digest()
     except UnicodeEncodeError:
         raise GrammarInvalid("the grammar holds a lone surrogate, which is no text", param=param) from None
+
+
+def remembered_bytes(verdict: Verdict) -> int:
+    """What a verdict takes in the memory of verdicts."""
+    return ENTRY_BYTES + len(verdict.text.encode())

@@ -15,12 +15,13 @@ from typing import BinaryIO, TypeAlias
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
+from loraplex.grammar.parent_death import die_with_parent
 from loraplex.platform import engine_spawn
 from loraplex.platform.collection import freeze_start
 from loraplex.platform.engine_server import EngineServer
 from loraplex.platform.engine_spawn import Broken, EngineSpawn, Ready, Report, Stage
 from loraplex.platform.logs import configure_logs
-from loraplex.platform.parent_death import die_at_end_of_input, die_with_parent
+from loraplex.platform.parent_death import die_at_end_of_input
 
 MAX_SPAWN_BYTES = 1 << 20
 BROKEN_STATUS = 71

@@ -3,23 +3,28 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.grammar.trial_cache import ENTRY_BYTES, VerdictCache
+from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.trial_messages import Verdict
+from loraplex.grammar.trials import ENTRY_BYTES, remembered_bytes
 
 
 def verdict(text: str = "") -> Verdict:
     return Verdict(trial_id=0, outcome="invalid", text=text, wall_s=0.0, cpu_s=0.0, bytes=0)
 
 
+def verdicts(most_bytes: int, most_tenant_bytes: int) -> TenantCache[Verdict]:
+    return TenantCache(most_bytes, most_tenant_bytes, remembered_bytes)
+
+
 def test_a_tenant_sees_its_own_only() -> None:
-    cache = VerdictCache(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
+    cache = verdicts(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
     cache.put(b"a", b"1", verdict())
     assert cache.get(b"a", b"1") == verdict()
     assert cache.get(b"b", b"1") is None
 
 
 def test_a_tenant_at_its_bound_forgets_its_own_oldest() -> None:
-    cache = VerdictCache(ENTRY_BYTES * 10, ENTRY_BYTES * 2)
+    cache = verdicts(ENTRY_BYTES * 10, ENTRY_BYTES * 2)
     cache.put(b"b", b"0", verdict())
     for key in (b"1", b"2"):
         cache.put(b"a", key, verdict())
@@ -30,17 +35,17 @@ def test_a_tenant_at_its_bound_forgets_its_own_oldest() -> None:
 
 
 def test_who_holds_most_gives_way() -> None:
-    cache = VerdictCache(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
+    cache = verdicts(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
     cache.put(b"quiet", b"0", verdict())
     for key in range(20):
         cache.put(b"flood", bytes([key]), verdict())
     assert cache.get(b"quiet", b"0") is not None
-    assert cache.total_bytes == ENTRY_BYTES * 4
+    assert cache.size_bytes == ENTRY_BYTES * 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.text(max_size=900))))
 def test_bytes_are_counted_and_bounded(puts: list[tuple[int, int, str]]) -> None:
-    cache = VerdictCache(ENTRY_BYTES * 5, ENTRY_BYTES * 3)
+    cache = verdicts(ENTRY_BYTES * 5, ENTRY_BYTES * 3)
     for tenant, key, text in puts:
         cache.put(bytes([tenant]), bytes([key]), verdict(text))
         held = {
@@ -50,6 +55,6 @@ def test_bytes_are_counted_and_bounded(puts: list[tuple[int, int, str]]) -> None
             if (found := cache.get(bytes([t]), bytes([k]))) is not None
         }
         sizes = {place: ENTRY_BYTES + len(found.text.encode()) for place, found in held.items()}
-        assert cache.total_bytes == sum(sizes.values()) <= ENTRY_BYTES * 5
+        assert cache.size_bytes == sum(sizes.values()) <= ENTRY_BYTES * 5
         for t in range(3):
             assert sum(size for place, size in sizes.items() if place[0] == t) <= ENTRY_BYTES * 3

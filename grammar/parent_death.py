@@ -1,0 +1,23 @@
+"""A child that the kernel ends with its parent (Linux).
+
+Invariant: after `die_with_parent` returned, the parent was alive when the death signal was already armed.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+PARENT_GONE_STATUS: Final = 75
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Arm SIGKILL upon the parent's death (Linux); exit at once if it is dead already."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(PARENT_GONE_STATUS)

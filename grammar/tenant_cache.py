@@ -1,0 +1,65 @@
+"""What is remembered for tenants, by bytes. Invariants: a key is looked up in its own tenant's entries only; a tenant within its
+fair share (the cache divided by the tenants in it) never loses an entry to another.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class _Tenant(Generic[Value]):
+    """Entries from the least to the most recently used, and their bytes."""
+
+    entries: "OrderedDict[Hashable, Value]" = field(default_factory=OrderedDict)
+    size_bytes: int = 0
+
+
+class TenantCache(Generic[Value]):
+    """`most_bytes` for all tenants, `most_tenant_bytes` for one; what exceeds either alone is not kept. Not for threads."""
+
+    def __init__(self, most_bytes: int, most_tenant_bytes: int, size_of: Callable[[Value], int]) -> None:
+        self._most_bytes = most_bytes
+        self._most_tenant_bytes = most_tenant_bytes
+        self._size_of = size_of
+        self._tenants: dict[bytes, _Tenant[Value]] = {}
+        self.size_bytes = 0
+
+    def get(self, namespace: bytes, key: Hashable) -> Value | None:
+        """What this tenant had put there, if it is still kept."""
+        tenant = self._tenants.get(namespace)
+        if tenant is None or key not in tenant.entries:
+            return None
+        tenant.entries.move_to_end(key)
+        return tenant.entries[key]
+
+    def put(self, namespace: bytes, key: Hashable, value: Value) -> None:
+        """Keep `value` in place of what was there; older entries are forgotten as needed."""
+        tenant = self._tenants.setdefault(namespace, _Tenant())
+        if key in tenant.entries:
+            self._count(tenant, -self._size_of(tenant.entries.pop(key)))
+        size = self._size_of(value)
+        if size <= min(self._most_bytes, self._most_tenant_bytes):
+            tenant.entries[key] = value
+            self._count(tenant, size)
+        elif not tenant.entries:
+            del self._tenants[namespace]
+        while tenant.size_bytes > self._most_tenant_bytes:
+            self._evict(namespace)
+        while self.size_bytes > self._most_bytes:
+            self._evict(max(self._tenants, key=lambda each: self._tenants[each].size_bytes))
+
+    def _evict(self, namespace: bytes) -> None:
+        """Drop the entry of one tenant that was used longest ago."""
+        tenant = self._tenants[namespace]
+        _, value = tenant.entries.popitem(last=False)
+        self._count(tenant, -self._size_of(value))
+        if not tenant.entries:
+            del self._tenants[namespace]
+
+    def _count(self, tenant: _Tenant[Value], change: int) -> None:
+        tenant.size_bytes += change
+        self.size_bytes += change
