@@ -19,6 +19,10 @@ class ClosingPath:
         self._end_token = end_token
         self._position = position
 
+    @property
+    def family(self) -> object:
+        return self
+
     def fill(self, bitmask: "Tensor", row: int) -> None:
         token = self._next()
         bitmask[row] = 0

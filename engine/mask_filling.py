@@ -1,7 +1,8 @@
 """`MaskFiller`: grammar masks filled on side threads while the device computes.
 
 Invariant: a step waits for masks at most the patience it grants. A mask that is late is not lost: its row sits out until
-it is there, or ends alone once the one mask has taken `timeout_s`; nobody else waits for it, or for its thread.
+it is there, or ends alone once the one mask has taken `timeout_s`; nobody else waits for it, or for its thread. No mask
+of a family is in the step thread's hands while another of it is being filled: it would wait for that one's lock.
 """
 
 import os
@@ -59,6 +60,7 @@ class MaskFiller:
         )
         self._countdown = Countdown(0)
         self._fills: dict[Sequence, Fill] = {}
+        self._stuck: list[Fill] = []
         self._free_rows: list[Tensor] = []
         self.seconds = 0.0
         self.num_late = 0
@@ -71,24 +73,31 @@ class MaskFiller:
     def begin(self, sequences: Iterable[Sequence]) -> None:
         """Have the masks of these sequences filled, but for those that are on their way."""
         fresh = [sequence for sequence in sequences if sequence not in self._fills]
-        self._countdown = Countdown(len(fresh))
+        self._countdown = Countdown(0)
         fills = [self._new_fill(sequence) for sequence in fresh]
+        self._countdown.remaining = sum(fill.countdown is self._countdown for fill in fills)
         self._fills.update(zip(fresh, fills, strict=True))
         for lane in (self._quick, self._first, self._slow):
             lane.put([fill for fill in fills if fill.lane is lane])
 
     def collect(self, sequences: Iterable[Sequence], patience_s: float) -> Masks:
-        """The masks of these sequences, all begun before. Waits at most `patience_s`; rows are valid until `give_back`."""
+        """The masks of these sequences, all begun before; rows are valid until `give_back`.
+
+        Waits at most `patience_s`, and for none of those that were slow before.
+        """
         countdown = self._countdown
         with self._arrived:
             self._arrived.wait_for(lambda: not countdown.remaining, patience_s)
         masks = Masks()
         held_up: set[MaskLane] = set()
+        settled = {sequence: self._is_settled(self._fills[sequence]) for sequence in sequences}
+        busy = self._busy_families()
         for sequence in sequences:
             fill = self._fills[sequence]
-            if not self._is_settled(fill):
-                self.num_late += 1
+            if not settled[sequence]:
                 held_up.add(fill.lane)
+            if not settled[sequence] or _must_wait(fill, busy):
+                self.num_late += 1
                 continue
             del self._fills[sequence]
             # An average of sorts: one quick mask among slow ones makes no quick row.
@@ -109,6 +118,8 @@ class MaskFiller:
     def poll(self) -> list[Sequence]:
         """The sequences whose late mask has come, or has failed as `collect` will tell; those that ended are forgotten."""
         settled = [sequence for sequence, fill in self._fills.items() if self._is_settled(fill)]
+        busy = self._busy_families()
+        settled = [sequence for sequence in settled if not _must_wait(self._fills[sequence], busy)]
         for sequence in settled:
             if sequence.status is SequenceStatus.FINISHED:
                 del self._fills[sequence]
@@ -121,7 +132,9 @@ class MaskFiller:
     def _new_fill(self, sequence: Sequence) -> Fill:
         if sequence.token_mask is None:
             raise ValueError("a sequence without a grammar has no mask")
-        return Fill(sequence.token_mask, self._row(), self._countdown, self._lane(sequence.mask_seconds))
+        lane = self._lane(sequence.mask_seconds)
+        awaited = Countdown(1) if lane is self._slow else self._countdown
+        return Fill(sequence.token_mask, self._row(), awaited, lane)
 
     def _lane(self, seconds: float | None) -> MaskLane:
         if seconds is None:
@@ -131,6 +144,11 @@ class MaskFiller:
     def _row(self) -> Tensor:
         return self._free_rows.pop() if self._free_rows else torch.zeros(1, self._words, dtype=torch.int32)
 
+    def _busy_families(self) -> set[object]:
+        """Families of which a mask is being filled, or about to be."""
+        self._stuck = [fill for fill in self._stuck if not fill.done]
+        return {fill.mask.family for fill in (*self._fills.values(), *self._stuck) if not fill.done}
+
     def _is_settled(self, fill: Fill) -> bool:
         """True once there is a mask or an error. A thread that took too long is left to itself."""
         if fill.done or fill.error is not None:
@@ -138,8 +156,14 @@ class MaskFiller:
         if fill.began is None or self._clock() - fill.began <= self._timeout_s:
             return False
         if fill.lane.give_up(fill):
+            self._stuck.append(fill)
             fill.seconds = self._timeout_s
             fill.error = GrammarTooSlow(
                 f"one mask of this request's grammar took longer than {self._timeout_s} s"
             )
         return True
+
+
+def _must_wait(fill: Fill, busy: set[object]) -> bool:
+    """Whether the step thread would wait for another mask's thread when it used this one. A failed one is not used."""
+    return fill.error is None and fill.mask.family in busy

@@ -121,11 +121,11 @@ class MaskLane:
         began = self._work_clock()
         error = _attempt(fill)
         with self._arrived:
+            fill.done = True
             if fill.abandoned:
                 return False
             fill.seconds = self._work_clock() - began
             fill.error = error
-            fill.done = True
             fill.countdown.remaining -= 1
             if not fill.countdown.remaining:
                 self._arrived.notify_all()

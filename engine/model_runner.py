@@ -15,9 +15,11 @@ from loraplex.engine.plan import SampledToken, StepPlan
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.sequence import Sequence
 
-PATIENCE = 0.5
-"""A step waits for masks at most half as long again as its forward pass took, so that neighbours feel no slow grammar."""
+PATIENCE = 0.25
+"""A step waits for masks at most a quarter as long again as its forward pass took, so that neighbours feel no slow grammar.
+A mask is begun before the pass: one that is not there after it is no quick one."""
 LEAST_PATIENCE_S = 0.005
+MOST_PATIENCE_S = 0.01
 
 
 class ModelRunner:
@@ -50,7 +52,8 @@ class ModelRunner:
         began = time.monotonic()
         self._masks.begin(masked)
         logits = self.logits(plan)
-        patience = max(LEAST_PATIENCE_S, PATIENCE * (time.monotonic() - began))
+        patience = PATIENCE * (time.monotonic() - began)
+        patience = min(max(LEAST_PATIENCE_S, patience), MOST_PATIENCE_S)
         masks = self._masks.collect(masked, patience)
         sampled = self._sample_masked(logits, sequences, masks)
         self._masks.give_back(masks)

@@ -49,6 +49,11 @@ class TokenMask(Protocol):
         ...
 
     @property
+    def family(self) -> object:
+        """Equal for masks of which a call on one may wait for a call on another, inside their library."""
+        ...
+
+    @property
     def closes(self) -> bool:
         """Whether the engine is to keep a way to the end of the document within the remaining tokens."""
         ...

@@ -148,6 +148,11 @@ class LlguidanceMask:
         return self._closer.find(self, most) if self._closes else None
 
     @property
+    def family(self) -> object:
+        """All masks of one compiled grammar share its lexer, behind one lock."""
+        return self._compiled
+
+    @property
     def closes(self) -> bool:
         return self._closes
 

@@ -149,6 +149,10 @@ class XgrammarMask:
         return self._closer.find(self, most) if self._closes else None
 
     @property
+    def family(self) -> object:
+        return self
+
+    @property
     def closes(self) -> bool:
         return self._closes
 

@@ -45,8 +45,10 @@ class ScriptedMask:
         broken: str = "",
         spent: str = "",
         taken: tuple[int, ...] = (),
+        family: object = None,
     ) -> None:
         """`slow_at`: seconds a mask takes, by position. `broken` and `spent` name a method that raises."""
+        self.family = family or self
         self.documents = tuple(documents)
         self.taken = list(taken)
         self.closes = closes

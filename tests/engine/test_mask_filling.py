@@ -27,9 +27,10 @@ PATIENT = 10.0
 class Blocked:
     """A mask that is filled once `gate` is open."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: object = None) -> None:
         self.gate = threading.Event()
         self.began = threading.Event()
+        self.family = family or self
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
         self.began.set()
@@ -118,6 +119,44 @@ def test_a_late_mask_sits_out_while_others_go_on(filler: MaskFiller, scripted_ma
     assert not filler.has_late
 
 
+def test_a_mask_whose_family_is_busy_sits_out_with_it(filler: MaskFiller, scripted_mask: "MaskType") -> None:
+    """A call on it would wait for the other inside their library, and with it the step and everybody."""
+    late, sibling = row(slow := Blocked("shared")), row(scripted_mask([(6,)], family="shared"))
+    stranger = row(scripted_mask([(7,)]))
+    filler.begin([late])
+    assert slow.began.wait(10) and not filler.collect([late], 0.0).rows
+    assert set(collect(filler, [sibling, stranger]).rows) == {stranger}
+    assert filler.poll() == []
+    slow.gate.set()
+    while len(woken := filler.poll()) < 2:
+        time.sleep(0.001)
+    assert set(woken) == {late, sibling} and set(collect(filler, woken).rows) == {late, sibling}
+
+
+def test_a_mask_that_was_given_up_keeps_its_family_out_until_it_ends(
+    filler: MaskFiller, scripted_mask: "MaskType"
+) -> None:
+    stuck, sibling = row(slow := Blocked("shared")), row(scripted_mask([(6,)], family="shared"))
+    filler.begin([stuck])
+    assert poll(filler) == [stuck]
+    assert isinstance(collect(filler, [stuck], 0.0).errors[stuck], GrammarTooSlow)
+    assert not collect(filler, [sibling], 0.05).rows and filler.poll() == []
+    slow.gate.set()
+    assert poll(filler) == [sibling]
+
+
+def test_no_step_waits_for_a_mask_that_was_slow_before(scripted_mask: "MaskType") -> None:
+    filler = MaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
+    slow = row(scripted_mask([(6, 7)], slow_at={0: 2 * SLOW_S}))
+    assert slow in collect(filler, [slow]).rows
+    began = time.monotonic()
+    blocked = Blocked()
+    slow.token_mask = blocked  # type: ignore[assignment]
+    assert not collect(filler, [slow]).rows and time.monotonic() - began < PATIENT / 2
+    blocked.gate.set()
+    filler.close()
+
+
 def test_quick_masks_do_not_wait_for_those_of_slow_rows(scripted_mask: "MaskType") -> None:
     """Each of the slow ones stays below the timeout, so that none of them ever fails."""
     filler = MaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
@@ -145,7 +184,8 @@ def test_a_row_is_quick_again_after_several_quick_masks(scripted_mask: "MaskType
     changing.token_mask = scripted_mask([(5,)])
     seconds = []
     for _ in range(3):
-        collect(filler, [changing])
+        while not collect(filler, [changing], 0.01).rows:
+            poll(filler)
         seconds.append(changing.mask_seconds or 0.0)
     filler.close()
     assert seconds[0] >= 2 * SLOW_S and seconds[2] < SLOW_S

@@ -48,6 +48,10 @@ class _Mask:
         raise NotImplementedError
 
     @property
+    def family(self) -> object:
+        return self
+
+    @property
     def closes(self) -> bool:
         return False
 
