@@ -19,8 +19,6 @@ from loraplex.grammar.trial_confinement import yield_to_others
 from loraplex.grammar.validator import Validator
 
 MEMORY_BYTES = 1 << 30
-# A tenth of a busy core: enough for a value in its time, and no more than that for a schema that asks for a million looks.
-PRIORITY = 10
 
 
 def main(parent_pid: int) -> None:
@@ -29,7 +27,7 @@ def main(parent_pid: int) -> None:
     # Whoever stops a server's processes all at once stops this one by stopping its parent, which may still have to ask.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
-    yield_to_others(PRIORITY)
+    yield_to_others()
     # What breaks down inside a library may show the value.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):

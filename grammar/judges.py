@@ -6,21 +6,19 @@ Invariant: one judgement per tenant at a time, each within a deadline; a process
 
 import asyncio
 import os
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from loraplex.grammar.child_process import end_child, spawn_child
 from loraplex.grammar.errors import AnswerNotSatisfied, TrialsUnavailable
 from loraplex.grammar.judge_messages import Question, decode_judged, encode
 
 MODULE: Final = "loraplex.grammar.judge_process"
-ANSWER_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,7 @@ class Judges:
     async def close(self) -> None:
         """End the processes that wait; nothing may be asked any more."""
         for process in self._idle:
-            await _end(process)
+            await end_child(process)
         self._idle.clear()
 
     async def _in_turn(self, namespace: bytes, question: Question) -> str | None:
@@ -93,27 +91,20 @@ class Judges:
             if answered:
                 self._idle.append(process)
             else:
-                await _end(process)
+                await end_child(process)
         return judged.complaint
 
     async def _start(self) -> Process:
         """A process that has answered once, so that its start is not counted to what it is asked."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", MODULE, str(os.getpid())),
-                stdin=PIPE,
-                stdout=PIPE,
-                env=dict(self._options.environment),
-                limit=ANSWER_BYTES,
-                start_new_session=True,
-            )
+            process = await spawn_child(MODULE, str(os.getpid()), environment=self._options.environment)
         except OSError as error:
             raise TrialsUnavailable("values cannot be judged now") from error
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 decode_judged(await _exchange(process, encode(Question("true", "0")) + b"\n"))
         except BaseException as error:
-            await _end(process)
+            await end_child(process)
             if isinstance(error, TimeoutError | OSError | msgspec.DecodeError):
                 raise TrialsUnavailable("values cannot be judged now") from error
             raise
@@ -127,9 +118,3 @@ async def _exchange(process: Process, line: bytes) -> bytes:
     process.stdin.write(line)
     await process.stdin.drain()
     return await process.stdout.readline()
-
-
-async def _end(process: Process) -> None:
-    with suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()

@@ -12,22 +12,18 @@ from pathlib import Path
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.trial_messages import TrialLimits
 
-LOWEST_PRIORITY = 19
-SESSION_NICENESS = "5"
+BACKGROUND_PRIORITY = 10
 FIRST_TO_KILL = "1000"
 
 
-def yield_to_others(priority: int = LOWEST_PRIORITY) -> None:
-    """Run only where nobody else wants to, this process and all it starts; at a better `priority`, with a small share.
+def yield_to_others(priority: int = BACKGROUND_PRIORITY) -> None:
+    """Run where nobody else wants to, this process and all it starts, and else with a small share: a tenth of a core.
 
-    Where the kernel groups tasks by session, niceness counts inside a session alone: without one of its own for the
-    session, this would take half of a busy machine (measured). There 5 yields a quarter, while 19 would starve: 20 ms
-    of work took 0.7 s.
+    Niceness counts inside a session alone where the kernel groups tasks by session (Linux, autogroup): a process with a
+    session of its own takes half of a busy machine at any niceness (measured). So whoever shares cores with an engine
+    shares its session and has but a process group of its own. At 19, 20 ms of work took 0.7 s.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(priority, os.getpriority(os.PRIO_PROCESS, 0)))
-    if os.getsid(0) == os.getpid():
-        with suppress(OSError):
-            Path("/proc/self/autogroup").write_text(SESSION_NICENESS)
 
 
 def confine(limits: TrialLimits, parent_pid: int) -> None:

@@ -6,8 +6,7 @@ Invariant: at most one lives at a time, and `on_lost` is called once for each th
 import asyncio
 import contextlib
 import os
-import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -15,6 +14,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
+from loraplex.grammar.child_process import spawn_child
 from loraplex.grammar.trial_messages import (
     Cancel,
     Ready,
@@ -146,15 +146,7 @@ class TrialWorker:
             await self._bury(process)
 
     async def _spawn(self) -> Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            MODULE,
-            stdin=PIPE,
-            stdout=PIPE,
-            env={**self._options.environment, **ENVIRONMENT},
-            start_new_session=True,
-        )
+        process = await spawn_child(MODULE, environment={**self._options.environment, **ENVIRONMENT})
         spawn = TrialSpawn(
             parent_pid=os.getpid(),
             tokenizer=self._options.tokenizer,

@@ -141,7 +141,7 @@ class EngineProcess:
             stdin=PIPE,
             stdout=PIPE,
             env=engine_environment(),
-            start_new_session=True,
+            preexec_fn=os.setpgrp,
         )
         try:
             await self._tell(process)

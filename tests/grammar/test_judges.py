@@ -99,7 +99,8 @@ async def test_a_stop_signal_to_all_processes_leaves_what_is_judged_alone(judges
 async def test_who_judges_yields_to_who_decodes(judges: Judges) -> None:
     await judges.judge(ONE, UNIQUE, "[1, 2]")
     [pid] = judging()
-    assert os.getpriority(os.PRIO_PROCESS, pid) >= 10 and os.getsid(pid) == pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+    assert os.getpgid(pid) == pid and os.getsid(pid) == os.getsid(0)
 
 
 async def test_no_wait_for_a_judgement_is_longer_than_patience() -> None:
