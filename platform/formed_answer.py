@@ -18,19 +18,24 @@ JudgeValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class NotingJudge:
+    """A judge that notes (schema, value) and says nothing. `schema` is a JSON text."""
+
+    schema: str
+    notes: list[tuple[str, str]]
+
+    def __call__(self, value: str) -> None:
+        self.notes.append((self.schema, value))
+
+
+@dataclass(frozen=True, slots=True)
 class NotedJudgements:
     """What the readers of one composition want judged. Readers run on the event loop, so notes are taken by whom they are of."""
 
     notes: list[tuple[str, str]] = field(default_factory=list)
 
     def judge_of(self, schema: JsonSchemaValue) -> Judge:
-        """A judge that notes and says nothing."""
-        text = json.dumps(schema)
-
-        def note(value: str) -> None:
-            self.notes.append((text, value))
-
-        return note
+        return NotingJudge(json.dumps(schema), self.notes)
 
     def take(self) -> list[tuple[str, str]]:
         """The notes since the last call."""

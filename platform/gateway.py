@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-from uuid import UUID
 
 from fastapi import FastAPI
 
@@ -21,13 +19,14 @@ from loraplex.platform.base_model import BaseModelFacts, write_base_model
 from loraplex.platform.config import Settings
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.engine_start import open_engines
-from loraplex.platform.grammar_trials import open_judges, open_trials
+from loraplex.platform.grammar_trials import open_judges, open_preparation, open_trials
 from loraplex.platform.health import Health, Ping, health_router
 from loraplex.platform.metrics import Metrics
+from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.secret import server_secret, tenant_namespace
-from loraplex.platform.services import AnswerJudges, GatewayLimits, GatewayServices, GrammarTrials
+from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.platform.start_errors import DependencyFailed, SettingsError
 from loraplex.platform.stores import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.token_text import TokenText
@@ -113,10 +112,27 @@ async def _assemble(
     storage = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     tokenizer_json = tokenizer.backend_tokenizer.to_str()
+    limits, prompts = _limits(settings), PromptRenderer(tokenizer)
+    setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
+    preparation = await stack.enter_async_context(open_preparation(setup))
     trials = await stack.enter_async_context(open_trials(settings, info, tokenizer_json, metrics))
     judges = await stack.enter_async_context(open_judges())
-    services = _services(
-        settings, served_name, database, storage, engines, metrics, tokenizer, trials, judges
+    configured = settings.secret.get_secret_value() if settings.secret else None
+    secret = server_secret(configured, settings.data_dir)
+    services = GatewayServices(
+        served_model_name=served_name,
+        database=database,
+        engine=engines,
+        prompts=prompts,
+        token_text=TokenText(tokenizer),
+        recorder=metrics,
+        preparation=preparation,
+        trials=trials,
+        judges=judges,
+        fast_forward=settings.grammar_fast_forward,
+        namespace_of=lambda tenant_id: tenant_namespace(secret, str(tenant_id)),
+        adapter_path=lambda tenant_id, digest: str(storage.path(tenant_id, digest)),
+        limits=limits,
     )
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     app = create_app(services, routers=[health_router(health)])
@@ -139,42 +155,13 @@ async def _require_dependencies(health: Health) -> None:
     await health.check()
 
 
-def _services(
-    settings: Settings,
-    served_name: str,
-    database: Database,
-    storage: AdapterStorage,
-    engines: EnginePool,
-    metrics: Metrics,
-    tokenizer: Any,
-    trials: GrammarTrials,
-    judges: AnswerJudges,
-) -> GatewayServices:
-    configured = settings.secret.get_secret_value() if settings.secret else None
-    secret = server_secret(configured, settings.data_dir)
-
-    def namespace_of(tenant_id: UUID) -> bytes:
-        return tenant_namespace(secret, str(tenant_id))
-
-    return GatewayServices(
-        served_model_name=served_name,
-        database=database,
-        engine=engines,
-        prompts=PromptRenderer(tokenizer),
-        token_text=TokenText(tokenizer),
-        recorder=metrics,
-        trials=trials,
-        judges=judges,
-        fast_forward=settings.grammar_fast_forward,
-        namespace_of=namespace_of,
-        adapter_path=lambda tenant_id, digest: str(storage.path(tenant_id, digest)),
-        limits=GatewayLimits(
-            body=BodyLimits(max_bytes=settings.max_body_bytes),
-            max_in_flight=settings.max_requests_in_flight,
-            queue_timeout_s=settings.queue_timeout_s,
-            total_timeout_s=settings.total_timeout_s,
-            reader_stall_s=settings.reader_stall_s,
-        ),
+def _limits(settings: Settings) -> GatewayLimits:
+    return GatewayLimits(
+        body=BodyLimits(max_bytes=settings.max_body_bytes),
+        max_in_flight=settings.max_requests_in_flight,
+        queue_timeout_s=settings.queue_timeout_s,
+        total_timeout_s=settings.total_timeout_s,
+        reader_stall_s=settings.reader_stall_s,
     )
 
 

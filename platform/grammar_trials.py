@@ -17,7 +17,9 @@ from loraplex.grammar.trial_worker import TrialWorkerOptions
 from loraplex.grammar.trials import Trials
 from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.services import AnswerJudges, GrammarTrials
+from loraplex.platform.preparation.messages import Setup
+from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
+from loraplex.platform.services import AnswerJudges, GrammarTrials, RequestPreparation
 
 # Less processor time than time: a trial that had its share and failed is the grammar's fault, not a busy machine's.
 CPU_SHARE: Final = 0.8
@@ -103,6 +105,18 @@ async def open_trials(
             yield MeasuredTrials(trials, recorder)
         finally:
             await trials.close()
+
+
+@asynccontextmanager
+async def open_preparation(setup: Setup) -> AsyncIterator[RequestPreparation]:
+    """The preparing process of a gateway. It starts meanwhile; who needs it waits for that."""
+    preparer = Preparer(PreparerOptions(setup=setup, environment=foreign_environment()))
+    starting = asyncio.create_task(preparer.start())
+    try:
+        yield preparer
+    finally:
+        await asyncio.gather(starting, return_exceptions=True)
+        await preparer.close()
 
 
 @asynccontextmanager

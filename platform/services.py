@@ -8,6 +8,7 @@ from uuid import UUID
 from loraplex.engine.client import EngineClient
 from loraplex.grammar import answer_form
 from loraplex.grammar.spec import GrammarSpec
+from loraplex.platform.preparation.composed import Composed
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.timings import RequestRecorder
@@ -51,6 +52,18 @@ class AnswerJudges(Protocol):
         ...
 
 
+class RequestPreparation(Protocol):
+    """Does what a request may make long where it holds up nobody."""
+
+    async def check_body(self, namespace: bytes, body: bytes) -> None:
+        """Raises what `parse_object` raises for this body, and `TrialsUnavailable`."""
+        ...
+
+    async def compose(self, namespace: bytes, packed: bytes) -> Composed:
+        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `TrialsUnavailable`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
     """`namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append what must follow.
@@ -64,6 +77,7 @@ class GatewayServices:
     prompts: PromptRenderer
     token_text: TokenText
     recorder: RequestRecorder
+    preparation: RequestPreparation
     trials: GrammarTrials
     judges: AnswerJudges
     namespace_of: Callable[[UUID], bytes]

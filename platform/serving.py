@@ -35,7 +35,11 @@ class Inference:
     def __init__(self, services: GatewayServices) -> None:
         self._services = services
         self._composer = AnswerComposer(
-            services.limits.grammar, services.prompts.special_tokens, services.trials, services.judges
+            services.limits.grammar,
+            services.prompts.special_tokens,
+            services.preparation,
+            services.trials,
+            services.judges,
         )
         self.in_flight = InFlight(services.limits.max_in_flight)
 

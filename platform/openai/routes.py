@@ -51,7 +51,7 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
 
     @router.post("/tokenize", openapi_extra=body_schema("tokenize"))
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
-        values = await _values(services, request, "tokenize")
+        values = await _values(services, request, caller, "tokenize")
         found = await resolve_model(services, caller, values["model"])
         prompts = await inference.prompt_ids(values, found)
         return json_response(_tokens(services, prompts), found.headers())
@@ -59,14 +59,17 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
     return router
 
 
-async def _values(services: GatewayServices, request: Request, endpoint: Endpoint) -> Values:
-    return await read_object(request, services.limits.body, partial(read_parameters, endpoint))
+async def _values(services: GatewayServices, request: Request, caller: Caller, endpoint: Endpoint) -> Values:
+    check_elsewhere = partial(services.preparation.check_body, services.namespace_of(caller.tenant_id))
+    return await read_object(
+        request, services.limits.body, partial(read_parameters, endpoint), check_elsewhere
+    )
 
 
 async def _answer(
     services: GatewayServices, inference: Inference, request: Request, caller: Caller, endpoint: Endpoint
 ) -> Response:
-    values = await _values(services, request, endpoint)
+    values = await _values(services, request, caller, endpoint)
     kind = "chatcmpl" if endpoint == "chat" else "cmpl"
     head = AnswerHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
     if not values["stream"]:

@@ -1,6 +1,7 @@
 """The routes of `/tenant/v1`. Invariant: a name is looked up within the caller's tenant only; what another owns is 404."""
 
 import re
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -28,7 +29,9 @@ def tenant_router(services: GatewayServices, authenticator: Authenticator) -> AP
     async def change_version(
         name: str, version: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
-        change = await read_object(request, services.limits.body, read_profile_change)
+        namespace = services.namespace_of(caller.tenant_id)
+        check_elsewhere = partial(services.preparation.check_body, namespace)
+        change = await read_object(request, services.limits.body, read_profile_change, check_elsewhere)
         if not _VERSION.fullmatch(version):
             raise VersionNotFound(f"no version {version[:20]!r}: versions are numbers from 1")
         async with services.database.transaction() as session:

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-import threading
+import os
 import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -20,13 +21,16 @@ from loraplex.grammar.answer_form import (
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.composition import Composition, compose
 from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tool_style import ToolStyle
 from loraplex.platform.answer_composer import AnswerComposer
+from loraplex.platform.preparation.messages import Setup
+from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
+from loraplex.platform.request_body import BodyLimits
 
 ONE, OTHER = b"1" * 32, b"2" * 32
+CONTROL_TOKENS = frozenset({"<|im_end|>"})
 LARGE = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(100)}}
 # Each pair of alternatives is compared.
 SLOW = {"oneOf": [{"const": {"a": i, "b": [1, 2, {"c": i}]}} for i in range(100)]}
@@ -51,15 +55,30 @@ class Judges:
         self.judged.append((namespace, schema, value))
 
 
-def composer(trials: Trials, judges: Judges | None = None) -> AnswerComposer:
-    return AnswerComposer(Limits(), frozenset({"<|im_end|>"}), trials, judges or Judges())
+@pytest.fixture
+async def preparer() -> AsyncIterator[Preparer]:
+    setup = Setup(BodyLimits(), Limits(), CONTROL_TOKENS)
+    preparer = Preparer(PreparerOptions(setup=setup, environment=os.environ))
+    yield preparer
+    await preparer.close()
+
+
+MakeComposer = Callable[..., AnswerComposer]
+
+
+@pytest.fixture
+def composer(preparer: Preparer) -> MakeComposer:
+    def make(trials: Trials, judges: Judges | None = None) -> AnswerComposer:
+        return AnswerComposer(Limits(), CONTROL_TOKENS, preparer, trials, judges or Judges())
+
+    return make
 
 
 def form_of(schema: dict[str, Any]) -> AnswerForm:
     return AnswerForm(format=JsonSchema(schema, strict=False, param="response_format.json_schema.schema"))
 
 
-async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time() -> None:
+async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time(composer: MakeComposer) -> None:
     trials = Trials()
     composing = composer(trials)
     first = (await composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC)).composition
@@ -72,14 +91,14 @@ async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time() ->
     assert [namespace for namespace, *_ in trials.checked] == [ONE, ONE, OTHER, ONE]
 
 
-async def test_who_asks_at_the_same_time_shares_one_composition() -> None:
+async def test_who_asks_at_the_same_time_shares_one_composition(composer: MakeComposer) -> None:
     composing = composer(Trials())
     forms = [composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC) for _ in range(5)]
     composed = await asyncio.gather(*forms)
     assert all(each.composition is composed[0].composition for each in composed)
 
 
-async def test_values_are_judged_elsewhere_for_the_tenant_and_only_whole_ones() -> None:
+async def test_values_are_judged_elsewhere_for_the_tenant_and_only_whole_ones(composer: MakeComposer) -> None:
     judges = Judges()
     composing = composer(Trials(), judges)
     schema = {"type": "array", "uniqueItems": True}
@@ -93,7 +112,7 @@ async def test_values_are_judged_elsewhere_for_the_tenant_and_only_whole_ones() 
     assert judges.judged == [(ONE, json.dumps(schema), "[2]"), (OTHER, json.dumps(schema), "[2]")]
 
 
-async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed() -> None:
+async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed(composer: MakeComposer) -> None:
     longest, done = 0.0, False
 
     async def tick() -> None:
@@ -111,7 +130,7 @@ async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed() -> None:
     assert longest < max(took / 2, 0.05)
 
 
-async def test_one_tenants_schemas_take_one_thread_at_a_time() -> None:
+async def test_one_tenants_schemas_take_one_thread_at_a_time(composer: MakeComposer) -> None:
     composing, ended = composer(Trials()), list[str]()
 
     async def compose(namespace: bytes, schema: dict[str, Any], name: str) -> None:
@@ -124,60 +143,15 @@ async def test_one_tenants_schemas_take_one_thread_at_a_time() -> None:
     assert ended.index("modest") <= 1
 
 
-async def test_who_leaves_keeps_the_turn_until_the_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most, begun, lock = 0, 0, 0, threading.Lock()
-
-    def slow(*args: Any, **options: Any) -> Composition:
-        nonlocal running, most, begun
-        with lock:
-            running, begun = running + 1, begun + 1
-            most = max(most, running)
-        time.sleep(0.1)
-        with lock:
-            running -= 1
-        return compose(*args, **options)
-
-    monkeypatch.setattr("loraplex.platform.answer_composer.compose", slow)
-    composing = composer(Trials())
-    for index in range(4):
-        left = asyncio.create_task(
-            composing.compose(ONE, form_of({**LARGE, "title": str(index)}), ToolStyle.GENERIC)
-        )
-        await asyncio.sleep(0.03)
-        left.cancel()
-    await composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
-    assert most == 1 and begun < 5
-
-
-class Unwritten(dict[str, Any]):
-    """Writing megabytes in one go stops the interpreter."""
-
-    def __repr__(self) -> str:
-        raise AssertionError("written before its size was looked at")
-
-
-@pytest.mark.parametrize("of", ["schema", "tag", "tool"])
-async def test_nothing_far_above_a_bound_is_written_out(of: str) -> None:
-    large = Unwritten({"type": "object", "description": "d" * 1_000_000})
-    form = form_of(large)
-    if of == "tag":
-        form = AnswerForm(format=StructuralTag(large))
-    if of == "tool":
-        tool = Tool("f", "", large, False, "tools[0].function.parameters")
-        form = AnswerForm(tools=(tool,), tool_choice="auto")
-    with pytest.raises(GrammarTooLarge, match="has more than 262144 bytes"):
-        await composer(Trials()).compose(ONE, form, ToolStyle.GENERIC)
-
-
 @pytest.mark.parametrize("schema", [{"enum": list(range(10_001))}, {"enum": ["a" * 300_000]}])
-async def test_what_is_refused_reaches_no_trial(schema: dict[str, Any]) -> None:
+async def test_what_is_refused_reaches_no_trial(composer: MakeComposer, schema: dict[str, Any]) -> None:
     trials = Trials()
     with pytest.raises(GrammarTooLarge):
         await composer(trials).compose(ONE, form_of(schema), ToolStyle.GENERIC)
     assert trials.checked == []
 
 
-async def test_a_trial_without_a_verdict_ends_the_request() -> None:
+async def test_a_trial_without_a_verdict_ends_the_request(composer: MakeComposer) -> None:
     with pytest.raises(TrialsUnavailable):
         await composer(Trials(TrialsUnavailable("down"))).compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
 
@@ -196,13 +170,15 @@ async def test_a_trial_without_a_verdict_ends_the_request() -> None:
         ),
     ],
 )
-async def test_a_trial_knows_the_field_of_its_grammar(format_: OutputFormat, param: str) -> None:
+async def test_a_trial_knows_the_field_of_its_grammar(
+    composer: MakeComposer, format_: OutputFormat, param: str
+) -> None:
     trials = Trials()
     await composer(trials).compose(ONE, AnswerForm(format=format_), ToolStyle.GENERIC)
     assert trials.checked[0][2] == param
 
 
-async def test_tools_and_a_format_are_one_grammar_named_tools() -> None:
+async def test_tools_and_a_format_are_one_grammar_named_tools(composer: MakeComposer) -> None:
     trials = Trials()
     tool = Tool("f", "", {"type": "object"}, False, "tools[0].function.parameters")
     form = AnswerForm(format=JsonObject(), tools=(tool,), tool_choice="auto")

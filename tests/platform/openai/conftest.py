@@ -20,6 +20,8 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.judges import JudgeOptions, Judges
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.app import create_app
+from loraplex.platform.preparation.messages import Setup
+from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.platform.timings import RequestTimings
@@ -146,18 +148,23 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
             judges = Judges(JudgeOptions(environment=os.environ))
             stack.push_async_callback(judges.close)
             engine, recorder, trials = FakeEngine(script), Recorder(), Trials(refused)
+            limits, prompts = limits or GatewayLimits(key_cache_s=0.0), PromptRenderer(chat_tokenizer)
+            setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
+            preparer = Preparer(PreparerOptions(setup=setup, environment=os.environ))
+            stack.push_async_callback(preparer.close)
             services = GatewayServices(
                 served_model_name=BASE_MODEL,
                 database=other or database,
                 engine=engine,
-                prompts=PromptRenderer(chat_tokenizer),
+                prompts=prompts,
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
+                preparation=preparer,
                 trials=trials,
                 judges=judges,
                 namespace_of=namespace_of,
                 adapter_path=adapter_path,
-                limits=limits or GatewayLimits(key_cache_s=0.0),
+                limits=limits,
                 fast_forward=fast_forward,
             )
             app = create_app(services)

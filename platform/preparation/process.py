@@ -1,0 +1,71 @@
+"""Entry point of the preparing process: `python -m loraplex.platform.preparation.process PARENT_PID`.
+
+Invariant: one answer for each task, in order; it is nobody's rival for a core, and ends with its parent.
+"""
+
+import gc
+import resource
+import signal
+import sys
+from typing import Any, BinaryIO
+
+from loraplex.grammar.errors import GrammarRefused
+from loraplex.grammar.parent_death import die_with_parent
+from loraplex.grammar.trial_confinement import yield_to_others
+from loraplex.platform.errors import GatewayError
+from loraplex.platform.preparation.composed import compose_form
+from loraplex.platform.preparation.messages import (
+    LENGTH_BYTES,
+    Answer,
+    CheckBody,
+    ComposeForm,
+    Setup,
+    Task,
+    frame,
+    length,
+    read_message,
+    unpack_form,
+)
+from loraplex.platform.request_body import parse_object
+
+MEMORY_BYTES = 2 << 30
+
+
+def main(parent_pid: int) -> None:
+    """Do what is asked until standard input ends."""
+    die_with_parent(parent_pid)
+    # Whoever stops a server's processes all at once stops this one by stopping its parent, which may still have to ask.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
+    yield_to_others()
+    for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):
+        resource.setrlimit(kind, (bound, bound))
+    gc.freeze()
+    setup: Setup | None = _next(sys.stdin.buffer)
+    while setup is not None and (task := _next(sys.stdin.buffer)) is not None:
+        sys.stdout.buffer.write(frame(answer(setup, task)))
+        sys.stdout.buffer.flush()
+
+
+def answer(setup: Setup, task: Task) -> Answer:
+    """Raises nothing that a request can cause."""
+    try:
+        match task:
+            case CheckBody(body=body):
+                parse_object(body, setup.body)
+                return Answer()
+            case ComposeForm(packed=packed):
+                form, style = unpack_form(packed)
+                return Answer(compose_form(form, style, setup.grammar, setup.control_tokens))
+    except (GatewayError, GrammarRefused) as refusal:
+        return Answer(refusal=refusal.with_traceback(None))
+
+
+def _next(stream: BinaryIO) -> Any:
+    """The next message, None at the end."""
+    head = stream.read(LENGTH_BYTES)
+    return read_message(stream.read(length(head))) if len(head) == LENGTH_BYTES else None
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,149 @@
+"""Large bodies and forms prepared in another process: right answers, in turn, whatever becomes of the process or of who asked."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from tests.grammar.process_table import alive
+
+from loraplex.grammar.answer_form import AnswerForm, JsonSchema, Limits, Tool
+from loraplex.grammar.errors import GrammarTooCostly, GrammarTooLarge, SchemaNotHeld, TrialsUnavailable
+from loraplex.grammar.tool_style import ToolStyle
+from loraplex.platform.errors import InvalidBody, InvalidParameter
+from loraplex.platform.preparation.messages import Setup, pack_form
+from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
+from loraplex.platform.request_body import BodyLimits
+
+ONE, OTHER = b"1" * 32, b"2" * 32
+# Each pair of alternatives is compared.
+SLOW = {"oneOf": [{"const": {"a": i, "b": [1, 2, {"c": i}]}} for i in range(100)]}
+
+
+def options(**changes: Any) -> PreparerOptions:
+    setup = Setup(BodyLimits(max_values=50_000), Limits(), frozenset({"<|im_end|>"}))
+    return PreparerOptions(**{"setup": setup, "environment": os.environ, **changes})
+
+
+@pytest.fixture
+async def preparer() -> AsyncIterator[Preparer]:
+    preparer = Preparer(options())
+    yield preparer
+    await preparer.close()
+
+
+def packed(schema: dict[str, Any], *, strict: bool = False) -> bytes:
+    return pack_form(AnswerForm(format=JsonSchema(schema, strict, "p")), ToolStyle.GENERIC)
+
+
+async def test_bodies_are_judged_as_they_are_here(preparer: Preparer) -> None:
+    await preparer.check_body(ONE, json.dumps({"a": [0] * 40_000}).encode())
+    with pytest.raises(InvalidBody, match="more than 50000"):
+        await preparer.check_body(ONE, json.dumps({"a": [0] * 50_000}).encode())
+    with pytest.raises(InvalidParameter, match="occurs twice") as twice:
+        await preparer.check_body(ONE, b'{"model": 1, "model": 2}')
+    assert twice.value.param == "model"
+
+
+async def test_a_composition_reads_and_notes_as_one_made_here(preparer: Preparer) -> None:
+    tools = tuple(
+        Tool(name, "", {"type": "object", "properties": {"a": {"uniqueItems": True}}}, False, name)
+        for name in ("f", "g")
+    )
+    for style in ToolStyle:
+        form = AnswerForm(tools=tools, tool_choice="required")
+        composed = await preparer.compose(ONE, pack_form(form, style))
+        assert composed.composition.enforcement == "validated" and composed.composition.spec is not None
+    composed = await preparer.compose(ONE, pack_form(form, ToolStyle.GENERIC))
+    reader = composed.composition.reader()
+    pieces = reader.feed('<tool_call>{"name": "g", "arguments": {"a": [1, 1]}}</tool_call>')
+    assert len(pieces) >= 2 and reader.finish("stop")[1] == "tool_calls"
+    assert [value for _, value in composed.judgements.take()] == ['{"a": [1, 1]}']
+
+
+async def test_refusals_arrive_with_field_and_place(preparer: Preparer) -> None:
+    with pytest.raises(SchemaNotHeld) as refused:
+        await preparer.compose(ONE, packed({"items": {"uniqueItems": True}}, strict=True))
+    assert refused.value.param == "p" and refused.value.pointer == "/items/uniqueItems"
+    with pytest.raises(GrammarTooLarge, match="at most 262144"):
+        await preparer.compose(ONE, packed({"enum": ["a" * 300_000]}))
+
+
+async def test_who_leaves_takes_nobody_elses_answer(preparer: Preparer) -> None:
+    await preparer.start()
+    pid = preparer.pid
+    for index in range(4):
+        left = asyncio.create_task(preparer.compose(ONE, packed({**SLOW, "title": str(index)})))
+        await asyncio.sleep(0.01)
+        left.cancel()
+    composed = await preparer.compose(ONE, packed({"const": "mine"}))
+    assert composed.composition.spec is not None and "mine" in composed.composition.spec.source
+    assert preparer.pid == pid
+
+
+async def test_one_tenants_tasks_keep_no_other_waiting(preparer: Preparer) -> None:
+    await preparer.start()
+    ended: list[str] = []
+
+    async def compose(namespace: bytes, schema: dict[str, Any], name: str) -> None:
+        await preparer.compose(namespace, packed(schema))
+        ended.append(name)
+
+    greedy = [compose(ONE, {**SLOW, "title": str(index)}, "greedy") for index in range(4)]
+    await asyncio.gather(*greedy, compose(OTHER, {"const": 1}, "modest"))
+    assert ended.index("modest") <= 1
+
+
+async def test_the_process_has_no_priority_and_our_session(preparer: Preparer) -> None:
+    await preparer.start()
+    assert preparer.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, preparer.pid) == 10
+    assert os.getpgid(preparer.pid) == preparer.pid and os.getsid(preparer.pid) == os.getsid(0)
+
+
+async def test_a_killed_process_costs_its_task_alone(preparer: Preparer) -> None:
+    await preparer.start()
+    old = preparer.pid
+    assert old is not None
+    os.kill(old, signal.SIGSTOP)
+    lost = asyncio.create_task(preparer.compose(ONE, packed(SLOW)))
+    await asyncio.sleep(0.05)
+    os.kill(old, signal.SIGKILL)
+    with pytest.raises(GrammarTooCostly):
+        await lost
+    await preparer.check_body(ONE, b"{}")
+    assert preparer.pid != old and not alive(old)
+
+
+async def test_a_task_has_a_deadline() -> None:
+    preparer = Preparer(options(deadline_s=0.3))
+    try:
+        await preparer.start()
+        old = preparer.pid
+        assert old is not None
+        os.kill(old, signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(InvalidBody, match="within the time"):
+            await preparer.check_body(ONE, b"{}")
+        assert time.monotonic() - begun < 5 and not alive(old)
+    finally:
+        await preparer.close()
+
+
+async def test_without_a_process_nothing_can_be_prepared() -> None:
+    preparer = Preparer(options(environment={"PYTHONHOME": "/nowhere"}))
+    with pytest.raises(TrialsUnavailable):
+        await preparer.check_body(ONE, b"{}")
+    with pytest.raises(TrialsUnavailable):
+        await preparer.start()
+
+
+async def test_it_ends_with_the_preparer(preparer: Preparer) -> None:
+    await preparer.start()
+    pid = preparer.pid
+    await preparer.close()
+    assert pid is not None and not alive(pid)
