@@ -22,7 +22,7 @@ from loraplex.grammar.answer_form import (
     StructuralTag,
 )
 from loraplex.grammar.tenant_cache import TenantCache
-from loraplex.grammar.tool_style import ToolStyle
+from loraplex.grammar.tool.style import ToolStyle
 from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.preparation.composed import Composed, compose_form, form_size
 from loraplex.platform.preparation.messages import pack_form

@@ -21,8 +21,8 @@ from loraplex.engine.mask_compilation import NICENESS as MASK_COMPILATION_NICENE
 from loraplex.engine.side_thread import start_side_thread
 from loraplex.engine.step_thread import StepThread
 from loraplex.engine.token_mask import TokenMaskFactory
-from loraplex.grammar.compiler import MaskCompiler
-from loraplex.grammar.vocabulary import Vocabulary
+from loraplex.grammar.backend.compiler import MaskCompiler
+from loraplex.grammar.backend.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

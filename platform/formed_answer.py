@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from loraplex.grammar.answer.composition import Composition
+from loraplex.grammar.answer.content_reader import Judge
+from loraplex.grammar.answer.pieces import AnswerReader, AnswerReason, EngineReason, Piece
 from loraplex.grammar.answer_form import JsonSchemaValue
-from loraplex.grammar.answer_pieces import AnswerReader, AnswerReason, EngineReason, Piece
-from loraplex.grammar.composition import Composition
-from loraplex.grammar.content_reader import Judge
 
 JudgeValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 """(schema, value), both JSON texts. Raises `AnswerNotSatisfied`."""

@@ -10,11 +10,11 @@ from typing import Final, Protocol
 
 from loraplex.engine.messages import EngineInfo
 from loraplex.grammar.errors import GrammarRefused, GrammarTooCostly, TrialsUnavailable
-from loraplex.grammar.judges import JudgeOptions, Judges
+from loraplex.grammar.judge.judges import JudgeOptions, Judges
 from loraplex.grammar.spec import GrammarSpec
-from loraplex.grammar.trial_messages import TrialLimits
-from loraplex.grammar.trial_worker import TrialWorkerOptions
-from loraplex.grammar.trials import Trials
+from loraplex.grammar.trial.messages import TrialLimits
+from loraplex.grammar.trial.trials import Trials
+from loraplex.grammar.trial.worker import TrialWorkerOptions
 from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.errors import UnsupportedParameter
 from loraplex.platform.preparation.messages import Setup

@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import Any, Final
 
 from loraplex.grammar.answer_form import Tool
-from loraplex.grammar.tool_prompt import WrittenCall, render_calls, render_result, render_tools
-from loraplex.grammar.tool_style import ToolStyle
+from loraplex.grammar.tool.prompt import WrittenCall, render_calls, render_result, render_tools
+from loraplex.grammar.tool.style import ToolStyle
 from loraplex.platform.chat_messages import ChatMessage, ToolCall
 from loraplex.platform.errors import InvalidBody, InvalidParameter
 from loraplex.platform.request_body import BodyLimits, parse_object

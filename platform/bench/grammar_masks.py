@@ -18,10 +18,10 @@ from torch import Tensor
 from loraplex.engine.kernels.bitmask import apply_bitmask
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.token_mask import TokenMask
-from loraplex.grammar import emit_llguidance, emit_xgrammar
-from loraplex.grammar.compiler import MaskCompiler
+from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backend.compiler import MaskCompiler
+from loraplex.grammar.backend.vocabulary import Vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
-from loraplex.grammar.vocabulary import Vocabulary
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.figures import percentile
 from loraplex.platform.bench.grammar_shapes import GrammarShape, grammar_shapes

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from loraplex.grammar.backend.vocabulary import Vocabulary, byte_vocabulary, load_vocabulary
 from loraplex.grammar.check import BadLine, Case, Checker, read_cases
-from loraplex.grammar.vocabulary import Vocabulary, byte_vocabulary, load_vocabulary
 
 app = typer.Typer(
     name="grammar", help="How schemas are held while an answer is decoded.", no_args_is_help=True

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from loraplex.grammar.answer.composition import Composition, compose
 from loraplex.grammar.answer_form import (
     AnswerForm,
     Choice,
@@ -13,8 +14,7 @@ from loraplex.grammar.answer_form import (
     Regex,
     StructuralTag,
 )
-from loraplex.grammar.composition import Composition, compose
-from loraplex.grammar.tool_style import ToolStyle
+from loraplex.grammar.tool.style import ToolStyle
 from loraplex.platform.formed_answer import NotedJudgements
 from loraplex.platform.value_size import size_of
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from loraplex.grammar.answer_form import AnswerForm, Limits
-from loraplex.grammar.tool_style import ToolStyle
+from loraplex.grammar.tool.style import ToolStyle
 from loraplex.platform.preparation.composed import Composed
 from loraplex.platform.request_body import BodyLimits
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.grammar.parent_death import die_with_parent
-from loraplex.grammar.trial_confinement import yield_to_others
+from loraplex.grammar.trial.confinement import yield_to_others
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.preparation.composed import compose_form
 from loraplex.platform.preparation.messages import (

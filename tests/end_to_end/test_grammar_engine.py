@@ -14,11 +14,11 @@ from loraplex.engine.engine import Engine
 from loraplex.engine.loading import load_model
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar import emit_llguidance, emit_xgrammar
-from loraplex.grammar.compiler import MaskCompiler
+from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backend.compiler import MaskCompiler
+from loraplex.grammar.backend.vocabulary import Vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
-from loraplex.grammar.vocabulary import Vocabulary
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

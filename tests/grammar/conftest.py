@@ -7,13 +7,13 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from loraplex.grammar import emit_llguidance, emit_xgrammar
-from loraplex.grammar.compiler import MaskCompiler
-from loraplex.grammar.llguidance_mask import LlguidanceMask
+from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backend.compiler import MaskCompiler
+from loraplex.grammar.backend.llguidance_mask import LlguidanceMask
+from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.grammar.backend.xgrammar_mask import XgrammarMask
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import Node
-from loraplex.grammar.vocabulary import Vocabulary
-from loraplex.grammar.xgrammar_mask import XgrammarMask
 
 CORPUS = [
     '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3, "exact": true}}',

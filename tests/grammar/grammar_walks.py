@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import torch
 
-from loraplex.grammar import emit_llguidance, emit_xgrammar
 from loraplex.grammar.answer_form import JsonSchemaValue
-from loraplex.grammar.compiler import MaskCompiler
-from loraplex.grammar.llguidance_mask import LlguidanceMask
+from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backend.compiler import MaskCompiler
+from loraplex.grammar.backend.llguidance_mask import LlguidanceMask
+from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.grammar.backend.xgrammar_mask import XgrammarMask
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
-from loraplex.grammar.vocabulary import Vocabulary
-from loraplex.grammar.xgrammar_mask import XgrammarMask
 
 USUAL = frozenset('"]},:{[\\u0123456789-.eEabcdxyz ')
 CLOSING = frozenset('"]},')

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.grammar.enforcement_table import TABLE, Group, render, totals, verdicts
 
+from loraplex.grammar.backend.vocabulary import Vocabulary, byte_vocabulary
 from loraplex.grammar.check import BadLine, Case, Checker, read_cases
-from loraplex.grammar.vocabulary import Vocabulary, byte_vocabulary
 
 
 @pytest.fixture(scope="module")

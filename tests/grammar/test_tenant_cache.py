@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.grammar.tenant_cache import TenantCache
-from loraplex.grammar.trial_messages import Verdict
-from loraplex.grammar.trials import ENTRY_BYTES, remembered_bytes
+from loraplex.grammar.trial.messages import Verdict
+from loraplex.grammar.trial.trials import ENTRY_BYTES, remembered_bytes
 
 
 def verdict(text: str = "") -> Verdict:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex.grammar.answer_form import Tool
-from loraplex.grammar.tool_style import ToolStyle
+from loraplex.grammar.tool.style import ToolStyle
 from loraplex.platform.chat_messages import ChatMessage, ToolCall
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.prompt import PromptRenderer

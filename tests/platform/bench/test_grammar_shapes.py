@@ -7,9 +7,9 @@ from typing import get_args
 import jsonschema
 import pytest
 
-from loraplex.grammar.compiler import MaskCompiler
+from loraplex.grammar.backend.compiler import MaskCompiler
+from loraplex.grammar.backend.vocabulary import byte_vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
-from loraplex.grammar.vocabulary import byte_vocabulary
 from loraplex.platform.bench.grammar_hostile import endless_hostile_schemas, hostile_schemas
 from loraplex.platform.bench.grammar_masks import EMITTERS, NAMESPACE
 from loraplex.platform.bench.grammar_shapes import (

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
-from loraplex.grammar.judges import JudgeOptions, Judges
+from loraplex.grammar.judge.judges import JudgeOptions, Judges
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.app import create_app
 from loraplex.platform.preparation.messages import Setup

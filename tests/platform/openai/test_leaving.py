@@ -76,7 +76,7 @@ async def test_while_a_value_is_judged(
         process.kill()
         await process.wait()
 
-    monkeypatch.setattr("loraplex.grammar.judges.Judges._ask", asked)
+    monkeypatch.setattr("loraplex.grammar.judge.judges.Judges._ask", asked)
     await leave(gateway, formed(endless(), stream), reached)
     await answered_soon(gateway)
     assert len(gateway.recorder.timings) == 2 and gateway.engine.running == 0

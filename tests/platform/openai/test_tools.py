@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.fake_engine import FakeScript, Fault
-from loraplex.grammar.answer_pieces import Piece
-from loraplex.grammar.answer_reader import CallReader
+from loraplex.grammar.answer.call_reader import CallReader
+from loraplex.grammar.answer.pieces import Piece
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, TrialsUnavailable
 from loraplex.grammar.spec import decode_spec
 from loraplex.platform.openai.read_answers import READ_AT_ONCE

@@ -1,0 +1,1 @@
+"""A tree as a backend's source, and that source as masks of tokens."""

@@ -1,0 +1,1 @@
+"""Which keywords of a schema a backend enforces, and what is left of the schema for it."""

@@ -1,0 +1,243 @@
+"""A schema as one backend can hold it: what the table of keywords grants, rewritten; what it does not, left out.
+
+Invariant: whatever satisfies the schema satisfies the result, which the backend holds exactly. Nothing below `not`, `if` or
+another keyword that can negate is kept: less inside of it would mean more outside.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from loraplex.grammar.answer_form import JsonSchemaValue
+from loraplex.grammar.enforcement.holding import Residue
+from loraplex.grammar.enforcement.keywords import KEYWORDS, Site, is_exact
+from loraplex.grammar.enforcement.rewrite import Rewriter, Rewritten
+from loraplex.grammar.errors import GrammarTooLarge
+from loraplex.grammar.schema.pattern import translate
+from loraplex.grammar.schema.references import Target, is_metaschema, unresolved
+from loraplex.grammar.schema.satisfiable import contradicts_itself
+from loraplex.grammar.schema.values import listed_values, type_of
+from loraplex.grammar.schema.walk import escaped
+from loraplex.grammar.spec import Backend
+
+_IN_PLACE: Final = frozenset(("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"))
+_CLOSED_BOUND: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+_MAPS: Final = frozenset(("properties", "patternProperties"))
+_SINGLE: Final = frozenset(("additionalProperties", "items"))
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """`residue` is empty if the schema means what the request's schema means."""
+
+    schema: JsonSchemaValue
+    residue: tuple[Residue, ...]
+
+
+def relax(
+    rewriter: Rewriter,
+    groups: Mapping[str, int],
+    backend: Backend,
+    *,
+    param: str,
+    max_nodes: int,
+    whole: bool = True,
+) -> Relaxed:
+    """`groups` are those of `recursive_groups`. Without `whole` the first thing that is not held ends the work: the residue
+    then is some of it, and the schema of no use.
+
+    Raises `GrammarInvalid` for a reference to nowhere, `GrammarTooLarge` beyond `max_nodes` subschemas.
+    """
+    return _Relaxation(rewriter, groups, backend, param, max_nodes, whole).run()
+
+
+@dataclass(slots=True)
+class _Subschema:
+    """One subschema under way. `merged` is true for its keywords if the backend must intersect it with anything."""
+
+    place: Target
+    rewritten: Rewritten
+    merged: bool
+    own: dict[str, Any]
+    all_of: list[Any]
+    any_of: list[list[Any]]
+
+
+class _Relaxation:
+    def __init__(
+        self,
+        rewriter: Rewriter,
+        groups: Mapping[str, int],
+        backend: Backend,
+        param: str,
+        max_nodes: int,
+        whole: bool,
+    ) -> None:
+        self._references = rewriter.references
+        self._backend = backend
+        self._param = param
+        self._nodes_left = max_nodes
+        self._whole = whole
+        self._rewriter = rewriter
+        self._groups = groups
+        self._residue: dict[Residue, None] = {}
+        self._names: dict[tuple[str, bool], str] = {}
+        self._waiting: list[tuple[Target, bool]] = []
+        self._definition = self._references.at_root()
+
+    def run(self) -> Relaxed:
+        root = self._relaxed(self._definition, False)
+        definitions: dict[str, Any] = {}
+        while self._waiting:
+            target, merged = self._waiting.pop()
+            self._definition = target
+            definitions[self._names[target.pointer, merged]] = self._relaxed(target, merged)
+        if isinstance(root, dict) and definitions:
+            root["$defs"] = definitions
+        return Relaxed(root, tuple(self._residue))
+
+    def _relaxed(self, place: Target, merged: bool) -> Any:
+        self._nodes_left -= 1
+        if self._nodes_left < 0:
+            raise GrammarTooLarge(
+                f"{self._param} has too many subschemas once its references are followed", param=self._param
+            )
+        if self._residue and not self._whole:
+            return {}
+        if isinstance(place.schema, bool):
+            # xgrammar reads `true` in some places only.
+            return {} if place.schema else False
+        rewritten = self._rewriter.rewrite(place)
+        keywords = rewritten.keywords
+        if keywords.get("enum") == [] or contradicts_itself(keywords):
+            return False
+        inside = merged or self._is_merge(keywords)
+        node = _Subschema(place, rewritten, inside, {}, [], [])
+        left_out = self._left_out(node)
+        for keyword in keywords:
+            if keyword not in KEYWORDS:
+                continue
+            if keyword in left_out:
+                self._soften(node, keyword)
+            else:
+                self._keep(node, keyword)
+        return self._joined(node)
+
+    def _is_merge(self, keywords: Mapping[str, Any]) -> bool:
+        asserted = [keyword for keyword in keywords if keyword != "$format"]
+        if len(keywords.get("allOf", ())) > 1:
+            return True
+        return len(asserted) > 1 and any(keyword in _IN_PLACE for keyword in asserted)
+
+    def _left_out(self, node: _Subschema) -> set[str]:
+        """The keywords that this backend does not hold here, and those that fall with them."""
+        keywords = node.rewritten.keywords
+        recursive = self._comes_back(node.place)
+        found: set[str] = set()
+        for keyword in keywords:
+            row = KEYWORDS.get(keyword)
+            if row is None:
+                continue
+            if not row.holds(self._backend, Site(keyword, keywords, node.merged, recursive)):
+                place = node.rewritten.place_of(keyword)
+                self._residue[Residue(place, f"{node.place.pointer}/{escaped(place)}")] = None
+                found.update((keyword, *row.drops))
+        return found
+
+    def _comes_back(self, place: Target) -> bool:
+        reference = place.schema.get("$ref")
+        if reference is None:
+            return False
+        target = self._references.resolve(reference, place.base)
+        here = self._groups.get(self._definition.pointer)
+        return target is not None and self._groups.get(target.pointer) == here
+
+    def _keep(self, node: _Subschema, keyword: str) -> None:
+        value = node.rewritten.keywords[keyword]
+        if keyword in _MAPS:
+            node.own[keyword] = {
+                self._name(keyword, name): self._child(node, keyword, name, member)
+                for name, member in value.items()
+            }
+        elif keyword in _SINGLE:
+            node.own[keyword] = self._child(node, keyword, None, value)
+        elif keyword == "prefixItems":
+            node.own[keyword] = self._members(node, keyword)
+        elif keyword == "allOf":
+            node.all_of.extend(self._members(node, keyword))
+        elif keyword == "anyOf":
+            node.any_of.append(self._members(node, keyword))
+        elif keyword == "$ref":
+            self._refer(node, value)
+        elif keyword == "$format" and "pattern" in node.rewritten.keywords:
+            node.all_of.append({"pattern": value})
+        elif keyword == "$format":
+            node.own["pattern"] = value
+        elif keyword == "pattern":
+            node.own[keyword] = self._name("patternProperties", value)
+        else:
+            node.own[keyword] = value
+
+    def _soften(self, node: _Subschema, keyword: str) -> None:
+        """What still follows from a keyword that is not held."""
+        keywords = node.rewritten.keywords
+        if keyword in ("const", "enum") and "type" not in keywords:
+            values = listed_values({keyword: keywords[keyword]}) or []
+            node.own["type"] = sorted({type_of(value) for value in values})
+        elif (
+            keyword in _CLOSED_BOUND
+            and _CLOSED_BOUND[keyword] not in keywords
+            and is_exact(keywords[keyword])
+        ):
+            node.own[_CLOSED_BOUND[keyword]] = keywords[keyword]
+        elif keyword == "oneOf":
+            node.any_of.append(self._members(node, keyword))
+        elif keyword == "if" and "then" in keywords and "else" in keywords:
+            branches = [self._child(node, branch, None, keywords[branch]) for branch in ("then", "else")]
+            node.any_of.append(branches)
+
+    def _members(self, node: _Subschema, keyword: str) -> list[Any]:
+        values = node.rewritten.keywords[keyword]
+        return [self._child(node, keyword, str(index), value) for index, value in enumerate(values)]
+
+    def _child(self, node: _Subschema, keyword: str, name: str | None, schema: Any) -> Any:
+        found_in = node.rewritten.place_of(keyword)
+        named = name is not None and found_in != "additionalProperties"
+        suffix = f"/{escaped(found_in)}" + (f"/{escaped(name)}" if name is not None and named else "")
+        # A declared name that a pattern matches too has both subschemas.
+        both = keyword in _MAPS and all(node.rewritten.keywords.get(other) for other in _MAPS)
+        return self._relaxed(self._references.child(node.place, suffix, schema), node.merged or both)
+
+    def _refer(self, node: _Subschema, reference: str) -> None:
+        target = self._references.resolve(reference, node.place.base)
+        if target is None:
+            if not is_metaschema(reference):
+                raise unresolved(reference, pointer=node.place.pointer, param=self._param)
+            self._residue[Residue("$ref", f"{node.place.pointer}/$ref")] = None
+            return
+        key = (target.pointer, node.merged)
+        if key not in self._names:
+            self._names[key] = f"d{len(self._names)}"
+            self._waiting.append((target, node.merged))
+        node.own["$ref"] = f"#/$defs/{self._names[key]}"
+
+    def _name(self, keyword: str, pattern: str) -> str:
+        if keyword == "properties":
+            return pattern
+        found = translate(pattern)
+        return pattern if found is None else found.source
+
+    def _joined(self, node: _Subschema) -> Any:
+        """The result in the order in which the request has its properties: own first, unless an applicator comes first."""
+        made = dict(node.own)
+        if len(made.get("type", "")) == 1 and isinstance(made["type"], list):
+            made["type"] = made["type"][0]
+        all_of = node.all_of + [{"anyOf": options} for options in node.any_of[1:]]
+        applied: dict[str, Any] = {"anyOf": node.any_of[0]} if node.any_of else {}
+        if all_of:
+            applied["allOf"] = all_of
+        if not made and not node.any_of and len(all_of) == 1:
+            return all_of[0]
+        keywords = list(node.rewritten.keywords)
+        first = next((keyword for keyword in keywords if keyword in ("properties", *_IN_PLACE)), None)
+        return made | applied if first in (None, "properties", "$ref", "const", "enum") else applied | made

@@ -1,0 +1,1 @@
+"""Finished values judged in processes that can be killed."""

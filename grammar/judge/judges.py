@@ -1,0 +1,120 @@
+"""`Judges`: finished values are judged in processes that can be killed, since one judgement cannot be bounded from inside:
+`anyOf` of references to `anyOf` doubles its work with each line, and holds the interpreter's lock.
+
+Invariant: one judgement per tenant at a time, each within a deadline; a process that missed it is never asked again.
+"""
+
+import asyncio
+import os
+from asyncio.subprocess import Process
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from loraplex.grammar.child_process import end_child, spawn_child
+from loraplex.grammar.errors import AnswerNotSatisfied, TrialsUnavailable
+from loraplex.grammar.judge.messages import Question, decode_judged, encode
+
+MODULE: Final = "loraplex.grammar.judge.process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeOptions:
+    """`environment` is what the processes see. They are started when there is something to judge, `processes` at most.
+
+    `deadline_s` bounds one judgement, `patience_s` the whole wait for it.
+    """
+
+    environment: Mapping[str, str]
+    processes: int = 2
+    deadline_s: float = 2.0
+    start_timeout_s: float = 30.0
+    patience_s: float = 60.0
+
+
+class Judges:
+    """Made and used on one event loop."""
+
+    def __init__(self, options: JudgeOptions) -> None:
+        self._options = options
+        self._places = asyncio.Semaphore(options.processes)
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._idle: list[Process] = []
+
+    async def judge(self, namespace: bytes, schema: str, value: str) -> None:
+        """`schema` and `value` are JSON texts. Raises `AnswerNotSatisfied`, also for what could not be judged in time,
+        and `TrialsUnavailable` when there is no process to ask.
+        """
+        try:
+            async with asyncio.timeout(self._options.patience_s):
+                complaint = await self._in_turn(namespace, Question(schema, value))
+        except TimeoutError:
+            patience_s = self._options.patience_s
+            raise TrialsUnavailable(f"no value could be judged for {patience_s:g} s") from None
+        if complaint is not None:
+            raise AnswerNotSatisfied(complaint)
+
+    async def close(self) -> None:
+        """End the processes that wait; nothing may be asked any more."""
+        for process in self._idle:
+            await end_child(process)
+        self._idle.clear()
+
+    async def _in_turn(self, namespace: bytes, question: Question) -> str | None:
+        turn = self._turns.setdefault(namespace, asyncio.Lock())
+        async with turn, self._places:
+            return await self._ask(self._waiting() or await self._start(), question)
+
+    def _waiting(self) -> Process | None:
+        """A process that waits. One that was killed meanwhile says nothing about a value."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.returncode is None:
+                return process
+        return None
+
+    async def _ask(self, process: Process, question: Question) -> str | None:
+        answered = False
+        try:
+            async with asyncio.timeout(self._options.deadline_s):
+                line = await _exchange(process, encode(question) + b"\n")
+            judged = decode_judged(line)
+            answered = True
+        except TimeoutError:
+            return f"the value could not be judged within {self._options.deadline_s:g} s"
+        except (OSError, ValueError, msgspec.DecodeError):
+            return "the value could not be judged within the memory allowed"
+        finally:
+            if answered:
+                self._idle.append(process)
+            else:
+                await end_child(process)
+        return judged.complaint
+
+    async def _start(self) -> Process:
+        """A process that has answered once, so that its start is not counted to what it is asked."""
+        try:
+            process = await spawn_child(MODULE, str(os.getpid()), environment=self._options.environment)
+        except OSError as error:
+            raise TrialsUnavailable("values cannot be judged now") from error
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                decode_judged(await _exchange(process, encode(Question("true", "0")) + b"\n"))
+        except BaseException as error:
+            await end_child(process)
+            if isinstance(error, TimeoutError | OSError | msgspec.DecodeError):
+                raise TrialsUnavailable("values cannot be judged now") from error
+            raise
+        return process
+
+
+async def _exchange(process: Process, line: bytes) -> bytes:
+    """Raises `OSError` when the process has ended."""
+    if process.stdin is None or process.stdout is None:
+        raise BrokenPipeError("the process has no pipes")
+    process.stdin.write(line)
+    await process.stdin.drain()
+    return await process.stdout.readline()

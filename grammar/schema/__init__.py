@@ -1,0 +1,1 @@
+"""What a JSON schema says, whatever backend may hold it."""

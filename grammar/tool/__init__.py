@@ -1,0 +1,1 @@
+"""Tools of a request, and how models spell calls of them."""

@@ -1,0 +1,77 @@
+"""One trial, in a process forked for it alone: confine, compile, make the first mask, write a judgement, end.
+
+Invariant: a compiled grammar never leaves this process, and it never returns to the code it was forked from.
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NoReturn, TypeAlias
+
+from msgspec.structs import replace
+
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.grammar.trial.confinement import confine, first_to_be_killed, resident_bytes
+from loraplex.grammar.trial.error_texts import clean, ran_out_of_memory
+from loraplex.grammar.trial.messages import Judgement, TrialLimits, encode
+
+FirstMask: TypeAlias = Callable[[GrammarSpec], int]
+"""Compiles and makes the first mask; 0 when it allows no token. Raises `GrammarError` or an error of a library."""
+
+DONE_STATUS: Final = 0
+BROKEN_STATUS: Final = 70
+STANDARD_STREAMS: Final = 3
+NO_TOKEN: Final = "NoExtension"
+"""How llguidance says that its first mask would be empty."""
+
+
+def run_trial(
+    first_mask: FirstMask, spec: GrammarSpec, limits: TrialLimits, pipe: int, parent_pid: int
+) -> NoReturn:
+    """The whole life of the forked process. `pipe` takes the judgement; without one, the way it ended tells."""
+    status = BROKEN_STATUS
+    try:
+        gc.disable()
+        _close_all_but(pipe)
+        first_to_be_killed()
+        confine(limits, parent_pid)
+        judgement = judge(first_mask, spec, limits)
+        os.write(pipe, encode(replace(judgement, cpu_s=time.process_time())))
+        status = DONE_STATUS
+    finally:
+        os._exit(status)
+
+
+def judge(first_mask: FirstMask, spec: GrammarSpec, limits: TrialLimits) -> Judgement:
+    """Try `spec`. Whatever a library raises becomes a judgement."""
+    before = resident_bytes()
+    try:
+        allowed = first_mask(spec)
+    # A panic of a Rust library is no `Exception`.
+    except BaseException as error:  # noqa: BLE001
+        return _judged_by_error(error)
+    kept = max(0, resident_bytes() - before)
+    if allowed == 0:
+        return Judgement("unsatisfiable", bytes=kept)
+    return Judgement("accepted" if kept <= limits.grammar_bytes else "size", bytes=kept)
+
+
+def _judged_by_error(error: BaseException) -> Judgement:
+    text = clean(str(error))
+    if ran_out_of_memory(error):
+        return Judgement("memory", text)
+    return Judgement("unsatisfiable" if NO_TOKEN in text else "invalid", text)
+
+
+def _close_all_but(pipe: int) -> None:
+    """Standard streams become nothing: libraries write a tenant's text there, as much as it likes."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(STANDARD_STREAMS):
+        os.dup2(nothing, stream)
+    # One by one: not every Python closes a range at once, and in a container it may have a thousand million numbers.
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) >= STANDARD_STREAMS and int(name) != pipe:
+            with suppress(OSError):
+                os.close(int(name))

@@ -1,0 +1,23 @@
+"""What a trial does: compile by the engine's own compiler and make the first mask. Imports torch and both libraries."""
+
+import torch
+
+from loraplex.grammar.backend.compiler import MaskCompiler
+from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.grammar.spec import GrammarSpec, encode_spec
+from loraplex.grammar.trial.child import FirstMask
+
+NOBODY = b""
+
+
+def first_mask_of(vocabulary: Vocabulary) -> FirstMask:
+    """Builds both libraries' view of the vocabulary."""
+    compiler = MaskCompiler(vocabulary)
+    compiler.warm_up()
+
+    def first_mask(spec: GrammarSpec) -> int:
+        bitmask = torch.zeros((1, vocabulary.bitmask_words), dtype=torch.int32)
+        compiler.compile(NOBODY, encode_spec(spec)).fill(bitmask, 0)
+        return int(bitmask.count_nonzero())
+
+    return first_mask

@@ -1,0 +1,41 @@
+"""What a verdict means to the one who asked: nothing, or an error that names the budget with its number."""
+
+from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.trial.messages import TrialLimits, Verdict
+
+MIB = 1 << 20
+
+
+def refusal(verdict: Verdict, limits: TrialLimits, param: str | None) -> GrammarError | None:
+    """None when the grammar may be used."""
+    match verdict.outcome:
+        case "accepted":
+            return None
+        case "invalid":
+            reason = verdict.text or "its library tells no reason"
+            return GrammarInvalid(f"the grammar does not compile: {reason}", param=param)
+        case "unsatisfiable":
+            return GrammarInvalid("no text satisfies the grammar", param=param)
+        case "cpu" | "deadline" | "memory" | "size" | "crashed":
+            return GrammarTooCostly(_budget(verdict, limits), param=param)
+        case "starved":
+            return TrialsUnavailable(
+                f"this machine was too busy to try the grammar within {limits.deadline_s:g} s"
+            )
+        case "cancelled":
+            return TrialsUnavailable("the trial of the grammar was given up")
+
+
+def _budget(verdict: Verdict, limits: TrialLimits) -> str:
+    match verdict.outcome:
+        case "cpu":
+            return f"the grammar does not compile within {limits.cpu_s} s of CPU time"
+        case "deadline":
+            return f"the grammar was not compiled within {limits.deadline_s:g} s"
+        case "memory":
+            return f"compiling the grammar takes more than {limits.memory_bytes // MIB} MiB of memory"
+        case "size":
+            held, allowed = verdict.bytes // MIB, limits.grammar_bytes // MIB
+            return f"the compiled grammar takes {held} MiB, allowed are {allowed} MiB"
+        case _:
+            return "the grammar compiler broke down on the grammar; it may be nested too deep"

@@ -1,0 +1,182 @@
+"""`TrialWorker`: the process of trial compilations as the gateway sees it: started, spoken to, started again when it dies.
+
+Invariant: at most one lives at a time, and `on_lost` is called once for each that was ready and is no more.
+"""
+
+import asyncio
+import contextlib
+import os
+from asyncio.subprocess import Process
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from loraplex.grammar.child_process import spawn_child
+from loraplex.grammar.trial.messages import (
+    Cancel,
+    Ready,
+    TrialLimits,
+    TrialSpawn,
+    Try,
+    Verdict,
+    decode_report,
+    encode,
+)
+
+MODULE: Final = "loraplex.grammar.trial.process"
+FIRST_DELAY_S: Final = 0.1
+MAX_DELAY_S: Final = 30.0
+DOWN_AFTER_FAILURES: Final = 3
+SETTLED_S: Final = 60.0
+EXIT_GRACE_S: Final = 2.0
+ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""A process that forks must have one thread: another's lock would stay locked in the child for ever. No device either.
+
+Huge pages halve the price of a fork, which is most of a small trial (measured: 7 to 4 ms, and as much for its end).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialWorkerOptions:
+    """`tokenizer` is a model folder or a `tokenizer.json`. `environment` is what the process sees, without our secrets."""
+
+    tokenizer: str
+    vocab_size: int
+    end_token_ids: tuple[int, ...]
+    limits: TrialLimits
+    environment: Mapping[str, str]
+    start_timeout_s: float = 120.0
+
+
+class TrialListener(Protocol):
+    """Who is told what happens; called on the event loop."""
+
+    def on_ready(self) -> None: ...
+
+    def on_verdict(self, verdict: Verdict) -> None: ...
+
+    def on_lost(self) -> None: ...
+
+    def on_down(self) -> None: ...
+
+
+class TrialWorker:
+    """Supervises one process from `start` to `close`."""
+
+    def __init__(self, options: TrialWorkerOptions, listener: TrialListener) -> None:
+        self._options = options
+        self._listener = listener
+        self._process: Process | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._log = structlog.get_logger("loraplex.trials")
+        self.ready: Ready | None = None
+        self.restarts = 0
+        self._failures = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None while there is no process."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
+    def down(self) -> bool:
+        """Whether it failed again and again, so that waiting for it is in vain."""
+        return self.ready is None and self._failures >= DOWN_AFTER_FAILURES
+
+    def start(self) -> None:
+        """Begin to start the process; `on_ready` tells when trials are taken."""
+        self._supervision = asyncio.create_task(self._supervise())
+
+    async def close(self) -> None:
+        """End the process; it takes its trials with it."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+
+    def send(self, order: Try | Cancel) -> None:
+        """Give an order to a process that is ready; one that is just dying never answers."""
+        if self._process is not None and self._process.stdin is not None and self.ready is not None:
+            self._process.stdin.write(encode(order) + b"\n")
+
+    def kill(self) -> None:
+        """End a process that hangs; it is started again."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _supervise(self) -> None:
+        while True:
+            started = asyncio.get_running_loop().time()
+            reason = await self._live()
+            lived_s = asyncio.get_running_loop().time() - started
+            self._failures = 1 if lived_s > SETTLED_S else self._failures + 1
+            self.restarts += 1
+            delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (self._failures - 1))
+            self._log.error("trial compilations lost", reason=reason, restart_in_s=delay_s)
+            if self.down:
+                self._listener.on_down()
+            await asyncio.sleep(delay_s)
+
+    async def _live(self) -> str:
+        """One process from its start to its end. Returns why it ended; it is reaped then, also when cancelled."""
+        try:
+            process = self._process = await self._spawn()
+        except OSError as error:
+            return str(error)
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s) as start_timeout:
+                while line := await process.stdout.readline() if process.stdout else b"":
+                    if self._hear(line):
+                        start_timeout.reschedule(None)
+            return f"it ended with status {await process.wait()}"
+        except TimeoutError:
+            return f"it was not ready within {self._options.start_timeout_s:g} s"
+        except (msgspec.MsgspecError, ValueError) as error:
+            return f"it said something else than a report: {error}"
+        finally:
+            await self._bury(process)
+
+    async def _spawn(self) -> Process:
+        process = await spawn_child(MODULE, environment={**self._options.environment, **ENVIRONMENT})
+        spawn = TrialSpawn(
+            parent_pid=os.getpid(),
+            tokenizer=self._options.tokenizer,
+            vocab_size=self._options.vocab_size,
+            end_token_ids=self._options.end_token_ids,
+            limits=self._options.limits,
+        )
+        if process.stdin is not None:
+            process.stdin.write(encode(spawn) + b"\n")
+        return process
+
+    def _hear(self, line: bytes) -> bool:
+        """True when the process has become ready."""
+        match decode_report(line):
+            case Ready() as ready:
+                self.ready = ready
+                self._listener.on_ready()
+                return True
+            case Verdict() as verdict:
+                self._listener.on_verdict(verdict)
+                return False
+
+    async def _bury(self, process: Process) -> None:
+        """Its standard input ends first, so that it can end its children itself."""
+        was_ready, self.ready = self.ready, None
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), EXIT_GRACE_S)
+        self.kill()
+        await process.wait()
+        if was_ready is not None:
+            self._listener.on_lost()

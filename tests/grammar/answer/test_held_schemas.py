@@ -1,0 +1,79 @@
+"""One backend for all schemas of an answer."""
+
+from typing import Any
+
+import pytest
+
+from loraplex.grammar.answer import held_schemas
+from loraplex.grammar.answer.held_schemas import AskedSchema, hold_together, residue_judge, value_judge
+from loraplex.grammar.answer_form import Limits
+from loraplex.grammar.enforcement.holding import Holding
+from loraplex.grammar.enforcement.routing import ALL_BACKENDS
+from loraplex.grammar.errors import AnswerNotSatisfied, SchemaNotHeld
+from loraplex.grammar.spec import Backend
+
+PLAIN = AskedSchema({"type": "object"}, False, "plain")
+UNIQUE = AskedSchema({"type": "array", "uniqueItems": True}, False, "unique")
+LLGUIDANCE: frozenset[Backend] = frozenset({"llguidance"})
+XGRAMMAR: frozenset[Backend] = frozenset({"xgrammar"})
+
+
+def test_no_schema_is_no_enforcement() -> None:
+    assert hold_together([], Limits(), backends=ALL_BACKENDS).enforcement is None
+
+
+def test_the_preferred_backend_is_taken_where_it_is_exact() -> None:
+    held = hold_together([PLAIN], Limits(), backends=ALL_BACKENDS)
+    assert (held.backend, held.enforcement) == ("llguidance", "full")
+    assert residue_judge(held.holdings[0]) is None
+
+
+def test_one_validated_schema_makes_the_whole_validated() -> None:
+    held = hold_together([PLAIN, UNIQUE], Limits(), backends=ALL_BACKENDS)
+    assert held.enforcement == "validated"
+    judge = residue_judge(held.holdings[1])
+    assert judge is not None
+    judge("[1, 2]")
+    with pytest.raises(AnswerNotSatisfied):
+        judge("[1, 1]")
+
+
+def test_a_value_can_be_judged_in_any_case() -> None:
+    held = hold_together([PLAIN], Limits(), backends=ALL_BACKENDS)
+    with pytest.raises(AnswerNotSatisfied):
+        value_judge(held.holdings[0])("[]")
+
+
+def route(exact: dict[str, frozenset[Backend]]) -> Any:
+    """A routing by table, for schemas that only one backend holds."""
+
+    def hold_schema(
+        schema: Any, *, strict: bool, param: str, limits: Limits, backends: frozenset[Backend]
+    ) -> Holding:
+        if exact[param] & backends:
+            return Holding("full", exact[param] & backends, schema)
+        if strict:
+            raise SchemaNotHeld("not held", param=param)
+        return Holding("validated", LLGUIDANCE, {}, judged=schema)
+
+    return hold_schema
+
+
+def test_a_schema_for_another_backend_decides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_schemas, "hold_schema", route({"plain": ALL_BACKENDS, "unique": XGRAMMAR}))
+    held = hold_together([PLAIN, UNIQUE], Limits(), backends=ALL_BACKENDS)
+    assert (held.backend, held.enforcement) == ("xgrammar", "full")
+
+
+@pytest.mark.parametrize("backends", [LLGUIDANCE, ALL_BACKENDS])
+def test_without_a_common_backend_schemas_are_relaxed(
+    monkeypatch: pytest.MonkeyPatch, backends: frozenset[Backend]
+) -> None:
+    monkeypatch.setattr(held_schemas, "hold_schema", route({"plain": LLGUIDANCE, "unique": XGRAMMAR}))
+    held = hold_together([PLAIN, UNIQUE], Limits(), backends=backends)
+    assert (held.backend, held.enforcement) == ("llguidance", "validated")
+    assert [holding.enforcement for holding in held.holdings] == ["full", "validated"]
+    strict = AskedSchema(UNIQUE.schema, True, UNIQUE.param)
+    with pytest.raises(SchemaNotHeld) as refused:
+        hold_together([PLAIN, strict], Limits(), backends=backends)
+    assert refused.value.param == "unique"

@@ -1,0 +1,65 @@
+"""kill -9 of a gateway leaves neither the process of trial compilations nor a trial."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.grammar.process_table import alive, children
+
+from loraplex.grammar.backend.vocabulary import byte_vocabulary
+
+GATEWAY = """
+import asyncio, os, sys
+from loraplex.grammar.backend import emit_xgrammar
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.grammar.tree import JsonValue
+from loraplex.grammar.trial.messages import TrialLimits
+from loraplex.grammar.trial.worker import TrialWorkerOptions
+from loraplex.grammar.trial.trials import Trials
+
+async def main():
+    assert not {"torch", "xgrammar", "transformers"} & set(sys.modules)
+    schema = {"const": 0}
+    for _ in range(14):
+        branch = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+        schema = {"oneOf": [schema, branch]}
+    spec = GrammarSpec(backend="xgrammar", source=emit_xgrammar.emit(JsonValue(schema)))
+    options = TrialWorkerOptions(
+        tokenizer=sys.argv[1], vocab_size=257, end_token_ids=(256,),
+        limits=TrialLimits(deadline_s=60, cpu_s=60), environment=dict(os.environ),
+    )
+    trials = Trials(options)
+    await trials.start()
+    await trials.check(b"a", spec)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_outlives_a_killed_gateway(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(byte_vocabulary().tokenizer_json)
+    gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, str(tokenizer)])
+    try:
+        descendants = until_a_trial_runs(gateway)
+    finally:
+        os.kill(gateway.pid, signal.SIGKILL)
+        gateway.wait()
+    deadline = time.monotonic() + 10
+    while any(map(alive, descendants)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def until_a_trial_runs(gateway: "subprocess.Popen[bytes]") -> list[int]:
+    """The process of trial compilations and the trial it forked."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and gateway.poll() is None:
+        for process in children(gateway.pid):
+            if trials := children(process):
+                return [process, *trials]
+        time.sleep(0.02)
+    raise AssertionError("no trial ever ran")

@@ -1,0 +1,275 @@
+"""Trials by the real process with both libraries, on a vocabulary of bytes."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.grammar.process_table import alive, children
+
+from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backend.vocabulary import byte_vocabulary
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.grammar.tree import JsonValue
+from loraplex.grammar.trial.messages import TrialLimits
+from loraplex.grammar.trial.trials import Trials
+from loraplex.grammar.trial.worker import TrialWorkerOptions
+
+MIB = 1 << 20
+LIMITS = TrialLimits(deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued_per_tenant=4)
+SLACK_S = 1.5
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def by_llguidance(schema: dict[str, Any]) -> GrammarSpec:
+    return GrammarSpec(backend="llguidance", source=emit_llguidance.emit(JsonValue(schema)))
+
+
+def by_xgrammar(schema: dict[str, Any]) -> GrammarSpec:
+    return GrammarSpec(backend="xgrammar", source=emit_xgrammar.emit(JsonValue(schema)))
+
+
+def an_object(name: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+
+
+def slow(seed: int = 0) -> GrammarSpec:
+    """Takes xgrammar longer than any budget here."""
+    schema: dict[str, Any] = {"const": seed}
+    for _ in range(14):
+        branch = {
+            "type": "object",
+            "properties": {"a": schema},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
+        schema = {"oneOf": [schema, branch]}
+    return by_xgrammar(schema)
+
+
+@asynccontextmanager
+async def running(tokenizer: Path, limits: TrialLimits = LIMITS) -> AsyncIterator[Trials]:
+    vocabulary = byte_vocabulary()
+    options = TrialWorkerOptions(
+        tokenizer=str(tokenizer),
+        vocab_size=vocabulary.vocab_size,
+        end_token_ids=tuple(vocabulary.end_token_ids),
+        limits=limits,
+        environment=dict(os.environ),
+    )
+    trials = Trials(options)
+    await trials.start()
+    try:
+        yield trials
+    finally:
+        await trials.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    file.write_text(byte_vocabulary().tokenizer_json)
+    return file
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def trials(tokenizer: Path) -> AsyncIterator[Trials]:
+    async with running(tokenizer) as trials:
+        yield trials
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def forks(trials: Trials) -> list[int]:
+    return children(trials.pid)
+
+
+async def timed(trial: Awaitable[None]) -> float:
+    started = time.monotonic()
+    await asyncio.gather(trial, return_exceptions=True)
+    return time.monotonic() - started
+
+
+async def test_the_process_has_one_thread_and_no_priority(trials: Trials) -> None:
+    await trials.check(b"a", by_llguidance(an_object("first")))
+    assert trials.pid is not None
+    assert len(os.listdir(f"/proc/{trials.pid}/task")) == 1
+    assert os.getpriority(os.PRIO_PROCESS, trials.pid) == max(10, os.getpriority(os.PRIO_PROCESS, 0))
+    assert os.getpgid(trials.pid) == trials.pid and os.getsid(trials.pid) == os.getsid(0)
+
+
+@pytest.mark.parametrize("emit", [by_llguidance, by_xgrammar])
+async def test_what_compiles_passes_and_is_remembered_for_its_tenant(
+    trials: Trials, emit: Callable[[dict[str, Any]], GrammarSpec]
+) -> None:
+    spec = emit(an_object("remembered"))
+    before = trials.stats.trials
+    for namespace in (b"a", b"a", b"b"):
+        await trials.check(namespace, spec)
+    assert trials.stats.trials == before + 2
+
+
+@pytest.mark.parametrize("emit", [by_llguidance, by_xgrammar])
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "foo"}, "foo"),
+        ({"type": "string", "pattern": "(("}, "does not compile"),
+        ({"$ref": "#"}, "no text satisfies the grammar"),
+    ],
+)
+async def test_what_does_not_compile_is_refused_with_its_field(
+    trials: Trials, emit: Callable[[dict[str, Any]], GrammarSpec], schema: dict[str, Any], message: str
+) -> None:
+    refusals = trials.stats.refusals.total()
+    for param in ("response_format", "tools.0"):
+        with pytest.raises(GrammarInvalid, match=message) as refused:
+            await trials.check(b"a", emit(schema), param=param)
+        assert refused.value.param == param
+        assert ".cc" not in str(refused.value) and len(str(refused.value)) < 500
+    assert trials.stats.refusals.total() == refusals + 2
+
+
+async def test_what_takes_too_much_time_is_refused_in_time(trials: Trials) -> None:
+    started = time.monotonic()
+    with pytest.raises(GrammarTooCostly, match="1 s of CPU time") as refused:
+        await trials.check(b"a", slow(), param="response_format")
+    assert refused.value.param == "response_format"
+    assert time.monotonic() - started < LIMITS.deadline_s + SLACK_S
+    started = time.monotonic()
+    with pytest.raises(GrammarTooCostly):
+        await trials.check(b"a", slow())
+    assert time.monotonic() - started < 0.1
+
+
+async def test_half_a_surrogate_is_refused(trials: Trials) -> None:
+    with pytest.raises(GrammarInvalid, match="surrogate"):
+        await trials.check(b"a", GrammarSpec(backend="llguidance", source="\ud800"), param="response_format")
+
+
+async def test_one_trial_serves_all_who_wait(trials: Trials) -> None:
+    before = trials.stats.trials
+    spec = by_xgrammar(an_object("shared"))
+    await asyncio.gather(*(trials.check(b"a", spec) for _ in range(20)))
+    assert trials.stats.trials == before + 1
+
+
+async def test_a_trial_goes_on_while_somebody_waits(trials: Trials) -> None:
+    spec = slow(seed=1)
+    first, second = (asyncio.create_task(trials.check(b"a", spec)) for _ in range(2))
+    await until(lambda: len(forks(trials)) == 1)
+    first.cancel()
+    with pytest.raises(GrammarTooCostly):
+        await second
+    assert first.cancelled()
+
+
+async def test_a_trial_nobody_waits_for_is_killed(trials: Trials) -> None:
+    waiter = asyncio.create_task(trials.check(b"a", slow(seed=2)))
+    await until(lambda: len(forks(trials)) == 1)
+    started = time.monotonic()
+    waiter.cancel()
+    await until(lambda: not forks(trials) and trials.stats.running == 0)
+    assert time.monotonic() - started < 0.5
+    await trials.check(b"a", by_llguidance(an_object("after")))
+
+
+async def test_a_tenants_line_is_bounded(trials: Trials) -> None:
+    waiters = [
+        asyncio.create_task(trials.check(b"a", slow(seed=10 + number)))
+        for number in range(LIMITS.queued_per_tenant + 1)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(TrialsUnavailable, match="4 new grammars of this tenant"):
+        await trials.check(b"a", by_llguidance(an_object("too many")))
+    for waiter in waiters:
+        waiter.cancel()
+    await asyncio.gather(*waiters, return_exceptions=True)
+    await until(lambda: trials.stats.running == trials.stats.waiting == 0)
+
+
+async def test_a_flooding_tenant_leaves_a_slot_to_others(trials: Trials) -> None:
+    flood = [asyncio.create_task(trials.check(b"flood", slow(seed=20 + number))) for number in range(4)]
+    await until(lambda: trials.stats.running == 1)
+    waits = [
+        await timed(trials.check(b"quiet", by_llguidance(an_object(f"quiet{number}")))) for number in range(4)
+    ]
+    assert max(waits) < 1.0
+    assert not any(waiter.done() for waiter in flood[1:])
+    for waiter in flood:
+        waiter.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+
+
+async def test_a_killed_process_is_replaced_and_its_trial_tried_again(trials: Trials) -> None:
+    waiter = asyncio.create_task(trials.check(b"a", slow(seed=30)))
+    await until(lambda: trials.stats.running == 1 and len(forks(trials)) == 1)
+    (orphan,) = forks(trials)
+    old, restarts = trials.pid, trials.stats.restarts
+    assert old is not None
+    os.kill(old, signal.SIGKILL)
+    with pytest.raises(GrammarTooCostly):
+        await waiter
+    assert trials.pid != old and trials.stats.restarts == restarts + 1
+    await until(lambda: not alive(orphan))
+    await trials.check(b"a", by_xgrammar(an_object("after the kill")))
+
+
+async def test_a_process_that_hangs_is_replaced(tokenizer: Path) -> None:
+    limits = TrialLimits(deadline_s=1.0, hang_grace_s=2.0)
+    async with running(tokenizer, limits) as trials:
+        await trials.check(b"a", by_llguidance(an_object("before")))
+        hung = trials.pid
+        assert hung is not None
+        os.kill(hung, signal.SIGSTOP)
+        await trials.check(b"a", by_llguidance(an_object("after")))
+        assert trials.pid != hung and not alive(hung)
+
+
+async def test_budgets_of_memory_and_size(tokenizer: Path) -> None:
+    limits = TrialLimits(memory_bytes=48 * MIB, grammar_bytes=2 * MIB)
+    words = [f"{number:x}" * 12 for number in range(40_000)]
+    async with running(tokenizer, limits) as trials:
+        with pytest.raises(GrammarTooCostly, match="more than 48 MiB of memory"):
+            await trials.check(b"a", by_llguidance({"enum": words * 4}))
+        with pytest.raises(GrammarTooCostly, match="allowed are 2 MiB"):
+            await trials.check(b"a", by_llguidance({"enum": words[:16_000]}))
+        await until(lambda: not forks(trials))
+
+
+async def test_without_a_tokenizer_nothing_can_be_tried(tmp_path: Path) -> None:
+    async with running(tmp_path / "missing") as trials:
+        with pytest.raises(TrialsUnavailable):
+            await trials.check(b"a", by_llguidance(an_object("never")))
+        with pytest.raises(TrialsUnavailable):
+            await timed_refusal(trials)
+
+
+async def timed_refusal(trials: Trials) -> None:
+    started = time.monotonic()
+    try:
+        await trials.check(b"a", by_llguidance(an_object("at once")))
+    finally:
+        assert time.monotonic() - started < 0.2
+
+
+async def test_who_waits_at_the_end_is_told(tokenizer: Path) -> None:
+    async with running(tokenizer) as trials:
+        waiter = asyncio.create_task(trials.check(b"a", slow()))
+        await asyncio.sleep(0)
+    with pytest.raises(TrialsUnavailable, match="shutting down"):
+        await waiter
+    assert trials.pid is None
