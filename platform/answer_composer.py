@@ -25,7 +25,7 @@ from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tool.style import ToolStyle
 from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.preparation.composed import Composed, compose_form, form_size
-from loraplex.platform.preparation.messages import pack_form
+from loraplex.platform.preparation.packed_form import pack_form
 from loraplex.platform.services import AnswerJudges, GrammarTrials, RequestPreparation
 
 INLINE_SIZE: Final = 512
@@ -65,7 +65,7 @@ class AnswerComposer:
         if spec is not None:
             await self._trials.check(namespace, spec, param=_param(form))
         judge = partial(self._judges.judge, namespace)
-        return FormedAnswer(composed.composition, composed.judgements, judge)
+        return FormedAnswer(composed.composition, judge)
 
     async def _large(self, namespace: bytes, form: AnswerForm, style: ToolStyle) -> Composed:
         packed, key = await asyncio.to_thread(_packed, form, style)

@@ -37,26 +37,29 @@ class CallsMay(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallReading:
-    """What a reader knows of the grammar. `tools`: the names, each with the judge of its arguments if one is needed."""
+    """What a reader knows of the grammar. `tools`: the names, each with the schema its arguments are judged by, if any.
+
+    `content`: the schema of content that is no call, if it is judged. Schemas are JSON texts.
+    """
 
     syntax: CallSyntax
     calls_may: CallsMay
-    tools: Mapping[str, Judge | None]
-    judge_content: Judge | None = None
+    tools: Mapping[str, str | None]
+    content: str | None = None
 
 
 @dataclass(slots=True)
 class _Call:
     name: str
-    judge: Judge | None
+    schema: str | None
     arguments: list[str]
     whole: bool = False
 
-    def judge_arguments(self) -> None:
-        if self.judge is None:
+    def judge_arguments(self, judge: Judge) -> None:
+        if self.schema is None:
             return
         try:
-            self.judge("".join(self.arguments))
+            judge(self.schema, "".join(self.arguments))
         except AnswerNotSatisfied as error:
             raise AnswerNotSatisfied(f"the arguments of {self.name}: {error}") from error
 
@@ -64,11 +67,12 @@ class _Call:
 class CallReader:
     """Content, then calls. A state is the method that reads on from a position and returns the position it came to."""
 
-    def __init__(self, reading: CallReading, call_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(self, reading: CallReading, judge: Judge, call_id: Callable[[], str] = new_call_id) -> None:
         self._reading = reading
+        self._judge = judge
         self._syntax = reading.syntax
         self._call_id = call_id
-        self._content = ContentReader(reading.judge_content)
+        self._content = ContentReader(reading.content, judge)
         self._calls: list[_Call] = []
         self._pieces: list[Piece] = []
         self._name = ""
@@ -103,7 +107,7 @@ class CallReader:
         if not self._calls[-1].whole:
             return pieces, "stop"
         for call in self._calls:
-            call.judge_arguments()
+            call.judge_arguments(self._judge)
         return pieces, "tool_calls"
 
     def _release(self) -> None:
@@ -174,7 +178,7 @@ class CallReader:
         position = self._scanner.scan(text, start)
         call = self._calls[-1]
         self._pieces.append(ArgumentsPiece(len(self._calls) - 1, text[start:position]))
-        if call.judge is not None:
+        if call.schema is not None:
             call.arguments.append(text[start:position])
         if self._scanner.closed:
             self._read = self._read_blanks_after_arguments

@@ -2,9 +2,8 @@
 is held by that backend exactly, or judged on the finished value.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from loraplex.grammar.answer.call_reader import CallReader, CallReading, CallsMay
 from loraplex.grammar.answer.content_reader import ContentReader, Judge
@@ -12,11 +11,9 @@ from loraplex.grammar.answer.format_tree import TreeFormat, check_beside_calls, 
 from loraplex.grammar.answer.held_schemas import (
     PREFERRED,
     AskedSchema,
-    JudgeOf,
     hold_together,
-    own_judge,
-    residue_judge,
-    value_judge,
+    residue_schema,
+    value_schema,
 )
 from loraplex.grammar.answer.native_source import native_param, native_source
 from loraplex.grammar.answer.pieces import AnswerReader
@@ -44,15 +41,21 @@ from loraplex.grammar.tree import Alternation, JsonValue, Node
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """`spec` None: the answer is unconstrained. `enforcement` None: no schema is in play. `reader`: one per choice.
+    """`spec` None: the answer is unconstrained. `enforcement` None: no schema is in play. Data only: it may cross processes.
 
-    `keep_special_tokens`: calls are marked by control tokens, so the text must be decoded with them.
+    `keep_special_tokens`: calls are marked by control tokens, so the text must be decoded with them. `calls` None: there are
+    none, and `content` is the schema, a JSON text, by which the whole answer is judged, if it is.
     """
 
     spec: GrammarSpec | None
-    enforcement: Enforcement | None
-    reader: Callable[[], AnswerReader]
-    keep_special_tokens: bool
+    enforcement: Enforcement | None = None
+    keep_special_tokens: bool = False
+    calls: CallReading | None = None
+    content: str | None = None
+
+    def reader(self, judge: Judge) -> AnswerReader:
+        """A reader of one choice, which has `judge` called for every value that the grammar alone does not hold."""
+        return ContentReader(self.content, judge) if self.calls is None else CallReader(self.calls, judge)
 
 
 def compose(
@@ -61,12 +64,8 @@ def compose(
     *,
     limits: Limits,
     control_tokens: Collection[str] = (),
-    judge_of: JudgeOf = own_judge,
 ) -> Composition:
-    """The grammar of `form`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`.
-
-    `judge_of` makes the judge of a schema that the grammar does not hold alone.
-    """
+    """The grammar of `form`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`."""
     tools = () if form.tool_choice == "none" else form.tools
     if form.tool_choice == "required" and not tools:
         raise GrammarRefused("a call is required and there is no tool to call", param="tool_choice")
@@ -74,10 +73,10 @@ def compose(
         return _native(form, form.format, tools, limits)
     content = None if form.tool_choice == "required" else form.format
     if tools:
-        return _with_calls(form, content, style, limits, control_tokens, judge_of)
+        return _with_calls(form, content, style, limits, control_tokens)
     if content is None:
-        return Composition(None, None, ContentReader, False)
-    return _content_only(form, content, limits, judge_of)
+        return Composition(None)
+    return _content_only(form, content, limits)
 
 
 def _native(
@@ -88,14 +87,13 @@ def _native(
         raise GrammarRefused(f"{param} cannot be combined with tools", param=param)
     backend, source = native_source(native, limits)
     spec = GrammarSpec(backend=backend, source=source, fast_forward=form.fast_forward, close=form.close)
-    return Composition(spec, None, ContentReader, False)
+    return Composition(spec)
 
 
-def _content_only(form: AnswerForm, content: TreeFormat, limits: Limits, judge_of: JudgeOf) -> Composition:
+def _content_only(form: AnswerForm, content: TreeFormat, limits: Limits) -> Composition:
     held = hold_together(schemas_of(content), limits, backends=_backends_of(content))
-    reader = partial(ContentReader, _content_judge(held.holdings, judge_of))
     spec = _spec(form, held.backend, _content_tree(content, held.holdings, limits))
-    return Composition(spec, held.enforcement, reader, False)
+    return Composition(spec, held.enforcement, content=_content_schema(held.holdings))
 
 
 def _with_calls(
@@ -104,7 +102,6 @@ def _with_calls(
     style: ToolStyle,
     limits: Limits,
     control_tokens: Collection[str],
-    judge_of: JudgeOf,
 ) -> Composition:
     check_tools(form.tools, limits)
     syntax = syntax_of(style, beside_json=isinstance(content, JsonObject | JsonSchema))
@@ -127,14 +124,13 @@ def _with_calls(
 
     # A regular expression may match what reads as a call: then only judging keeps the arguments right.
     ambiguous = isinstance(content, Regex)
-    judge = value_judge if ambiguous else residue_judge
-    judges = {name: judge(holding, judge_of) for name, holding in of_tools.items()}
-    reading = CallReading(syntax, calls_may, judges, _content_judge(of_content, judge_of))
+    judged_by = value_schema if ambiguous else residue_schema
+    judged = {name: judged_by(holding) for name, holding in of_tools.items()}
     return Composition(
         _spec(form, held.backend, tree),
         "validated" if ambiguous else held.enforcement,
-        partial(CallReader, reading),
         any(token in control_tokens for token in syntax.tokens),
+        CallReading(syntax, calls_may, judged, _content_schema(of_content)),
     )
 
 
@@ -144,8 +140,8 @@ def _content_tree(content: TreeFormat, holdings: Sequence[Holding], limits: Limi
     return JsonValue(holdings[0].schema)
 
 
-def _content_judge(holdings: Sequence[Holding], judge_of: JudgeOf) -> Judge | None:
-    return residue_judge(holdings[0], judge_of) if holdings else None
+def _content_schema(holdings: Sequence[Holding]) -> str | None:
+    return residue_schema(holdings[0]) if holdings else None
 
 
 def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:

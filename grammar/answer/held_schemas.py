@@ -2,23 +2,19 @@
 compiled, and what was relaxed has a judge.
 """
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final, TypeAlias
+from typing import Final
 
-from loraplex.grammar.answer.content_reader import Judge
 from loraplex.grammar.answer_form import JsonSchemaValue, Limits
 from loraplex.grammar.enforcement.holding import Enforcement, Holding
 from loraplex.grammar.enforcement.routing import ALL_BACKENDS, PREFERENCE, hold_schema
 from loraplex.grammar.schema.bounds import check_together
-from loraplex.grammar.schema.validator import Validator
 from loraplex.grammar.spec import Backend
 
 PREFERRED: Final[Backend] = PREFERENCE[0]
-
-JudgeOf: TypeAlias = Callable[[JsonSchemaValue], Judge]
-"""Makes the judge of a schema. Raises `GrammarInvalid`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +61,14 @@ def hold_together(
     return HeldSchemas(PREFERRED, tuple(relaxed))
 
 
-def own_judge(schema: JsonSchemaValue) -> Judge:
-    """Judges in this process and thread."""
-    return Validator(schema).judge
+def residue_schema(holding: Holding) -> str | None:
+    """What a finished value is judged by, as a JSON text, if the grammar alone does not hold its schema."""
+    return None if holding.judged is None else json.dumps(holding.judged)
 
 
-def residue_judge(holding: Holding, judge_of: JudgeOf = own_judge) -> Judge | None:
-    """What judges a finished value, if the grammar alone does not hold its schema."""
-    return None if holding.judged is None else judge_of(holding.judged)
-
-
-def value_judge(holding: Holding, judge_of: JudgeOf = own_judge) -> Judge:
-    """What judges a finished value in any case."""
-    return judge_of(holding.schema if holding.judged is None else holding.judged)
+def value_schema(holding: Holding) -> str:
+    """What a finished value is judged by in any case."""
+    return json.dumps(holding.schema if holding.judged is None else holding.judged)
 
 
 def _hold(asked: AskedSchema, limits: Limits, backends: frozenset[Backend]) -> Holding:

@@ -1,4 +1,4 @@
-"""A composition with the judgements its readers ask for, as it is remembered and as it crosses from one process to another."""
+"""A composition as it is remembered, and as it crosses from one process to another."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from loraplex.grammar.answer_form import (
     StructuralTag,
 )
 from loraplex.grammar.tool.style import ToolStyle
-from loraplex.platform.formed_answer import NotedJudgements
 from loraplex.platform.value_size import size_of
 
 MOST_SIZE: Final = 8 << 20
@@ -27,7 +26,6 @@ class Composed:
     """`size_bytes` is an estimate: what the form and the grammar take as text, a few times."""
 
     composition: Composition
-    judgements: NotedJudgements
     size_bytes: int
 
 
@@ -35,13 +33,10 @@ def compose_form(
     form: AnswerForm, style: ToolStyle, limits: Limits, control_tokens: Collection[str]
 ) -> Composed:
     """Raises `GrammarRefused`. Takes up to 0.3 s for a schema at the bound of 10,000 values (measured)."""
-    judgements = NotedJudgements()
-    composition = compose(
-        form, style, limits=limits, control_tokens=control_tokens, judge_of=judgements.judge_of
-    )
+    composition = compose(form, style, limits=limits, control_tokens=control_tokens)
     source = "" if composition.spec is None else composition.spec.source
     size = form_size(form, MOST_SIZE) + len(source)
-    return Composed(composition, judgements, ENTRY_BYTES + 4 * size)
+    return Composed(composition, ENTRY_BYTES + 4 * size)
 
 
 def form_size(form: AnswerForm, most: int) -> int:

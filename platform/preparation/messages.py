@@ -1,29 +1,34 @@
-"""What a gateway asks of its preparing process, and what it is told: a length of eight bytes and a pickle each.
+"""What a gateway asks of its preparing process, and what it is told: msgpack after a length of eight bytes each."""
 
-Invariant: whatever that process says is read as data and classes of ours only; no function can be named.
-"""
+from typing import Final, TypeAlias
 
-import io
-import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+import msgspec
 
-from loraplex.grammar.answer_form import AnswerForm, Limits
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar import errors as grammar_errors
+from loraplex.grammar.answer_form import Limits
+from loraplex.grammar.errors import GrammarRefused
+from loraplex.platform.errors import GatewayError, InvalidBody, InvalidParameter
 from loraplex.platform.preparation.composed import Composed
 from loraplex.platform.request_body import BodyLimits
 
 LENGTH_BYTES: Final = 8
-OUR_MODULES: Final = ("loraplex.grammar.", "loraplex.platform.")
-MAKERS: Final = frozenset(
-    {("functools", "partial"), ("builtins", "frozenset"), ("msgspec._utils", "rebuild")}
-)
-"""What else makes an object out of a class and its fields."""
+
+Refused: TypeAlias = GatewayError | GrammarRefused
+REFUSALS: Final[dict[str, type[Refused]]] = {
+    each.__name__: each
+    for each in (
+        InvalidBody,
+        InvalidParameter,
+        GrammarRefused,
+        grammar_errors.GrammarInvalid,
+        grammar_errors.GrammarTooCostly,
+        grammar_errors.GrammarTooLarge,
+        grammar_errors.SchemaNotHeld,
+    )
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(msgspec.Struct, frozen=True, tag=True):
     """Said first. `control_tokens`: the texts of the tokenizer's special tokens."""
 
     body: BodyLimits
@@ -31,66 +36,60 @@ class Setup:
     control_tokens: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckBody:
-    """Is this a JSON object within the bounds? Answered by None."""
+class CheckBody(msgspec.Struct, frozen=True, tag=True):
+    """Is this a JSON object within the bounds? Answered without a result."""
 
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ComposeForm:
-    """Answered by a `Composed`. `packed` is what `pack_form` made."""
+class ComposeForm(msgspec.Struct, frozen=True, tag=True):
+    """`packed` is what `pack_form` made."""
 
     packed: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`refusal` is what the request deserves instead of a result."""
+class Refusal(msgspec.Struct, frozen=True):
+    """An error that the request deserves. `kind` is a name of `REFUSALS`."""
+
+    kind: str
+    message: str
+    param: str | None
+    pointer: str | None
+
+    @classmethod
+    def of(cls, error: Refused) -> "Refusal":
+        kind = next(each.__name__ for each in type(error).__mro__ if REFUSALS.get(each.__name__) is each)
+        pointer = error.pointer if isinstance(error, GrammarRefused) else None
+        return cls(kind, str(error), error.param, pointer)
+
+    def error(self) -> Refused:
+        """The error as it was raised."""
+        kind = REFUSALS[self.kind]
+        if issubclass(kind, GrammarRefused):
+            return kind(self.message, param=self.param, pointer=self.pointer)
+        return kind(self.message, param=self.param)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`result` for a form that was composed."""
 
     result: Composed | None = None
-    refusal: Exception | None = None
+    refusal: Refusal | None = None
 
 
 Task: TypeAlias = CheckBody | ComposeForm
-Message: TypeAlias = Setup | Task | Answer
+
+decode_setup: Final = msgspec.msgpack.Decoder(Setup).decode
+decode_task: Final = msgspec.msgpack.Decoder(Task).decode
+decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
 
 
-def frame(message: Message) -> bytes:
+def frame(message: Setup | Task | Answer) -> bytes:
     """The message as it is written to a pipe."""
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 def length(head: bytes) -> int:
     """How many bytes follow the first `LENGTH_BYTES`."""
     return int.from_bytes(head, "big")
-
-
-def read_message(data: bytes) -> Any:
-    """A message without its length. Raises `pickle.UnpicklingError` for what names something else than classes of ours."""
-    return _OwnClasses(io.BytesIO(data)).load()
-
-
-def pack_form(form: AnswerForm, style: ToolStyle) -> bytes:
-    """Equal bytes mean equal forms, not the other way round."""
-    return pickle.dumps((form, style), pickle.HIGHEST_PROTOCOL)
-
-
-def unpack_form(packed: bytes) -> tuple[AnswerForm, ToolStyle]:
-    form, style = _OwnClasses(io.BytesIO(packed)).load()
-    return form, style
-
-
-class _OwnClasses(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        found: Callable[..., Any]
-        if (module, name) in MAKERS:
-            found = super().find_class(module, name)
-            return found
-        if module.startswith(OUR_MODULES):
-            found = super().find_class(module, name)
-            if isinstance(found, type) and found.__module__ == module:
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no class that may be said here")

@@ -6,13 +6,13 @@ its deadline is never asked again.
 
 import asyncio
 import os
-import pickle
 from asyncio.subprocess import Process
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
+import msgspec
 import structlog
 
 from loraplex.grammar.child_process import end_child, spawn_child
@@ -26,9 +26,9 @@ from loraplex.platform.preparation.messages import (
     ComposeForm,
     Setup,
     Task,
+    decode_answer,
     frame,
     length,
-    read_message,
 )
 
 MODULE: Final = "loraplex.platform.preparation.process"
@@ -103,7 +103,7 @@ class Preparer:
                 f"no turn to analyse this request for {self._options.patience_s:g} s"
             ) from None
         if answer is not None and answer.refusal is not None:
-            raise answer.refusal
+            raise answer.refusal.error()
         return answer
 
     async def _exchange(self, task: Task) -> Answer | None:
@@ -111,7 +111,7 @@ class Preparer:
         try:
             async with asyncio.timeout(self._options.deadline_s):
                 return await _exchange(process, frame(task))
-        except (OSError, EOFError, TimeoutError, pickle.UnpicklingError) as error:
+        except (OSError, EOFError, TimeoutError, msgspec.DecodeError) as error:
             self._log.error("preparation lost", task=type(task).__name__, reason=repr(error))
             await self._end()
             return None
@@ -127,7 +127,7 @@ class Preparer:
             )
             async with asyncio.timeout(self._options.start_timeout_s):
                 await _exchange(process, frame(self._options.setup) + frame(CheckBody(b"{}")))
-        except (OSError, EOFError, TimeoutError, pickle.UnpicklingError) as error:
+        except (OSError, EOFError, TimeoutError, msgspec.DecodeError) as error:
             await self._end()
             raise TrialsUnavailable("requests of this size cannot be analysed now") from error
         return process
@@ -139,13 +139,10 @@ class Preparer:
 
 
 async def _exchange(process: Process, data: bytes) -> Answer:
-    """Raises `OSError` or `EOFError` when the process has ended, `pickle.UnpicklingError` for what is no answer."""
+    """Raises `OSError` or `EOFError` when the process has ended, `msgspec.DecodeError` for what is no answer."""
     if process.stdin is None or process.stdout is None:
         raise BrokenPipeError("the process has no pipes")
     process.stdin.write(data)
     await process.stdin.drain()
     head = await process.stdout.readexactly(LENGTH_BYTES)
-    answer = read_message(await process.stdout.readexactly(length(head)))
-    if not isinstance(answer, Answer):
-        raise pickle.UnpicklingError("no answer")
-    return answer
+    return decode_answer(await process.stdout.readexactly(length(head)))

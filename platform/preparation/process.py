@@ -7,7 +7,7 @@ import gc
 import resource
 import signal
 import sys
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.grammar.parent_death import die_with_parent
@@ -19,13 +19,15 @@ from loraplex.platform.preparation.messages import (
     Answer,
     CheckBody,
     ComposeForm,
+    Refusal,
     Setup,
     Task,
+    decode_setup,
+    decode_task,
     frame,
     length,
-    read_message,
-    unpack_form,
 )
+from loraplex.platform.preparation.packed_form import unpack_form
 from loraplex.platform.request_body import parse_object
 
 MEMORY_BYTES = 2 << 30
@@ -41,9 +43,12 @@ def main(parent_pid: int) -> None:
     for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):
         resource.setrlimit(kind, (bound, bound))
     gc.freeze()
-    setup: Setup | None = _next(sys.stdin.buffer)
-    while setup is not None and (task := _next(sys.stdin.buffer)) is not None:
-        sys.stdout.buffer.write(frame(answer(setup, task)))
+    message = _next(sys.stdin.buffer)
+    if message is None:
+        return
+    setup = decode_setup(message)
+    while (message := _next(sys.stdin.buffer)) is not None:
+        sys.stdout.buffer.write(frame(answer(setup, decode_task(message))))
         sys.stdout.buffer.flush()
 
 
@@ -58,13 +63,13 @@ def answer(setup: Setup, task: Task) -> Answer:
                 form, style = unpack_form(packed)
                 return Answer(compose_form(form, style, setup.grammar, setup.control_tokens))
     except (GatewayError, GrammarRefused) as refusal:
-        return Answer(refusal=refusal.with_traceback(None))
+        return Answer(refusal=Refusal.of(refusal))
 
 
-def _next(stream: BinaryIO) -> Any:
+def _next(stream: BinaryIO) -> bytes | None:
     """The next message, None at the end."""
     head = stream.read(LENGTH_BYTES)
-    return read_message(stream.read(length(head))) if len(head) == LENGTH_BYTES else None
+    return stream.read(length(head)) if len(head) == LENGTH_BYTES else None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from loraplex.grammar.answer.composition import compose
 from loraplex.grammar.answer_form import AnswerForm, JsonSchema, Limits, Tool
 from loraplex.grammar.errors import AnswerNotSatisfied
 from loraplex.grammar.tool.style import ToolStyle
-from loraplex.platform.formed_answer import FormedAnswer, NotedJudgements
+from loraplex.platform.formed_answer import FormedAnswer
 
 UNIQUE = {"type": "array", "uniqueItems": True}
 ARGUMENTS = {"type": "object", "properties": {"tags": UNIQUE}}
@@ -29,9 +29,7 @@ class Judge:
 
 
 def answer_of(form: AnswerForm, judge: Judge) -> FormedAnswer:
-    judgements = NotedJudgements()
-    composition = compose(form, ToolStyle.GENERIC, limits=Limits(), judge_of=judgements.judge_of)
-    return FormedAnswer(composition, judgements, judge)
+    return FormedAnswer(compose(form, ToolStyle.GENERIC, limits=Limits()), judge)
 
 
 async def test_every_call_is_judged_and_one_bad_one_is_enough() -> None:
@@ -56,7 +54,7 @@ async def test_choices_that_end_together_are_judged_by_their_own_values() -> Non
         reader.feed(f'["{"bad" if index % 2 else "good"}"]')
     ended = await asyncio.gather(*(answer.finish(each, "stop") for each in readers), return_exceptions=True)
     assert [isinstance(each, AnswerNotSatisfied) for each in ended] == [bool(i % 2) for i in range(20)]
-    assert len(judge.asked) == 20 and answer.judgements.notes == []
+    assert len(judge.asked) == 20 and answer.notes == []
 
 
 def test_nothing_is_made_of_a_schema_that_takes_a_validator_minutes() -> None:

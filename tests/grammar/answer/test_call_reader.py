@@ -67,13 +67,17 @@ def joined(pieces: Sequence[Piece], reason: AnswerReason) -> Read:
     return read
 
 
+def refuse(schema: str, value: str) -> None:
+    raise AnswerNotSatisfied(f"{value} by {schema}")
+
+
 def reading(style: ToolStyle, calls_may: CallsMay, names: Sequence[str] = NAMES) -> CallReading:
     return CallReading(syntax_of(style), calls_may, dict.fromkeys(names))
 
 
 def read(of: CallReading, deltas: Sequence[str], reason: EngineReason = "stop") -> Read:
     numbers = count()
-    reader = CallReader(of, call_id=lambda: f"call_{next(numbers)}")
+    reader = CallReader(of, refuse, call_id=lambda: f"call_{next(numbers)}")
     pieces = [piece for delta in deltas for piece in reader.feed(delta)]
     rest, answer_reason = reader.finish(reason)
     return joined([*pieces, *rest], answer_reason)
@@ -189,7 +193,7 @@ def test_an_unknown_name_is_no_call_beside_other_content(style: ToolStyle) -> No
 @pytest.mark.parametrize("style", ToolStyle)
 def test_arguments_come_as_they_are_written(style: ToolStyle) -> None:
     syntax = syntax_of(style)
-    reader = CallReader(reading(style, CallsMay.BE_ALL), call_id=lambda: "id")
+    reader = CallReader(reading(style, CallsMay.BE_ALL), refuse, call_id=lambda: "id")
     assert reader.feed(syntax.beginning + "ge") == []
     assert reader.feed('t"') == [CallStarted(0, "id", "get")]
     assert reader.feed(syntax.before_arguments[1:] + '{"a') == [ArgumentsPiece(0, '{"a')]
@@ -200,7 +204,7 @@ def test_arguments_come_as_they_are_written(style: ToolStyle) -> None:
 
 
 def test_content_is_held_only_while_it_may_be_a_marker() -> None:
-    reader = CallReader(reading(ToolStyle.HERMES, CallsMay.FOLLOW_TEXT))
+    reader = CallReader(reading(ToolStyle.HERMES, CallsMay.FOLLOW_TEXT), refuse)
     assert reader.feed("a <") == [ContentPiece("a")]
     assert reader.feed("tool_") == []
     assert reader.feed("x b") == [ContentPiece(" <tool_x b")]
@@ -268,15 +272,11 @@ def test_the_rest_of_a_cut_answer_is_dropped_after_a_call(
         read(reading(style, calls_may), [text[: second_name - 1] + "nope" + text[second_name:]])
 
 
-def refuse(text: str) -> None:
-    raise AnswerNotSatisfied(text)
-
-
 def test_judges_finished_arguments_and_no_others() -> None:
     syntax = syntax_of(ToolStyle.HERMES)
     text = render_calls(ToolStyle.HERMES, [WrittenCall("free", "{}"), WrittenCall("judged", '{"a": 1}')])
-    of = CallReading(syntax, CallsMay.FOLLOW_TEXT, {"free": None, "judged": refuse})
-    with pytest.raises(AnswerNotSatisfied, match='the arguments of judged: {"a": 1}'):
+    of = CallReading(syntax, CallsMay.FOLLOW_TEXT, {"free": None, "judged": "false"})
+    with pytest.raises(AnswerNotSatisfied, match='the arguments of judged: {"a": 1} by false'):
         read(of, list(text))
     assert read(of, [text], "length").reason == "length"
     cut_off = text[: text.rindex("}\n</tool")]
@@ -284,8 +284,8 @@ def test_judges_finished_arguments_and_no_others() -> None:
 
 
 def test_judges_finished_content() -> None:
-    of = CallReading(syntax_of(ToolStyle.HERMES), CallsMay.REPLACE_TEXT, {"get": None}, judge_content=refuse)
-    with pytest.raises(AnswerNotSatisfied, match="<1>"):
+    of = CallReading(syntax_of(ToolStyle.HERMES), CallsMay.REPLACE_TEXT, {"get": None}, content="true")
+    with pytest.raises(AnswerNotSatisfied, match="<1> by true"):
         read(of, list("<1>"))
     assert read(of, ['{"a'], "length").reason == "length"
     assert read(of, ['{"a']).reason == "stop"
@@ -299,7 +299,7 @@ def test_ids_are_long_and_differ() -> None:
 
 
 def _seconds(style: ToolStyle, deltas: Callable[[int], Sequence[str]], size: int) -> float:
-    reader = CallReader(reading(style, auto(style)))
+    reader = CallReader(reading(style, auto(style)), refuse)
     chunks = deltas(size)
     began = time.process_time()
     for chunk in chunks:

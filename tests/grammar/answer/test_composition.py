@@ -1,5 +1,6 @@
 """From the form of an answer to one grammar: what its mask lets through, which backend, what is judged, what is refused."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pytest
 
 from loraplex.grammar.answer.composition import Composition, compose
-from loraplex.grammar.answer.content_reader import ContentReader
 from loraplex.grammar.answer.pieces import ContentPiece
 from loraplex.grammar.answer_form import (
     AnswerForm,
@@ -23,6 +23,7 @@ from loraplex.grammar.answer_form import (
 from loraplex.grammar.backend.compiler import MaskCompiler
 from loraplex.grammar.backend.vocabulary import byte_vocabulary
 from loraplex.grammar.errors import AnswerNotSatisfied, GrammarRefused, GrammarTooLarge, SchemaNotHeld
+from loraplex.grammar.schema.validator import Validator
 from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tool.style import ToolStyle, syntax_of
 
@@ -82,9 +83,13 @@ def two_calls(style: ToolStyle) -> str:
     return syntax.opening + one + syntax.separator + one + syntax.closing
 
 
+def judge(schema: str, value: str) -> None:
+    Validator(json.loads(schema)).judge(value)
+
+
 def read(composition: Composition, text: str) -> tuple[str, list[str], str]:
     """Content, names of the calls, reason."""
-    reader = composition.reader()
+    reader = composition.reader(judge)
     pieces = [*reader.feed(text)]
     rest, reason = reader.finish("stop")
     pieces += rest
@@ -94,7 +99,7 @@ def read(composition: Composition, text: str) -> tuple[str, list[str], str]:
 
 def test_nothing_asked_is_nothing_held() -> None:
     for nothing in (AnswerForm(), form(tool_choice="none")):
-        assert composed(nothing) == Composition(None, None, ContentReader, False)
+        assert composed(nothing) == Composition(None)
     text = call(ToolStyle.HERMES, "sum", "{}")
     assert read(composed(form(tool_choice="none")), text) == (text, [], "stop")
 
@@ -261,7 +266,7 @@ def test_control_tokens_are_kept_only_where_the_tokenizer_has_them() -> None:
 
 def test_every_choice_has_its_own_reader() -> None:
     composition = composed(form())
-    assert composition.reader() is not composition.reader()
+    assert composition.reader(judge) is not composition.reader(judge)
 
 
 @pytest.mark.parametrize(

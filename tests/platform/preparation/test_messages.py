@@ -1,55 +1,40 @@
-"""What crosses between a gateway and its preparing process, and what must not."""
-
-import os
-import pickle
-from functools import partial
+"""What crosses between a gateway and its preparing process."""
 
 import pytest
 
+from loraplex.grammar.errors import SchemaNotHeld
+from loraplex.platform.errors import InvalidBody, MissingParameter
 from loraplex.platform.preparation.messages import (
     LENGTH_BYTES,
+    REFUSALS,
     Answer,
     CheckBody,
+    Refusal,
+    Refused,
+    decode_answer,
+    decode_task,
     frame,
     length,
-    read_message,
 )
-
-
-class Calls:
-    """Reduces to a call, as hostile pickles do."""
-
-    def __init__(self, *reduced: object) -> None:
-        self._reduced = reduced
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return self._reduced
 
 
 def test_a_message_is_framed_by_its_length() -> None:
     data = frame(CheckBody(b"{}"))
     assert length(data[:LENGTH_BYTES]) == len(data) - LENGTH_BYTES
-    assert read_message(data[LENGTH_BYTES:]) == CheckBody(b"{}")
+    assert decode_task(data[LENGTH_BYTES:]) == CheckBody(b"{}")
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        Calls(os.system, ("true",)),
-        Calls(partial(os.system), ("true",)),
-        Calls(eval, ("1",)),
-        Answer(refusal=OSError("not ours")),
-    ],
-)
-def test_only_classes_of_ours_are_named(hostile: object) -> None:
-    with pytest.raises(pickle.UnpicklingError, match="may be said here"):
-        read_message(pickle.dumps(hostile))
+@pytest.mark.parametrize("kind", REFUSALS.values())
+def test_every_refusal_arrives_as_it_was_raised(kind: type[Refused]) -> None:
+    data = frame(Answer(refusal=Refusal.of(kind("why", param="p"))))
+    refusal = decode_answer(data[LENGTH_BYTES:]).refusal
+    assert refusal is not None
+    error = refusal.error()
+    assert type(error) is kind and str(error) == "why" and error.param == "p"
 
 
-@pytest.mark.parametrize("name", ["os", "spawn_child", "os.system"])
-def test_no_module_and_no_function_of_ours_is_named(name: str) -> None:
-    module = b"loraplex.grammar.child_process"
-    text = name.encode()
-    data = b"\x80\x04\x8c" + bytes([len(module)]) + module + b"\x8c" + bytes([len(text)]) + text + b"\x93."
-    with pytest.raises(pickle.UnpicklingError, match="may be said here"):
-        read_message(data)
+def test_a_place_in_a_schema_arrives_too_and_a_subclass_as_what_is_known() -> None:
+    held = Refusal.of(SchemaNotHeld("why", param="p", pointer="/not")).error()
+    assert isinstance(held, SchemaNotHeld) and held.pointer == "/not"
+    assert Refusal.of(MissingParameter("why")).kind == "InvalidParameter"
+    assert Refusal.of(InvalidBody("why")).param is None

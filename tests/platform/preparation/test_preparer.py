@@ -15,7 +15,8 @@ from loraplex.grammar.answer_form import AnswerForm, JsonSchema, Limits, Tool
 from loraplex.grammar.errors import GrammarTooCostly, GrammarTooLarge, SchemaNotHeld, TrialsUnavailable
 from loraplex.grammar.tool.style import ToolStyle
 from loraplex.platform.errors import InvalidBody, InvalidParameter
-from loraplex.platform.preparation.messages import Setup, pack_form
+from loraplex.platform.preparation.messages import Setup
+from loraplex.platform.preparation.packed_form import pack_form
 from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
 from loraplex.platform.request_body import BodyLimits
 
@@ -59,10 +60,11 @@ async def test_a_composition_reads_and_notes_as_one_made_here(preparer: Preparer
         composed = await preparer.compose(ONE, pack_form(form, style))
         assert composed.composition.enforcement == "validated" and composed.composition.spec is not None
     composed = await preparer.compose(ONE, pack_form(form, ToolStyle.GENERIC))
-    reader = composed.composition.reader()
+    noted: list[tuple[str, str]] = []
+    reader = composed.composition.reader(lambda schema, value: noted.append((schema, value)))
     pieces = reader.feed('<tool_call>{"name": "g", "arguments": {"a": [1, 1]}}</tool_call>')
     assert len(pieces) >= 2 and reader.finish("stop")[1] == "tool_calls"
-    assert [value for _, value in composed.judgements.take()] == ['{"a": [1, 1]}']
+    assert [value for _, value in noted] == ['{"a": [1, 1]}']
 
 
 async def test_refusals_arrive_with_field_and_place(preparer: Preparer) -> None:

@@ -1,0 +1,50 @@
+"""An `AnswerForm` and a tool style as one JSON text. Invariant: numbers keep their digits, which msgpack bounds at 64 bits."""
+
+import json
+from dataclasses import fields
+from typing import Any, Final
+
+from loraplex.grammar.answer_form import (
+    AnswerForm,
+    Choice,
+    ContextFreeGrammar,
+    JsonObject,
+    JsonSchema,
+    OutputFormat,
+    Regex,
+    StructuralTag,
+    Tool,
+)
+from loraplex.grammar.tool.style import ToolStyle
+
+_FORMATS: Final[dict[str, type[OutputFormat]]] = {
+    each.__name__: each for each in (JsonObject, JsonSchema, Regex, Choice, ContextFreeGrammar, StructuralTag)
+}
+
+
+def pack_form(form: AnswerForm, style: ToolStyle) -> bytes:
+    """Equal bytes mean equal forms, members of objects in the same order."""
+    document = _members(form) | {
+        "format": None if form.format is None else [type(form.format).__name__, _members(form.format)],
+        "tools": [_members(tool) for tool in form.tools],
+    }
+    return json.dumps([style, document]).encode()
+
+
+def unpack_form(packed: bytes) -> tuple[AnswerForm, ToolStyle]:
+    """What `pack_form` was given."""
+    style, document = json.loads(packed)
+    tools = tuple(Tool(**tool) for tool in document["tools"])
+    form = AnswerForm(**document | {"format": _format(document["format"]), "tools": tools})
+    return form, ToolStyle(style)
+
+
+def _members(item: AnswerForm | OutputFormat | Tool) -> dict[str, Any]:
+    return {field.name: getattr(item, field.name) for field in fields(item)}
+
+
+def _format(packed: list[Any] | None) -> OutputFormat | None:
+    if packed is None:
+        return None
+    name, members = packed
+    return Choice(tuple(members["options"])) if name == Choice.__name__ else _FORMATS[name](**members)

@@ -1,0 +1,40 @@
+"""Forms as bytes: every kind arrives as it left."""
+
+import pytest
+
+from loraplex.grammar.answer_form import (
+    AnswerForm,
+    Choice,
+    ContextFreeGrammar,
+    JsonObject,
+    JsonSchema,
+    OutputFormat,
+    Regex,
+    StructuralTag,
+    Tool,
+)
+from loraplex.grammar.tool.style import ToolStyle
+from loraplex.platform.preparation.packed_form import pack_form, unpack_form
+
+SCHEMA = {"maximum": 10**40, "multipleOf": 0.1, "const": "\u2028 \U0001f600 ä", "enum": [None, True, -0.0]}
+
+
+@pytest.mark.parametrize(
+    "format_",
+    [
+        None,
+        JsonObject(),
+        JsonSchema(SCHEMA, True, "p"),
+        JsonSchema(False, False, "p"),
+        Regex("a|b"),
+        Choice(("a", "b")),
+        ContextFreeGrammar("root ::= x"),
+        StructuralTag({"type": "structural_tag", "format": SCHEMA}),
+    ],
+)
+@pytest.mark.parametrize("style", ToolStyle)
+def test_every_form_arrives_as_it_left(format_: OutputFormat | None, style: ToolStyle) -> None:
+    tools = (Tool("f", "what", SCHEMA, True, "tools[0]"), Tool("g", "", True, False, "tools[1]"))
+    form = AnswerForm(format_, tools, "auto", parallel=False, close=True, fast_forward=False)
+    assert unpack_form(pack_form(form, style)) == (form, style)
+    assert pack_form(form, style) != pack_form(AnswerForm(format_, tools[:1], "auto"), style)
