@@ -2,13 +2,14 @@
 
 Invariant: a step waits for masks at most the patience it grants. A mask that is late is not lost: its row sits out until
 it is there, or ends alone once the one mask has taken `timeout_s`; nobody else waits for it, or for its thread. No mask
-of a family is in the step thread's hands while another of it is being filled: it would wait for that one's lock.
+of a family is in the step thread's hands while another of it is being filled: it would wait for that one's lock. So the masks
+of a family are begun together and used together, and who joins meanwhile waits for the next time.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -60,6 +61,7 @@ class MaskFiller:
         )
         self._countdown = Countdown(0)
         self._fills: dict[Sequence, Fill] = {}
+        self._held_back: set[Sequence] = set()
         self._stuck: list[Fill] = []
         self._free_rows: list[Tensor] = []
         self.seconds = 0.0
@@ -68,20 +70,27 @@ class MaskFiller:
     @property
     def has_late(self) -> bool:
         """Whether a mask of an earlier step is still on its way or waits to be used."""
-        return bool(self._fills)
+        return bool(self._fills or self._held_back)
 
-    def begin(self, sequences: Iterable[Sequence]) -> None:
+    def begin(self, sequences: Collection[Sequence]) -> None:
         """Have the masks of these sequences filled, but for those that are on their way."""
-        fresh = [sequence for sequence in sequences if sequence not in self._fills]
+        used = {self._fills[sequence].mask.family for sequence in sequences if sequence in self._fills}
+        taken = used | self._pending_families()
+        missing = [sequence for sequence in sequences if sequence not in self._fills]
+        fresh = [sequence for sequence in missing if _family(sequence) not in taken]
+        self._held_back.difference_update(fresh)
+        self._held_back.update(sequence for sequence in missing if _family(sequence) in taken)
         self._countdown = Countdown(0)
-        fills = [self._new_fill(sequence) for sequence in fresh]
-        self._countdown.remaining = sum(fill.countdown is self._countdown for fill in fills)
+        stuck = self._stuck_families()
+        fills = [self._new_fill(sequence, stuck) for sequence in fresh]
         self._fills.update(zip(fresh, fills, strict=True))
+        fills = [fill for fill in fills if fill.error is None]
+        self._countdown.remaining = sum(fill.countdown is self._countdown for fill in fills)
         for lane in (self._quick, self._first, self._slow):
             lane.put([fill for fill in fills if fill.lane is lane])
 
-    def collect(self, sequences: Iterable[Sequence], patience_s: float) -> Masks:
-        """The masks of these sequences, all begun before; rows are valid until `give_back`.
+    def collect(self, sequences: Collection[Sequence], patience_s: float) -> Masks:
+        """The masks of these sequences, all given to `begin` before; rows are valid until `give_back`.
 
         Waits at most `patience_s`, and for none of those that were slow before.
         """
@@ -90,9 +99,11 @@ class MaskFiller:
             self._arrived.wait_for(lambda: not countdown.remaining, patience_s)
         masks = Masks()
         held_up: set[MaskLane] = set()
-        settled = {sequence: self._is_settled(self._fills[sequence]) for sequence in sequences}
+        begun = [sequence for sequence in sequences if sequence in self._fills]
+        self.num_late += len(sequences) - len(begun)
+        settled = {sequence: self._is_settled(self._fills[sequence]) for sequence in begun}
         busy = self._busy_families()
-        for sequence in sequences:
+        for sequence in begun:
             fill = self._fills[sequence]
             if not settled[sequence]:
                 held_up.add(fill.lane)
@@ -123,18 +134,24 @@ class MaskFiller:
         for sequence in settled:
             if sequence.status is SequenceStatus.FINISHED:
                 del self._fills[sequence]
-        return settled
+        pending = self._pending_families()
+        free = {sequence for sequence in self._held_back if _family(sequence) not in pending}
+        self._held_back -= free
+        return [*settled, *free]
 
     def close(self) -> None:
         """Let the threads end after what they are at."""
         join_all([*self._quick.close(), *self._first.close(), *self._slow.close()])
 
-    def _new_fill(self, sequence: Sequence) -> Fill:
+    def _new_fill(self, sequence: Sequence, stuck: set[object]) -> Fill:
         if sequence.token_mask is None:
             raise ValueError("a sequence without a grammar has no mask")
         lane = self._lane(sequence.mask_seconds)
         awaited = Countdown(1) if lane is self._slow else self._countdown
-        return Fill(sequence.token_mask, self._row(), awaited, lane)
+        fill = Fill(sequence.token_mask, self._row(), awaited, lane)
+        if sequence.token_mask.family in stuck:
+            fill.error = GrammarTooSlow("a mask of this request's grammar never came to an end")
+        return fill
 
     def _lane(self, seconds: float | None) -> MaskLane:
         if seconds is None:
@@ -145,9 +162,17 @@ class MaskFiller:
         return self._free_rows.pop() if self._free_rows else torch.zeros(1, self._words, dtype=torch.int32)
 
     def _busy_families(self) -> set[object]:
-        """Families of which a mask is being filled, or about to be."""
+        """Families of which some mask is being filled, or about to be, whoever still waits for it."""
+        return self._pending_families() | self._stuck_families()
+
+    def _pending_families(self) -> set[object]:
+        """Families of which a row's mask is on its way."""
+        return {fill.mask.family for fill in self._fills.values() if not fill.done and fill.error is None}
+
+    def _stuck_families(self) -> set[object]:
+        """Families of which a mask was given up and is still being filled."""
         self._stuck = [fill for fill in self._stuck if not fill.done]
-        return {fill.mask.family for fill in (*self._fills.values(), *self._stuck) if not fill.done}
+        return {fill.mask.family for fill in self._stuck}
 
     def _is_settled(self, fill: Fill) -> bool:
         """True once there is a mask or an error. A thread that took too long is left to itself."""
@@ -162,6 +187,10 @@ class MaskFiller:
                 f"one mask of this request's grammar took longer than {self._timeout_s} s"
             )
         return True
+
+
+def _family(sequence: Sequence) -> object:
+    return None if sequence.token_mask is None else sequence.token_mask.family
 
 
 def _must_wait(fill: Fill, busy: set[object]) -> bool:

@@ -1,7 +1,8 @@
 """Child processes that work for this one in the background, spoken to over their standard input and output.
 
 Invariant: they share this process's session, inside which their low priority counts, but not its group: what a terminal
-sends to the group does not reach them.
+sends to the group does not reach them. Between fork and exec nothing runs but `setpgrp`, which takes no lock (uvloop does not
+know `process_group`).
 """
 
 import asyncio

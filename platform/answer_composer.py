@@ -1,11 +1,11 @@
 """From the form of an answer to a grammar that was tried and a reader of the answer, remembered per tenant.
 
 Invariants: the engine hears of no grammar that its trial refused; what may take long is composed in another process, and
-once for all who ask for it at the same time.
+once for all of a tenant who ask for it at the same time.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
@@ -21,17 +21,20 @@ from loraplex.grammar.answer_form import (
     Regex,
     StructuralTag,
 )
+from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tool.style import ToolStyle
 from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.preparation.composed import Composed, compose_form, form_size
 from loraplex.platform.preparation.packed_form import pack_form
 from loraplex.platform.services import AnswerJudges, GrammarTrials, RequestPreparation
+from loraplex.platform.value_size import size_of
 
 INLINE_SIZE: Final = 512
 """Composed on the event loop, in a millisecond or two."""
 CACHE_BYTES: Final = 64 << 20
 TENANT_CACHE_BYTES: Final = 8 << 20
+PATIENCE_S: Final = 120.0
 
 
 class AnswerComposer:
@@ -68,20 +71,40 @@ class AnswerComposer:
         return FormedAnswer(composed.composition, judge)
 
     async def _large(self, namespace: bytes, form: AnswerForm, style: ToolStyle) -> Composed:
-        packed, key = await asyncio.to_thread(_packed, form, style)
         turn = self._turns.setdefault(namespace, asyncio.Lock())
-        async with turn:
-            composed = self._cache.get(namespace, key)
-            if composed is None:
-                composed = await self._preparation.compose(namespace, packed)
-                self._cache.put(namespace, key, composed)
+        try:
+            async with asyncio.timeout(PATIENCE_S), turn:
+                packed, key = await asyncio.to_thread(_packed, form, style, self._limits)
+                composed = self._cache.get(namespace, key)
+                if composed is None:
+                    composed = await self._preparation.compose(namespace, packed)
+                    self._cache.put(namespace, key, composed)
+        except TimeoutError:
+            raise TrialsUnavailable(f"no turn to compose this answer's form for {PATIENCE_S:g} s") from None
         return composed
 
 
-def _packed(form: AnswerForm, style: ToolStyle) -> tuple[bytes, bytes]:
-    """The form as another process reads it, and what tells it from others."""
+def _packed(form: AnswerForm, style: ToolStyle, limits: Limits) -> tuple[bytes, bytes]:
+    """The form as another process reads it, and what tells it from others.
+
+    Raises `GrammarTooLarge` for a schema above its bound in any spelling: a text of megabytes, written at once, would stop
+    the interpreter.
+    """
+    for value, param, most in _bounded(form, limits):
+        if size_of(value, most) > most:
+            raise GrammarTooLarge(f"{param} has more than {most} bytes", param=param, pointer="")
     packed = pack_form(form, style)
     return packed, blake2b(packed, digest_size=32).digest()
+
+
+def _bounded(form: AnswerForm, limits: Limits) -> Iterator[tuple[object, str, int]]:
+    """(value, its field, most bytes)."""
+    yield from ((tool.parameters, tool.param, limits.max_bytes) for tool in form.tools)
+    match form.format:
+        case JsonSchema(schema=schema, param=param):
+            yield schema, param, limits.max_bytes
+        case StructuralTag(tag=tag):
+            yield tag, "structured_outputs.structural_tag", limits.max_bytes
 
 
 def _param(form: AnswerForm) -> str:

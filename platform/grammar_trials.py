@@ -115,6 +115,8 @@ async def open_preparation(setup: Setup) -> AsyncIterator[RequestPreparation]:
     try:
         yield preparer
     finally:
+        starting.cancel()
+        # A start that failed was told to the log.
         await asyncio.gather(starting, return_exceptions=True)
         await preparer.close()
 

@@ -1,8 +1,8 @@
 """What the gateway's routes are given: everything from outside, frozen, in one place; and the numbers that bound them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from loraplex.engine.client import EngineClient
@@ -55,12 +55,12 @@ class AnswerJudges(Protocol):
 class RequestPreparation(Protocol):
     """Does what a request may make long where it holds up nobody."""
 
-    async def check_body(self, namespace: bytes, body: bytes) -> None:
-        """Raises what `parse_object` raises for this body, and `TrialsUnavailable`."""
+    def check_body(self, namespace: bytes, body: bytes) -> Coroutine[Any, Any, None]:
+        """Raises what `parse_object` raises for this body, `Overloaded`, `TrialsUnavailable`."""
         ...
 
     async def compose(self, namespace: bytes, packed: bytes) -> Composed:
-        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `TrialsUnavailable`."""
+        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `TrialsUnavailable`."""
         ...
 
 

@@ -195,6 +195,8 @@ def not_back_to_itself(site: Site) -> bool:
 
 def _is_step(value: Any) -> bool:
     """Whether the backend's way to a coefficient, times ten until nothing is left, ends where decimals would."""
+    if abs(value) > _LARGEST_STEP:
+        return False
     scaled, exponent = abs(float(value)), 0
     while not scaled.is_integer() and exponent < 9:
         scaled, exponent = scaled * 10.0, exponent + 1

@@ -60,7 +60,11 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
 
 
 async def _values(services: GatewayServices, request: Request, caller: Caller, endpoint: Endpoint) -> Values:
-    check_elsewhere = partial(services.preparation.check_body, services.namespace_of(caller.tenant_id))
+    namespace = services.namespace_of(caller.tenant_id)
+
+    async def check_elsewhere(body: bytes) -> None:
+        await unless_disconnected(request.receive, services.preparation.check_body(namespace, body))
+
     return await read_object(
         request, services.limits.body, partial(read_parameters, endpoint), check_elsewhere
     )

@@ -12,6 +12,7 @@ from loraplex.platform.preparation.composed import Composed
 from loraplex.platform.request_body import BodyLimits
 
 LENGTH_BYTES: Final = 8
+MOST_BYTES: Final = 1 << 30
 
 Refused: TypeAlias = GatewayError | GrammarRefused
 REFUSALS: Final[dict[str, type[Refused]]] = {
@@ -71,10 +72,11 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`result` for a form that was composed."""
+    """`result` for a form that was composed. `broken`: the class of an error that no request should cause."""
 
     result: Composed | None = None
     refusal: Refusal | None = None
+    broken: str | None = None
 
 
 Task: TypeAlias = CheckBody | ComposeForm
@@ -91,5 +93,8 @@ def frame(message: Setup | Task | Answer) -> bytes:
 
 
 def length(head: bytes) -> int:
-    """How many bytes follow the first `LENGTH_BYTES`."""
-    return int.from_bytes(head, "big")
+    """How many bytes follow the first `LENGTH_BYTES`. Raises `msgspec.DecodeError` above `MOST_BYTES`."""
+    size = int.from_bytes(head, "big")
+    if size > MOST_BYTES:
+        raise msgspec.DecodeError(f"a message of {size} bytes, at most {MOST_BYTES} are read")
+    return size

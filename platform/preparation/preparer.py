@@ -1,12 +1,13 @@
 """`Preparer`: the preparing process as the gateway sees it: asked, bounded in time, started again when it died.
 
-Invariants: one task per tenant waits at a time, so that one tenant's tasks keep no other's waiting; a process that missed
-its deadline is never asked again.
+Invariants: the next task begins when the one before has ended, never earlier, whoever left meanwhile; of one tenant one task
+at a time is in the queue, so that another waits for one task of each; a process that missed its deadline is never asked again.
 """
 
 import asyncio
 import os
 from asyncio.subprocess import Process
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +18,7 @@ import structlog
 
 from loraplex.grammar.child_process import end_child, spawn_child
 from loraplex.grammar.errors import GrammarTooCostly, TrialsUnavailable
-from loraplex.platform.errors import InvalidBody
+from loraplex.platform.errors import InvalidBody, Overloaded
 from loraplex.platform.preparation.composed import Composed
 from loraplex.platform.preparation.messages import (
     LENGTH_BYTES,
@@ -36,13 +37,28 @@ MODULE: Final = "loraplex.platform.preparation.process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparerOptions:
-    """`environment` is what the process sees. `deadline_s` bounds one task, `patience_s` the whole wait for it."""
+    """`environment` is what the process sees. `deadline_s` bounds one task, `patience_s` the whole wait for it.
+
+    `waiting_bytes` bounds the bodies and forms that wait, `tenant_bytes` those of one tenant. After a start that failed
+    nobody is kept waiting for another one for `pause_s`.
+    """
 
     setup: Setup
     environment: Mapping[str, str]
     deadline_s: float = 20.0
     start_timeout_s: float = 60.0
     patience_s: float = 60.0
+    pause_s: float = 2.0
+    waiting_bytes: int = 256 << 20
+    tenant_bytes: int = 32 << 20
+
+
+@dataclass(slots=True)
+class _Errand:
+    """A task and whether its turn has come: from then on it goes to its end, whoever waits for it."""
+
+    task: Task
+    begun: bool = False
 
 
 class Preparer:
@@ -53,6 +69,10 @@ class Preparer:
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._lock = asyncio.Lock()
         self._process: Process | None = None
+        self._waiting: Counter[bytes] = Counter()
+        self._errands: set[asyncio.Task[Answer | None]] = set()
+        self._closed = False
+        self._paused_until = 0.0
         self._log = structlog.get_logger("loraplex.preparation")
 
     @property
@@ -66,69 +86,109 @@ class Preparer:
             await self._ready()
 
     async def close(self) -> None:
-        """End the process; nothing may be asked any more."""
-        async with self._lock:
-            await self._end()
+        """End the process, in the middle of a task if need be; what is asked from now on is `TrialsUnavailable`."""
+        self._closed = True
+        for errand in self._errands:
+            errand.cancel()
+        await asyncio.gather(*self._errands, return_exceptions=True)
+        await self._end()
 
     async def check_body(self, namespace: bytes, body: bytes) -> None:
-        """Raises `InvalidBody` or `InvalidParameter` as `parse_object` does, and `TrialsUnavailable`."""
-        answer = await self._ask(namespace, CheckBody(body))
-        if answer is None:
-            raise InvalidBody("The body could not be read within the time and the memory allowed.")
+        """Raises `InvalidBody` or `InvalidParameter` as `parse_object` does, `Overloaded`, `TrialsUnavailable`."""
+        if await self._ask(namespace, CheckBody(body), len(body)) is None:
+            raise InvalidBody("The body could not be read within the memory allowed.")
 
     async def compose(self, namespace: bytes, packed: bytes) -> Composed:
-        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `TrialsUnavailable`."""
-        answer = await self._ask(namespace, ComposeForm(packed))
+        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `TrialsUnavailable`."""
+        answer = await self._ask(namespace, ComposeForm(packed), len(packed))
         if answer is None or answer.result is None:
-            raise GrammarTooCostly(
-                "the schemas of this request take too long, or too much memory, to analyse"
-            )
+            raise GrammarTooCostly("the schemas of this request take too much memory to analyse")
         return answer.result
 
-    async def _ask(self, namespace: bytes, task: Task) -> Answer | None:
+    async def _ask(self, namespace: bytes, task: Task, size: int) -> Answer | None:
         """None when the process did not survive the task. Raises what the request deserves."""
+        self._enter(namespace, size)
+        errand = _Errand(task)
+        asking = asyncio.create_task(self._run(namespace, errand))
+        self._errands.add(asking)
+        asking.add_done_callback(self._forget)
         try:
             async with asyncio.timeout(self._options.patience_s):
-                turn = self._turns.setdefault(namespace, asyncio.Lock())
-                async with turn, self._lock:
-                    asking = asyncio.create_task(self._exchange(task))
-                    try:
-                        answer = await asyncio.shield(asking)
-                    finally:
-                        # The process answers in order: who leaves keeps the turn until its answer is there.
-                        await asyncio.wait((asking,))
-                        asking.exception()
+                answer = await asyncio.shield(asking)
         except TimeoutError:
             raise TrialsUnavailable(
-                f"no turn to analyse this request for {self._options.patience_s:g} s"
+                f"this request could not be analysed within {self._options.patience_s:g} s"
             ) from None
+        finally:
+            if not errand.begun:
+                asking.cancel()
+            self._waiting[namespace] -= size
+            self._waiting += Counter()
         if answer is not None and answer.refusal is not None:
             raise answer.refusal.error()
+        if answer is not None and answer.broken is not None:
+            raise RuntimeError(f"the preparation of a request broke down: {answer.broken}")
         return answer
 
-    async def _exchange(self, task: Task) -> Answer | None:
-        process = await self._ready()
-        try:
-            async with asyncio.timeout(self._options.deadline_s):
-                return await _exchange(process, frame(task))
-        except (OSError, EOFError, TimeoutError, msgspec.DecodeError) as error:
-            self._log.error("preparation lost", task=type(task).__name__, reason=repr(error))
-            await self._end()
-            return None
+    def _enter(self, namespace: bytes, size: int) -> None:
+        options = self._options
+        if self._waiting[namespace] + size > max(options.tenant_bytes, size):
+            raise Overloaded(
+                f"More than {options.tenant_bytes} bytes of this tenant's requests wait to be read."
+            )
+        if self._waiting.total() + size > max(options.waiting_bytes, size):
+            raise Overloaded(f"More than {options.waiting_bytes} bytes of requests wait to be read.")
+        self._waiting[namespace] += size
+
+    def _forget(self, asking: "asyncio.Task[Answer | None]") -> None:
+        self._errands.discard(asking)
+        if not asking.cancelled():
+            # Whoever asked may have left; an error that nobody looks at would be told to the log.
+            asking.exception()
+
+    async def _run(self, namespace: bytes, errand: _Errand) -> Answer | None:
+        """The process answers in order, so nothing but the end of an errand gives its turn to the next."""
+        turn = self._turns.setdefault(namespace, asyncio.Lock())
+        async with turn, self._lock:
+            errand.begun = True
+            process = await self._ready()
+            try:
+                async with asyncio.timeout(self._options.deadline_s):
+                    return await _exchange(process, frame(errand.task))
+            except TimeoutError:
+                self._log.error("preparation late", task=type(errand.task).__name__)
+                await self._end()
+                deadline_s = self._options.deadline_s
+                raise TrialsUnavailable(
+                    f"this request could not be analysed within {deadline_s:g} s"
+                ) from None
+            except (OSError, EOFError, msgspec.DecodeError) as error:
+                self._log.error("preparation lost", task=type(errand.task).__name__, reason=repr(error))
+                await self._end()
+                return None
+            except BaseException:
+                await self._end()
+                raise
 
     async def _ready(self) -> Process:
         """A process that has answered once, so that its start is not counted to a task."""
-        process = self._process
+        process, now = self._process, asyncio.get_running_loop().time()
         if process is not None and process.returncode is None:
             return process
+        if self._closed or now < self._paused_until:
+            raise TrialsUnavailable("requests of this size cannot be analysed now")
         try:
             process = self._process = await spawn_child(
                 MODULE, str(os.getpid()), environment=self._options.environment
             )
             async with asyncio.timeout(self._options.start_timeout_s):
                 await _exchange(process, frame(self._options.setup) + frame(CheckBody(b"{}")))
-        except (OSError, EOFError, TimeoutError, msgspec.DecodeError) as error:
+        except BaseException as error:
             await self._end()
+            if not isinstance(error, OSError | EOFError | TimeoutError | msgspec.DecodeError):
+                raise
+            self._paused_until = now + self._options.pause_s
+            self._log.error("preparation does not start", reason=repr(error))
             raise TrialsUnavailable("requests of this size cannot be analysed now") from error
         return process
 

@@ -4,6 +4,7 @@ Invariant: one answer for each task, in order; it is nobody's rival for a core, 
 """
 
 import gc
+import os
 import resource
 import signal
 import sys
@@ -40,6 +41,8 @@ def main(parent_pid: int) -> None:
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     yield_to_others()
+    # What breaks down inside a library may show what a tenant wrote.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):
         resource.setrlimit(kind, (bound, bound))
     gc.freeze()
@@ -53,7 +56,7 @@ def main(parent_pid: int) -> None:
 
 
 def answer(setup: Setup, task: Task) -> Answer:
-    """Raises nothing that a request can cause."""
+    """Raises `MemoryError` only: then this process ends."""
     try:
         match task:
             case CheckBody(body=body):
@@ -64,6 +67,10 @@ def answer(setup: Setup, task: Task) -> Answer:
                 return Answer(compose_form(form, style, setup.grammar, setup.control_tokens))
     except (GatewayError, GrammarRefused) as refusal:
         return Answer(refusal=Refusal.of(refusal))
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - reported; its text may show what a tenant wrote
+        return Answer(broken=type(error).__name__)
 
 
 def _next(stream: BinaryIO) -> bytes | None:

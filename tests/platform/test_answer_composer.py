@@ -130,7 +130,7 @@ async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed(composer: 
     assert longest < max(took / 2, 0.05)
 
 
-async def test_one_tenants_schemas_take_one_thread_at_a_time(composer: MakeComposer) -> None:
+async def test_one_tenants_schemas_are_composed_one_at_a_time(composer: MakeComposer) -> None:
     composing, ended = composer(Trials()), list[str]()
 
     async def compose(namespace: bytes, schema: dict[str, Any], name: str) -> None:
@@ -141,6 +141,26 @@ async def test_one_tenants_schemas_take_one_thread_at_a_time(composer: MakeCompo
     greedy = [compose(ONE, schema, "greedy") for schema in variants]
     await asyncio.gather(*greedy, compose(OTHER, LARGE, "modest"))
     assert ended.index("modest") <= 1
+
+
+class Unwritten(dict[str, Any]):
+    """Writing megabytes in one go stops the interpreter."""
+
+    def items(self) -> Any:
+        raise AssertionError("written before its size was looked at")
+
+
+@pytest.mark.parametrize("of", ["schema", "tag", "tool"])
+async def test_nothing_far_above_a_bound_is_written_out(composer: MakeComposer, of: str) -> None:
+    large = Unwritten({"type": "object", "description": "d" * 1_000_000})
+    form = form_of(large)
+    if of == "tag":
+        form = AnswerForm(format=StructuralTag(large))
+    if of == "tool":
+        tool = Tool("f", "", large, False, "tools[0].function.parameters")
+        form = AnswerForm(tools=(tool,), tool_choice="auto")
+    with pytest.raises(GrammarTooLarge, match="has more than 262144 bytes"):
+        await composer(Trials()).compose(ONE, form, ToolStyle.GENERIC)
 
 
 @pytest.mark.parametrize("schema", [{"enum": list(range(10_001))}, {"enum": ["a" * 300_000]}])

@@ -5,9 +5,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 
 from loraplex.platform.errors import GatewayError, InvalidBody, InvalidParameter
-from loraplex.platform.request_body import BodyLimits, parse_object
+from loraplex.platform.request_body import LARGE_BODY, MANY_VALUES, BodyLimits, parse_object, read_object
 
 LIMITS = BodyLimits(max_bytes=1000, max_depth=5, max_values=10)
 
@@ -32,6 +33,50 @@ def test_values_are_bounded() -> None:
     assert parse_object(json.dumps({"a": [0] * 7}).encode(), LIMITS)
     with pytest.raises(InvalidBody, match="more than 10"):
         parse_object(json.dumps({"a": [0] * 8}).encode(), LIMITS)
+
+
+async def requested(body: bytes) -> Request:
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return Request({"type": "http", "headers": []}, receive)
+
+
+@pytest.mark.parametrize(
+    ("body", "elsewhere"),
+    [
+        (json.dumps({"a": [0] * (MANY_VALUES - 2)}).encode(), False),
+        (json.dumps({"a": [0] * MANY_VALUES}).encode(), True),
+        (json.dumps({"a": [[]] * MANY_VALUES}).encode(), True),
+        (json.dumps({"a": [{}] * MANY_VALUES}).encode(), True),
+        (json.dumps({str(name): 0 for name in range(MANY_VALUES + 1)}).encode(), True),
+        (json.dumps({"a": "b" * 2 * LARGE_BODY}).encode(), False),
+        (b"{}", False),
+    ],
+)
+async def test_bodies_of_many_values_are_looked_through_elsewhere(body: bytes, elsewhere: bool) -> None:
+    asked: list[bytes] = []
+
+    async def check_elsewhere(data: bytes) -> None:
+        asked.append(data)
+
+    found = await read_object(await requested(body), BodyLimits(), dict, check_elsewhere)
+    assert found == json.loads(body) and asked == [body] * elsewhere
+
+
+async def test_what_is_refused_elsewhere_is_refused() -> None:
+    async def refuse(data: bytes) -> None:
+        raise InvalidBody("no")
+
+    with pytest.raises(InvalidBody, match="no"):
+        await read_object(await requested(b"[" * 2 * MANY_VALUES), BodyLimits(), dict, refuse)
+
+
+@pytest.mark.parametrize("digits", [401, 4_299, 100_000])
+def test_whole_numbers_have_so_many_digits(digits: int) -> None:
+    assert parse_object(b'{"a": -' + b"9" * 399 + b"}", BodyLimits())
+    with pytest.raises(InvalidBody, match="more than 400 digits"):
+        parse_object(b'{"a": ' + b"9" * digits + b"}", BodyLimits())
 
 
 @pytest.mark.parametrize(

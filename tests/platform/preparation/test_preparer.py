@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.grammar.process_table import alive
 from loraplex.grammar.answer_form import AnswerForm, JsonSchema, Limits, Tool
 from loraplex.grammar.errors import GrammarTooCostly, GrammarTooLarge, SchemaNotHeld, TrialsUnavailable
 from loraplex.grammar.tool.style import ToolStyle
-from loraplex.platform.errors import InvalidBody, InvalidParameter
+from loraplex.platform.errors import InvalidBody, InvalidParameter, Overloaded
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.preparation.packed_form import pack_form
 from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
@@ -87,6 +88,68 @@ async def test_who_leaves_takes_nobody_elses_answer(preparer: Preparer) -> None:
     assert preparer.pid == pid
 
 
+async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> None:
+    """A disconnect and the end of patience are two cancellations of one request."""
+    preparer = Preparer(options(patience_s=0.2))
+    try:
+        await preparer.start()
+        pid = preparer.pid
+        for delay_s in (0.01, 0.19, 0.2):
+            left = asyncio.create_task(preparer.compose(OTHER, packed({**SLOW, "title": str(delay_s)})))
+            await asyncio.sleep(delay_s)
+            for _ in range(3):
+                left.cancel()
+                await asyncio.sleep(0.001)
+        refused = 0
+        while not refused:
+            with suppress(TrialsUnavailable):
+                try:
+                    await preparer.check_body(ONE, b'{"a": 1, "a": 2}')
+                    raise AssertionError("another request's answer")
+                except InvalidParameter:
+                    refused += 1
+        assert preparer.pid == pid
+    finally:
+        await preparer.close()
+
+
+async def test_a_start_that_was_left_leaves_no_unread_answer() -> None:
+    preparer = Preparer(options())
+    starting = asyncio.create_task(preparer.start())
+    await asyncio.sleep(0.1)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    try:
+        with pytest.raises(InvalidParameter):
+            await preparer.check_body(ONE, b'{"a": 1, "a": 2}')
+        await preparer.check_body(OTHER, b"{}")
+    finally:
+        await preparer.close()
+    with pytest.raises(TrialsUnavailable):
+        await preparer.check_body(ONE, b"{}")
+
+
+async def test_what_waits_is_bounded_for_each_tenant_and_for_all() -> None:
+    preparer = Preparer(options(tenant_bytes=1_000, waiting_bytes=1_500))
+    body = b"{" + b" " * 698 + b"}"
+    try:
+        checks = [preparer.check_body(tenant, body) for tenant in (ONE, ONE, OTHER, b"3" * 32)]
+        ended = await asyncio.gather(*checks, return_exceptions=True)
+        assert [type(each) for each in ended] == [type(None), Overloaded, type(None), Overloaded]
+        await preparer.check_body(ONE, b"{" + b" " * 5_000 + b"}")
+    finally:
+        await preparer.close()
+
+
+async def test_what_breaks_down_costs_one_request_and_not_the_process(preparer: Preparer) -> None:
+    await preparer.start()
+    pid = preparer.pid
+    with pytest.raises(RuntimeError, match="broke down: JSONDecodeError"):
+        await preparer.compose(ONE, b"no form")
+    await preparer.compose(ONE, packed({"multipleOf": 10**400}))
+    assert preparer.pid == pid
+
+
 async def test_one_tenants_tasks_keep_no_other_waiting(preparer: Preparer) -> None:
     await preparer.start()
     ended: list[str] = []
@@ -129,7 +192,7 @@ async def test_a_task_has_a_deadline() -> None:
         assert old is not None
         os.kill(old, signal.SIGSTOP)
         begun = time.monotonic()
-        with pytest.raises(InvalidBody, match="within the time"):
+        with pytest.raises(TrialsUnavailable, match=r"within 0\.3 s"):
             await preparer.check_body(ONE, b"{}")
         assert time.monotonic() - begun < 5 and not alive(old)
     finally:
