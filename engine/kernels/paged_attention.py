@@ -4,7 +4,6 @@ import torch
 
 from loraplex.engine.kernels.bodies import Body, body_for
 from loraplex.engine.kernels.reference import paged_attention as reference
-from loraplex.engine.kernels.reference.paged_attention import prefill_attention
 
 __all__ = ["decode_attention", "prefill_attention"]
 
@@ -19,9 +18,32 @@ def decode_attention(
     window: int | None,
 ) -> None:
     """See `reference.decode_attention`."""
-    if body_for(qkv) is Body.COMPILED:
+    body = body_for(qkv)
+    if body is Body.TRITON:
+        from loraplex.engine.kernels import triton_paged_attention as triton
+
+        triton.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
+    elif body is Body.COMPILED:
         from loraplex.engine.kernels.compiled import paged_attention as compiled
 
         compiled.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
     else:
         reference.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
+
+
+def prefill_attention(
+    qkv: torch.Tensor,
+    out: torch.Tensor,
+    kv_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    length: int,
+    scale: float,
+    window: int | None,
+) -> None:
+    """See `reference.prefill_attention`."""
+    if body_for(qkv) is Body.TRITON:
+        from loraplex.engine.kernels import triton_paged_attention as triton
+
+        triton.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window)
+    else:
+        reference.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window)
