@@ -26,6 +26,8 @@ from loraplex.grammar.trial.orders import OrderSource, Reporter
 from loraplex.grammar.trial.server import TrialServer
 
 STANDARD_INPUT: Final = 0
+PRIORITY: Final = 7
+"""A sixth of a busy core: at 10, a tenth, a trial of half a second missed its deadline of five where two engines shared two cores."""
 ANY_OBJECT: Final = JsonValue({"type": "object"})
 WARM_UP: Final = (
     GrammarSpec(backend="llguidance", source=emit_llguidance.emit(ANY_OBJECT)),
@@ -47,7 +49,7 @@ def main() -> None:
     die_with_parent(spawn.parent_pid)
     first_mask = prepare(spawn)
     # Before this line it starts as fast as it can, once; after it, it is nobody's rival.
-    yield_to_others()
+    yield_to_others(PRIORITY)
     report(Ready(time.monotonic() - started, resident_bytes()))
     TrialServer(first_mask, spawn.limits, report).serve(orders)
 

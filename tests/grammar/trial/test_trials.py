@@ -107,7 +107,7 @@ async def test_the_process_has_one_thread_and_no_priority(trials: Trials) -> Non
     await trials.check(b"a", by_llguidance(an_object("first")))
     assert trials.pid is not None
     assert len(os.listdir(f"/proc/{trials.pid}/task")) == 1
-    assert os.getpriority(os.PRIO_PROCESS, trials.pid) == max(10, os.getpriority(os.PRIO_PROCESS, 0))
+    assert os.getpriority(os.PRIO_PROCESS, trials.pid) == max(7, os.getpriority(os.PRIO_PROCESS, 0))
     assert os.getpgid(trials.pid) == trials.pid and os.getsid(trials.pid) == os.getsid(0)
 
 
