@@ -51,6 +51,12 @@ def lives(pid: int) -> bool:
         return False
 
 
+def module(pid: int) -> str:
+    """What a process of ours runs, from its command line `python -m MODULE ...`."""
+    arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return arguments[arguments.index("-m") + 1]
+
+
 def until(condition: Callable[[], object], within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
@@ -157,8 +163,12 @@ def test_answers_probes_metrics_and_drains(
     with serving(
         tmp_path / "s", model_folder, script(token_interval_s=0.05), settings={"drain_s": "10", **stores}
     ) as serve:
+        until(lambda: len(descendants(serve.process.pid)) == 2, 10)
         pids = descendants(serve.process.pid)
-        assert len(pids) == 1
+        assert sorted(module(pid) for pid in pids) == [
+            "loraplex.platform.engine_main",
+            "loraplex.platform.preparation.process",
+        ]
         assert "libtorch" not in Path(f"/proc/{serve.process.pid}/maps").read_text()
         until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200, 10)
         key = make_key(stores["database_url"])
