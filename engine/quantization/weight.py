@@ -1,0 +1,151 @@
+"""One weight in 8 or 4 bits with its scales: made by rounding to nearest, turned back exactly.
+
+Invariant: w[n, k] = (q[n, k] - zero[k // G, n]) * scale[k // G, n]; int8 has no zeros, int4 without zeros has 8 for all.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+
+from loraplex.engine.quantization.nibbles import pack_nibbles, unpack_nibbles
+
+GROUP_SIZES = (128, 64, 32)
+"""Inputs that may share a scale; int8 also knows one scale for all inputs of an output."""
+_LARGEST_INT8 = 127
+_LARGEST_INT4 = 7
+"""The largest integer that is used on either side of zero, so that a group's extremes are rounded and never cut off."""
+
+
+class WeightFormat(Enum):
+    """How many bits an integer of the weight has."""
+
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuInt4:
+    """An int4 weight once more, as torch's CPU product reads it. packed: its own order; affine [K/G, N, 2] bfloat16."""
+
+    packed: torch.Tensor
+    affine: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight [outputs, inputs] whose integers share a scale per output and group of `group_size` inputs.
+
+    packed: INT8 [outputs, inputs] int8; INT4 [tiles, outputs, bytes] uint8, see `nibbles`.
+    scales: [groups, outputs] bfloat16 or float32; ours are bfloat16, so that no body has to round them again.
+    zeros: [groups, outputs] uint8 of 0..15, or None: symmetric. group_size: `inputs` for one scale per output.
+    """
+
+    format: WeightFormat
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    group_size: int
+    shape: tuple[int, int]
+    cpu_int4: CpuInt4 | None = None
+
+    @property
+    def outputs(self) -> int:
+        return self.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.shape[1]
+
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether one scale serves all inputs of an output."""
+        return self.scales.shape[0] == 1
+
+    @property
+    def num_bytes(self) -> int:
+        """What a product streams: the integers, scales and zeros."""
+        parts = (self.packed, self.scales, self.zeros)
+        return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+
+def quantize_int8(weight: torch.Tensor, group_size: int | None = None) -> QuantizedWeight:
+    """weight [outputs, inputs], any float dtype, finite. `group_size` None: one scale per output. ValueError if neither."""
+    inputs = weight.shape[-1]
+    shared = inputs if group_size is None else group_size
+    grouped = _grouped(weight, shared, GROUP_SIZES if group_size is not None else (inputs,))
+    scales = _rounded_up(_nonzero(grouped.abs().amax(2) / _LARGEST_INT8))
+    integers = (
+        (grouped / scales.float()[..., None]).round_().to(torch.int8).flatten(1)[:, :inputs].contiguous()
+    )
+    return QuantizedWeight(
+        format=WeightFormat.INT8,
+        packed=integers,
+        scales=scales.t().contiguous(),
+        zeros=None,
+        group_size=shared,
+        shape=(weight.shape[0], inputs),
+    )
+
+
+def quantize_int4(weight: torch.Tensor, group_size: int = 128, *, symmetric: bool = True) -> QuantizedWeight:
+    """weight [outputs, inputs], any float dtype, finite. ValueError for another group size."""
+    inputs = weight.shape[-1]
+    grouped = _grouped(weight, group_size, GROUP_SIZES)
+    if symmetric:
+        scales = _rounded_up(_nonzero(grouped.abs().amax(2) / _LARGEST_INT4))
+        zeros = torch.full_like(scales, 8)
+    else:
+        # Zero is always in reach: it is what padding and pruned weights are.
+        low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
+        scales = _rounded_up(_nonzero((high - low) / 15))
+        zeros = (-low / scales.float()).round_()
+    integers = (grouped / scales.float()[..., None]).round_().add_(zeros[..., None]).clamp_(0, 15)
+    return QuantizedWeight(
+        format=WeightFormat.INT4,
+        packed=pack_nibbles(integers.flatten(1)[:, :inputs].to(torch.uint8), group_size),
+        scales=scales.t().contiguous(),
+        zeros=None if symmetric else zeros.to(torch.uint8).t().contiguous(),
+        group_size=group_size,
+        shape=(weight.shape[0], inputs),
+    )
+
+
+def dequantize(weight: QuantizedWeight) -> torch.Tensor:
+    """[outputs, inputs] float32, exact: an integer times a bfloat16 scale fits the mantissa."""
+    if weight.format is WeightFormat.INT8:
+        integers = weight.packed.float()
+    else:
+        integers = unpack_nibbles(weight.packed, weight.group_size, weight.inputs).float()
+        integers -= 8 if weight.zeros is None else _spread(weight.zeros, weight)
+    return integers.mul_(_spread(weight.scales, weight))
+
+
+def _spread(parameters: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """[groups, outputs] -> [outputs, inputs] float32."""
+    spread = parameters.float().t().repeat_interleave(weight.group_size, dim=1)
+    return spread[:, : weight.inputs]
+
+
+def _grouped(weight: torch.Tensor, group_size: int, allowed: tuple[int, ...]) -> torch.Tensor:
+    """[outputs, inputs] -> [outputs, groups, group_size] float32, the last group filled with zeros."""
+    if group_size not in allowed:
+        raise ValueError(f"group_size is {group_size}; allowed are {', '.join(map(str, allowed))}")
+    if weight.ndim != 2 or weight.numel() == 0:
+        raise ValueError(f"weight has shape {list(weight.shape)}; two dimensions of at least 1 are needed")
+    if not weight.isfinite().all():
+        raise ValueError("weight has values that are not finite")
+    padded = F.pad(weight.float(), (0, -weight.shape[1] % group_size))
+    return padded.view(padded.shape[0], -1, group_size)
+
+
+def _nonzero(scales: torch.Tensor) -> torch.Tensor:
+    """A group of zeros, or of what is too small to divide by, gets the smallest normal scale."""
+    return scales.clamp_(min=torch.finfo(torch.float32).tiny)
+
+
+def _rounded_up(scales: torch.Tensor) -> torch.Tensor:
+    """Positive float32 to the nearest bfloat16 that is not smaller: the largest weight of a group must fit."""
+    bits = scales.view(torch.int32) + 0xFFFF
+    return (bits & -0x10000).view(torch.float32).to(torch.bfloat16)

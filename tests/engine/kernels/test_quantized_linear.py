@@ -1,0 +1,155 @@
+"""The product with a quantized weight: every CPU body against a loop over the formula, with outputs full of NaN."""
+
+import pytest
+import torch
+
+from loraplex.engine.kernels import cpu_quantized_linear as cpu
+from loraplex.engine.kernels.quantized_linear import quantized_linear
+from loraplex.engine.kernels.reference import quantized_linear as reference
+from loraplex.engine.quantization.weight import (
+    QuantizedWeight,
+    WeightFormat,
+    dequantize,
+    quantize_int4,
+    quantize_int8,
+)
+
+ROWS = (1, 2, 5, 16, 64, 129)
+SHAPES = ((48, 64), (33, 200), (1, 31), (96, 384))
+"""[outputs, inputs]: whole tiles and groups, and neither."""
+
+
+def weights_of(shape: tuple[int, int]) -> dict[str, QuantizedWeight]:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(7)) / shape[1] ** 0.5
+    return {
+        "int8": quantize_int8(weight),
+        "int8/64": quantize_int8(weight, 64),
+        "int4/128": quantize_int4(weight, 128),
+        "int4/64": quantize_int4(weight, 64),
+        "int4/32": quantize_int4(weight, 32),
+        "int4/32 zeros": quantize_int4(weight, 32, symmetric=False),
+    }
+
+
+def rows_of(rows: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows))
+    return (x * torch.logspace(-2, 2, rows)[:, None]).to(dtype)
+
+
+def poisoned(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    return torch.full((x.shape[0], weight.outputs), torch.nan, dtype=x.dtype)
+
+
+def largest_error(result: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight) -> float:
+    """Against float64, relative to what the row's sums are made of: |x| |w|."""
+    dense = dequantize(weight).double()
+    error = (result.double() - x.double() @ dense.t()).abs()
+    return float((error / (x.double().norm(dim=1)[:, None] * dense.norm(dim=1)).clamp(min=1e-30)).max())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", ROWS)
+def test_reference_is_the_formula(rows: int, shape: tuple[int, int]) -> None:
+    for name, weight in weights_of(shape).items():
+        x = rows_of(rows, shape[1], torch.float32)
+        out = poisoned(x, weight)
+        reference.quantized_linear(x, weight, out)
+        assert largest_error(out, x, weight) < 1e-6, name
+
+
+def bound_of(weight: QuantizedWeight, rows: int) -> float:
+    """What a body may lose, relative to |x| |w|: y's rounding to bfloat16, and where a body rounds more, that too."""
+    if weight.format is WeightFormat.INT8 and weight.is_per_channel and not cpu.keeps_rows(rows, weight):
+        return 2**-8 + 0.02
+    if weight.zeros is not None:
+        return 2**-8 + 0.01
+    return 2**-8
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", ROWS)
+def test_bfloat16_on_a_cpu_stays_within_its_bound(rows: int, shape: tuple[int, int]) -> None:
+    for name, plain in weights_of(shape).items():
+        weight = cpu.with_cpu_layout(plain)
+        x = rows_of(rows, shape[1], torch.bfloat16)
+        out = poisoned(x, weight)
+        assert quantized_linear(x, weight, out) is out
+        assert largest_error(out, x, weight) < bound_of(weight, rows), name
+
+
+def test_packed_bodies_serve_what_their_shapes_allow() -> None:
+    served = {
+        (name, shape)
+        for shape in SHAPES
+        for name, weight in weights_of(shape).items()
+        if cpu.serves(torch.ones(1, shape[1], dtype=torch.bfloat16), cpu.with_cpu_layout(weight))
+    }
+    assert served == {("int8", shape) for shape in SHAPES} | {
+        # One group is one scale per output.
+        ("int8/64", (48, 64)),
+        ("int8/64", (1, 31)),
+        ("int4/64", (48, 64)),
+        ("int4/32", (48, 64)),
+        ("int4/32 zeros", (48, 64)),
+        ("int4/128", (96, 384)),
+        ("int4/64", (96, 384)),
+        ("int4/32", (96, 384)),
+        ("int4/32 zeros", (96, 384)),
+    }
+
+
+def test_other_dtypes_on_a_cpu_are_the_reference() -> None:
+    for name, plain in weights_of((48, 64)).items():
+        weight = cpu.with_cpu_layout(plain)
+        for dtype in (torch.float32, torch.float16):
+            x = rows_of(16, 64, dtype)
+            wanted = poisoned(x, weight)
+            reference.quantized_linear(x, weight, wanted)
+            assert torch.equal(quantized_linear(x, weight), wanted), name
+
+
+def test_integer_rows_do_not_depend_on_their_neighbours() -> None:
+    weight = quantize_int8(torch.randn(33, 200, generator=torch.Generator().manual_seed(1)))
+    x = rows_of(129, 200, torch.bfloat16)
+    together = quantized_linear(x, weight)
+    for first in (0, 60, 124):
+        few = quantized_linear(x[first : first + 5], weight)
+        assert torch.equal(few, together[first : first + 5])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("rows", [2, 16])
+def test_a_row_that_is_not_finite_is_alone(rows: int, value: float) -> None:
+    for name, plain in weights_of((96, 384)).items():
+        weight = cpu.with_cpu_layout(plain)
+        x = rows_of(rows, 384, torch.bfloat16)
+        clean = quantized_linear(x, weight)
+        x[1, 5] = value
+        result = quantized_linear(x, weight)
+        others = [row for row in range(rows) if row != 1]
+        assert torch.equal(result[others], clean[others]), name
+        # A weight of 0 does not make NaN out of every infinity's product alone, but the row as a whole is lost.
+        assert not result[1].isfinite().all(), name
+
+
+def test_rows_of_zeros_give_zeros() -> None:
+    for plain in weights_of((96, 384)).values():
+        for rows in (1, 16):
+            x = torch.zeros(rows, 384, dtype=torch.bfloat16)
+            assert (quantized_linear(x, cpu.with_cpu_layout(plain)) == 0).all()
+
+
+def test_no_rows() -> None:
+    for plain in weights_of((96, 384)).values():
+        x = torch.zeros(0, 384, dtype=torch.bfloat16)
+        assert quantized_linear(x, cpu.with_cpu_layout(plain)).shape == (0, 96)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    weight = quantize_int8(torch.ones(4, 8))
+    x = torch.ones(2, 8)
+    with pytest.raises(ValueError, match="inputs"):
+        quantized_linear(torch.ones(2, 7), weight)
+    for out in (torch.ones(2, 5), torch.ones(2, 4, dtype=torch.float16), torch.ones(4, 2).t()):
+        with pytest.raises(ValueError, match="out must be"):
+            quantized_linear(x, weight, out)

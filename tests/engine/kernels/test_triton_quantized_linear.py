@@ -1,0 +1,335 @@
+"""The Triton body of quantized products: interpreted on the CPU (a process of its own: the switch is read at import),
+compiled for sm_90 without a GPU, and on CUDA where there is one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from loraplex.engine.quantization.weight import (
+    QuantizedWeight,
+    WeightFormat,
+    dequantize,
+    quantize_int4,
+    quantize_int8,
+)
+
+pytest.importorskip("triton")
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+MAX_SHARED_BYTES = 227 << 10
+"""What one block may have on sm_90."""
+ROWS = (1, 2, 5, 16, 64, 129)
+SHAPES = ((48, 640), (33, 200), (1, 31))
+"""[outputs, inputs]: more tiles than one turn takes, tiles cut off on both sides, less than one tile."""
+FORMATS = ("int8", "int8/128", "int8/32", "int4/128", "int4/64", "int4/32", "int4/128 zeros", "int4/32 zeros")
+ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+"""Relative to |x| |w|: y's rounding, and at prefill that of the scaled weights."""
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where this process can run kernels, with memory that nobody has written full of NaN."""
+    if (request.param == "interpreter") is not INTERPRETING:
+        pytest.skip("the interpreter has a process of its own")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
+    torch.use_deterministic_algorithms(before)
+
+
+def weight_of(name: str, shape: tuple[int, int], device: torch.device) -> QuantizedWeight:
+    """A weight whose memory is followed by what must not be read as part of it."""
+    dense = torch.randn(shape, generator=torch.Generator().manual_seed(shape[1])) / shape[1] ** 0.5
+    bits, _, group_size = name.removesuffix(" zeros").partition("/")
+    if bits == "int8":
+        weight = quantize_int8(dense, int(group_size) if group_size else None)
+    else:
+        weight = quantize_int4(dense, int(group_size), symmetric=not name.endswith("zeros"))
+    return replace(
+        weight,
+        packed=guarded(weight.packed, 0x77, device),
+        scales=guarded(weight.scales, torch.nan, device),
+        zeros=None if weight.zeros is None else guarded(weight.zeros, 0xFF, device),
+    )
+
+
+def guarded(tensor: torch.Tensor, poison: float, device: torch.device) -> torch.Tensor:
+    memory = torch.full((tensor.numel() + 4096,), poison, dtype=tensor.dtype, device=device)
+    memory[: tensor.numel()] = tensor.flatten()
+    return memory[: tensor.numel()].view(tensor.shape)
+
+
+def rows_of(rows: int, inputs: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
+    return guarded(x, torch.nan, device)
+
+
+def check(out: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight) -> None:
+    dense = dequantize(weight).double()
+    error = (out.double() - x.double() @ dense.t()).abs()
+    size = x.double().norm(dim=1)[:, None] * dense.norm(dim=1)
+    assert (error <= size * ROUNDING[x.dtype]).all(), f"{(error / size).max()}"
+
+
+def product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """The result, after a look at the rows before and behind it, which must stay as they were."""
+    from loraplex.engine.kernels.triton_quantized_linear import quantized_linear
+
+    memory = torch.full((x.shape[0] + 2, weight.outputs), torch.nan, dtype=x.dtype, device=x.device)
+    quantized_linear(x, weight, memory[1:-1])
+    assert memory[0].isnan().all() and memory[-1].isnan().all()
+    return memory[1:-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", FORMATS)
+def test_equals_the_formula(
+    name: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    if dtype is torch.bfloat16 and device.type == "cpu":
+        pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
+    weight = weight_of(name, shape, device)
+    for rows in ROWS:
+        x = rows_of(rows, shape[1], dtype, device)
+        check(product(x, weight), x, weight)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_tile_computes_the_same(name: str, device: torch.device) -> None:
+    from loraplex.engine.kernels import triton_quantized_linear as module
+
+    weight = weight_of(name, (70, 640), device)
+    x = rows_of(40, 640, torch.float16, device)
+    for tile in (*module.SKINNY_TILES, *module.WIDE_TILES):
+        out = torch.full((40, 70), torch.nan, dtype=x.dtype, device=device)
+        module.launch(x, weight, out, tile)
+        check(out, x, weight)
+
+
+def test_tiles_follow_rows_and_outputs() -> None:
+    from loraplex.engine.kernels import triton_quantized_linear as module
+
+    def tile_of(rows: int, outputs: int, dtype: torch.dtype = torch.bfloat16, zeros: bool = False) -> object:
+        weight = quantize_int4(torch.ones(1, 32), 32, symmetric=not zeros)
+        x = torch.empty(rows, 32, dtype=dtype)
+        return module.tile_for(x, replace(weight, shape=(outputs, 32)))
+
+    few, many, more_rows = module.SKINNY_TILES
+    assert tile_of(1, 4096) == tile_of(16, 4096) == tile_of(16, 28672, zeros=True) == few
+    assert tile_of(1, 28672) == tile_of(16, 28672) == many
+    assert tile_of(17, 4096) == tile_of(32, 28672) == more_rows
+    assert tile_of(33, 4096) == tile_of(64, 4096) == tile_of(17, 4096, zeros=True) == module.WIDE_TILES[0]
+    assert tile_of(65, 4096) == module.WIDE_TILES[1]
+    assert tile_of(65, 4096, torch.float32) == module.FLOAT32_TILE
+
+
+def test_every_integer_is_exact(device: torch.device) -> None:
+    """x picks single weights, so that nothing can hide in a sum: every byte there is, in every place of a tile."""
+    dtype = torch.float16 if device.type == "cpu" else torch.bfloat16
+    x = torch.eye(128, dtype=dtype, device=device)
+    bytes_of = torch.arange(256).to(torch.uint8)
+    int8 = QuantizedWeight(
+        format=WeightFormat.INT8,
+        packed=bytes_of.view(torch.int8)[:, None].repeat(1, 128).to(device),
+        scales=torch.ones(1, 256, dtype=torch.bfloat16, device=device),
+        zeros=None,
+        group_size=128,
+        shape=(256, 128),
+    )
+    int4 = replace(int8, format=WeightFormat.INT4, packed=bytes_of[None, :, None].repeat(1, 1, 64).to(device))
+    for weight in (int8, int4):
+        for first in range(0, 128, 16):
+            few = product(x[first : first + 16], weight)
+            assert torch.equal(few.float(), dequantize(weight).t()[first : first + 16])
+        assert torch.equal(product(x, weight).float(), dequantize(weight).t())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FORMATS)
+def test_assembly_equals_arithmetic(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from loraplex.engine.kernels import triton_quantized_linear as module
+
+    if device.type == "cpu":
+        pytest.skip("the interpreter knows no assembly")
+    weight = weight_of(name, (48, 640), device)
+    for rows in ROWS:
+        x = rows_of(rows, 640, torch.bfloat16, device)
+        with_assembly = product(x, weight)
+        monkeypatch.setattr(module, "ASSEMBLY", False)
+        assert torch.equal(product(x, weight), with_assembly)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nan_stays_in_its_row(name: str, device: torch.device) -> None:
+    weight = weight_of(name, (33, 200), device)
+    for rows in (5, 64):
+        x = rows_of(rows, 200, torch.float16, device)
+        clean = product(x, weight)
+        x[3, 100] = torch.nan
+        result = product(x, weight)
+        others = [row for row in range(rows) if row != 3]
+        assert torch.equal(result[others], clean[others])
+        assert result[3].isnan().all()
+
+
+@pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
+def test_interpreted() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
+    done = subprocess.run(
+        command,
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) == 68
+
+
+COMPILE = """
+import re, subprocess, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from loraplex.engine.kernels import triton_quantized_linear as module
+
+POINTERS = {"packed": {8: "*i8", 4: "*u8"}, "scales": "*bf16", "zeros": "*u8"}
+MULTIPLES = ("inputs", "outputs", "tile_stride", "output_stride")
+TOOLS = triton.knobs.nvidia
+
+def compiled(tile, dtype, bits, span, groups_per_span, has_zeros, assembly):
+    kernel = module.skinny_kernel if tile.spans > 1 else module.wide_kernel
+    constants = dict(
+        bits=bits, span=span, groups_per_span=groups_per_span, has_zeros=has_zeros, assembly=assembly,
+        block_m=tile.block_m, block_n=tile.block_n, spans=tile.spans,
+    )
+    pointers = POINTERS | {"packed": POINTERS["packed"][bits], "x": "*" + dtype, "y": "*" + dtype}
+    signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in kernel.arg_names}
+    hinted = [i for i, (n, kind) in enumerate(signature.items()) if kind.startswith("*") or n in MULTIPLES]
+    source = ASTSource(
+        kernel,
+        signature=signature,
+        constexprs={(i,): constants[n] for i, n in enumerate(kernel.arg_names) if n in constants},
+        attrs={(i,): [["tt.divisibility", 16]] for i in hinted},
+    )
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "enable_fp_fusion": True}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+def instructions_of_loop(cubin):
+    # The longest stretch that a branch leads back over: what runs once in every turn.
+    listing = subprocess.run([TOOLS.nvdisasm.path, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    labels, length, count = {}, 0, 0
+    for line in listing.splitlines():
+        if label := re.match(r"\\s*(\\.L_x_\\d+):", line):
+            labels[label[1]] = count
+        elif instruction := re.match(r"\\s+/\\*[0-9a-f]+\\*/\\s+(.*?);", line):
+            count += 1
+            target = re.search(r"BRA.*`\\((\\.L_x_\\d+)\\)", instruction[1])
+            if target and target[1] in labels:
+                length = max(length, count - labels[target[1]])
+    return length
+
+few, many, rows32 = module.SKINNY_TILES
+wide64, wide128 = module.WIDE_TILES
+PLAIN = ((4, 128, 1, False), (4, 128, 2, False), (4, 64, 2, False), (8, 128, 0, False), (8, 32, 1, False))
+ZEROS = ((4, 128, 1, True), (4, 64, 2, True))
+variants = [(tile, "bf16", *form, True) for tile in (few, many) for form in PLAIN]
+variants += [(few, "bf16", *form, True) for form in ZEROS]
+variants += [(rows32, "bf16", *form, True) for form in PLAIN[:4]]
+variants += [(tile, "bf16", *form, True) for tile in (wide64, wide128) for form in (PLAIN[0], PLAIN[3], *ZEROS)]
+variants += [(many, "bf16", *PLAIN[0], False), (many, "fp16", *PLAIN[0], True), (wide128, "fp16", *PLAIN[0], True)]
+variants += [(module.FLOAT32_TILE, "fp32", *form, True) for form in (ZEROS[0], PLAIN[3])]
+for tile, dtype, bits, span, *rest in variants:
+    binary = compiled(tile, dtype, bits, span, *rest)
+    with open(sys.argv[1], "wb") as file:
+        file.write(binary.asm["cubin"])
+    usage = subprocess.run(
+        [TOOLS.cuobjdump.path, "-res-usage", sys.argv[1]], capture_output=True, text=True, check=True
+    )
+    resources = next(line for line in usage.stdout.splitlines() if "STACK:" in line)
+    ptx = binary.asm["ptx"]
+    weights = tile.block_n * span * tile.spans
+    per_weight = instructions_of_loop(sys.argv[1]) * tile.num_warps * 32 / weights
+    form = f"int{bits}/{span}/{rest[0]}" + ("+zeros" if rest[1] else "") + ("" if rest[2] else "+arithmetic")
+    cores = "wgmma" if "wgmma" in ptx else "mma" if "mma.sync" in ptx else "none"
+    kind = "skinny" if tile.spans > 1 else "wide"
+    wide = "cp.async.cg" in ptx or "ld.global.v4" in ptx
+    print(kind, tile.block_n, dtype, form, binary.metadata.shared, wide, cores, f"{per_weight:.2f}", resources)
+"""
+
+MOST_INSTRUCTIONS = {"int4/128/1": 3.4, "int8/128/0": 4.4, "int4/128/1+arithmetic": 5.0}
+"""Per weight of the widest decode tile, loads and addresses included. 4.1 for int4 and 7.8 for int8 would take as long
+as the bytes on an H200; 70 % of the issue slots are what a loop gets."""
+
+
+@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
+def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(tmp_path / "kernel.cubin")],
+        check=False,
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": ".src"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    variants = done.stdout.splitlines()
+    assert len(variants) == 29
+    for variant in variants:
+        kind, block_n, dtype, form, shared, wide, cores, per_weight = variant.split()[:8]
+        assert int(shared) <= MAX_SHARED_BYTES, variant
+        assert re.search(r"\bSTACK:0\b", variant) and re.search(r"\bLOCAL:0\b", variant), variant
+        assert wide == "True", f"loads are not vectorised: {variant}"
+        assert cores == ("none" if dtype == "fp32" else "mma" if kind == "skinny" else "wgmma"), variant
+        if (kind, block_n, dtype) == ("skinny", "64", "bf16") and form in MOST_INSTRUCTIONS:
+            assert 1 < float(per_weight) <= MOST_INSTRUCTIONS[form], variant
+
+
+@pytest.mark.parametrize("source", ["_NIBBLES_TO_BF16", "_BYTES_ABOVE_2_23"])
+def test_assembly_is_what_it_says(source: str) -> None:
+    """PTX of four kinds, executed here: for every byte in every place."""
+    from loraplex.engine.kernels import triton_quantized_linear as module
+
+    text: str = getattr(module, source).value
+    lines = [
+        re.findall(r"[$\w.]+", line) for line in text.splitlines() if re.match(r"\s+(shr|xor|and|prmt)", line)
+    ]
+    assert len(lines) in (5, 9)
+    for byte in range(256):
+        given = [byte, byte ^ 0x5A, 255 - byte, byte * 7 & 255]
+        registers = {"$4": int.from_bytes(bytes(given), "little")}
+
+        def value(operand: str, known: dict[str, int] = registers) -> int:
+            return known[operand] if operand in known else int(operand, 0)
+
+        for operation, target, *operands in lines:
+            a, b, *selector = map(value, operands)
+            if selector:
+                pool = a.to_bytes(4, "little") + b.to_bytes(4, "little")
+                chosen = bytes(pool[selector[0] >> 4 * i & 15] for i in range(4))
+                registers[target] = int.from_bytes(chosen, "little")
+            else:
+                registers[target] = {"shr": a >> b, "xor": a ^ b, "and": a & b}[operation.partition(".")[0]]
+        words = torch.tensor([registers[f"${i}"] for i in range(4)]).to(torch.uint32)
+        if source == "_NIBBLES_TO_BF16":
+            wanted = [128 + (b & 15) for b in given] + [128 + (b >> 4) for b in given]
+            assert words.view(torch.bfloat16).tolist() == wanted
+        else:
+            signed = torch.tensor(given, dtype=torch.uint8).view(torch.int8).tolist()
+            assert words.view(torch.float32).tolist() == [2**23 + 128 + b for b in signed]
