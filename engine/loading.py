@@ -17,6 +17,7 @@ from loraplex.engine.models.digest import model_digest
 from loraplex.engine.models.model_files import locate_model
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.models.weights import decoder_state
+from loraplex.engine.quantization.scheme import check_scheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,14 @@ class LoadedModel:
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """Load `config.model`: a folder, a `.gguf` file or a hub id. Raises `ModelError`."""
-    if config.quantization != "none":
-        raise ModelError(f"`quantization` {config.quantization!r} is not built yet; allowed is none")
+    check_scheme(config.quantization)
     path = str(locate_model(config.model))
     model = load_model_config(path)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, _checkpoint_dtype(model), device)
     num_blocks = _num_blocks(config.cache, model, dtype)
     max_model_len = _max_model_len(config, model, num_blocks)
-    state = decoder_state(model, open_checkpoint(path, model), dtype, device)
+    state = decoder_state(model, open_checkpoint(path, model), dtype, device, config.quantization)
     return LoadedModel(
         path=path,
         digest=model_digest(path),

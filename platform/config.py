@@ -22,7 +22,7 @@ from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, Schedu
 from loraplex.platform.start_errors import SettingsError
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
-BUILT_QUANTIZATIONS = ("none",)
+BUILT_QUANTIZATIONS = ("none", "int8", "int4")
 ENGINE_ADDRESS_PREFIX = "ipc://"
 GIB = 1 << 30
 

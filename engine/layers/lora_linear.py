@@ -3,7 +3,7 @@
 import torch
 
 from loraplex.engine.kernels.sgmv import sgmv
-from loraplex.engine.layers.linear import Linear
+from loraplex.engine.layers.base_linear import BaseLinear
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.site import LoraSite
 
@@ -11,7 +11,7 @@ from loraplex.engine.lora.site import LoraSite
 class LoraLinear:
     """y = base(x) plus, for rows with an adapter, B A x."""
 
-    def __init__(self, base: Linear, site: LoraSite) -> None:
+    def __init__(self, base: BaseLinear, site: LoraSite) -> None:
         self._base = base
         self._site = site
 

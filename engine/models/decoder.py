@@ -11,13 +11,14 @@ from torch import Tensor
 from loraplex.engine.forward_batch import ForwardBatch
 from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.layers.attention import Attention
+from loraplex.engine.layers.base_linear import make_linear
 from loraplex.engine.layers.embedding import Embedding
-from loraplex.engine.layers.linear import Linear
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.layers.mlp import MLP
 from loraplex.engine.lora.site import LoraSite, make_site
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.rope import rope_tables
+from loraplex.engine.models.weights import DecoderState
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
@@ -37,7 +38,7 @@ class Decoder:
     def __init__(
         self,
         config: ModelConfig,
-        state: dict[str, Tensor],
+        state: DecoderState,
         max_model_len: int,
         max_adapter_slots: int = 1024,
     ) -> None:
@@ -45,15 +46,15 @@ class Decoder:
         self.config = config
         self.sites: list[LoraSite] = []
         self.max_adapter_slots = max_adapter_slots
-        embed = state.pop("embed_tokens")
+        embed = state.take_tensor("embed_tokens")
         self.device, self.dtype = embed.device, embed.dtype
         embed_site = self._site(("embed_tokens",), config.vocab_size, (config.hidden_size,))
         self._embed = Embedding(embed, embed_site, config.embedding_multiplier)
         rope = tuple(table.to(self.device).contiguous() for table in rope_tables(config, max_model_len))
         self._layers = [self._layer(i, state, (rope[0], rope[1])) for i in range(config.num_layers)]
-        self._norm = state.pop("norm")
+        self._norm = state.take_tensor("norm")
         head_site = self._site(("lm_head",), config.hidden_size, (config.vocab_size,))
-        self._head = LoraLinear(Linear(state.pop("lm_head")), head_site)
+        self._head = LoraLinear(make_linear(state.take_weight("lm_head"), None, self.dtype), head_site)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: list[Tensor]) -> Tensor:
@@ -86,7 +87,7 @@ class Decoder:
         )
         return logits if self.config.logits_multiplier == 1.0 else logits * self.config.logits_multiplier
 
-    def _layer(self, index: int, state: dict[str, Tensor], rope: tuple[Tensor, Tensor]) -> _Layer:
+    def _layer(self, index: int, state: DecoderState, rope: tuple[Tensor, Tensor]) -> _Layer:
         config, prefix = self.config, f"layers.{index}."
         shapes = config.projection_shapes()
         attention = Attention(
@@ -95,7 +96,9 @@ class Decoder:
             q_size=config.q_size,
             scale=config.attention_scale,
             rope=rope if config.uses_rope[index] else None,
-            norms=(state.pop(prefix + "q_norm"), state.pop(prefix + "k_norm")) if config.qk_norm else None,
+            norms=(state.take_tensor(prefix + "q_norm"), state.take_tensor(prefix + "k_norm"))
+            if config.qk_norm
+            else None,
             epsilon=config.rms_norm_eps,
             window=config.sliding_window[index],
         )
@@ -103,7 +106,9 @@ class Decoder:
             self._linear(prefix, "gate_up", GATE_UP, shapes, state),
             self._linear(prefix, "down", ("down_proj",), shapes, state),
         )
-        return _Layer(state.pop(prefix + "input_norm"), attention, state.pop(prefix + "post_norm"), mlp)
+        return _Layer(
+            state.take_tensor(prefix + "input_norm"), attention, state.take_tensor(prefix + "post_norm"), mlp
+        )
 
     def _linear(
         self,
@@ -111,9 +116,11 @@ class Decoder:
         name: str,
         projections: tuple[str, ...],
         shapes: dict[str, tuple[int, int]],
-        state: dict[str, Tensor],
+        state: DecoderState,
     ) -> LoraLinear:
-        base = Linear(state.pop(prefix + name), state.pop(f"{prefix}{name}_bias", None))
+        base = make_linear(
+            state.take_weight(prefix + name), state.take_bias(f"{prefix}{name}_bias"), self.dtype
+        )
         names = tuple(prefix + projection for projection in projections)
         return LoraLinear(base, self._site(names, base.inputs, tuple(shapes[p][0] for p in projections)))
 

@@ -3,6 +3,9 @@
 Invariant: every parameter is filled, every tensor of the checkpoint is used or known to be derived, and none aliases a file.
 """
 
+from collections.abc import Iterator
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -10,28 +13,57 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.models.checkpoint import Checkpoint
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.parameters import Parameter, Part, decoder_parameters
+from loraplex.engine.quantization.scheme import NONE, quantize_parameter
+from loraplex.engine.quantization.weight import QuantizedWeight
 
 READABLE_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 _DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 _NAMED_IN_ERRORS = 8
 
+Weight: TypeAlias = Tensor | QuantizedWeight
+
+
+class DecoderState(dict[str, Weight]):
+    """Parameters by name, taken out one by one, so that each can be freed once it is laid out anew."""
+
+    def take_weight(self, name: str) -> Weight:
+        """A matrix, quantized or not."""
+        return self.pop(name)
+
+    def take_tensor(self, name: str) -> Tensor:
+        """A parameter that is never quantized."""
+        weight = self.pop(name)
+        if isinstance(weight, QuantizedWeight):
+            raise TypeError(f"{name} is quantized")
+        return weight
+
+    def take_bias(self, name: str) -> Tensor | None:
+        """A bias, where the model has it."""
+        return self.take_tensor(name) if name in self else None
+
 
 def decoder_state(
-    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> dict[str, Tensor]:
-    """Parameters by name, in `dtype` on `device`; peak memory is the result plus one tensor of the checkpoint.
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    scheme: str = NONE,
+) -> DecoderState:
+    """Parameters by name, in `dtype` or quantized by `scheme` on `device`; peak memory is the result plus one parameter.
 
-    `embed_tokens` [V, H], `norm` [H], `lm_head` [V, H] (the same object when tied), and per layer `layers.i.`:
+    `embed_tokens` [V, H], `norm` [H], `lm_head` [V, H] (the same object when tied and not quantized), and per layer `layers.i.`:
     `input_norm` [H], `qkv` [q + 2kv, H], `q_norm` and `k_norm` [head_dim], `o` [H, q], `post_norm` [H],
     `gate_up` [2I, H], `down` [H, I], with `qkv_bias`, `o_bias`, `gate_up_bias`, `down_bias` where there are any.
     Raises `ModelError` naming missing, unexpected or misshapen tensors.
     """
     parameters = list(decoder_parameters(config))
     _check_names(config, checkpoint, parameters)
-    state = {parameter.name: _stack(checkpoint, parameter, dtype, device) for parameter in parameters}
-    if config.tie_word_embeddings:
-        state["lm_head"] = state["embed_tokens"]
+    state = DecoderState()
+    for name, weight in _stacked(checkpoint, parameters, dtype, device):
+        state[name] = quantize_parameter(name, weight, scheme)
+        if name == "embed_tokens" and config.tie_word_embeddings:
+            state["lm_head"] = quantize_parameter("lm_head", weight, scheme)
     return state
 
 
@@ -56,6 +88,13 @@ def _listing(names: set[str]) -> str:
     shown = ", ".join(sorted(names)[:_NAMED_IN_ERRORS])
     more = len(names) - _NAMED_IN_ERRORS
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _stacked(
+    checkpoint: Checkpoint, parameters: list[Parameter], dtype: torch.dtype, device: torch.device | str
+) -> Iterator[tuple[str, Tensor]]:
+    for parameter in parameters:
+        yield parameter.name, _stack(checkpoint, parameter, dtype, device)
 
 
 def _stack(

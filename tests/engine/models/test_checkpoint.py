@@ -26,7 +26,8 @@ class Tiny(Protocol):
 
 def load(path: Path) -> dict[str, Tensor]:
     config = load_model_config(str(path))
-    return decoder_state(config, open_checkpoint(str(path), config), torch.float32)
+    state = decoder_state(config, open_checkpoint(str(path), config), torch.float32)
+    return {name: state.take_tensor(name) for name in list(state)}
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 0.0) -> None:

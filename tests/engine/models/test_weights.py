@@ -96,7 +96,8 @@ def test_integer_weights_are_refused(llama_model: Tiny, tmp_path: Path) -> None:
 
 def load_state(path: Path, dtype: torch.dtype = torch.float32) -> State:
     config = load_model_config(str(path))
-    return decoder_state(config, open_checkpoint(str(path), config), dtype)
+    state = decoder_state(config, open_checkpoint(str(path), config), dtype)
+    return {name: state.take_tensor(name) for name in list(state)}
 
 
 def copied(tiny: Tiny, folder: Path, *, drop: str | None = None, add: State | None = None) -> Path:

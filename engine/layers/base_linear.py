@@ -1,0 +1,32 @@
+"""`BaseLinear`: what a base projection is to the layers around it, and the one place that chooses its kind."""
+
+from typing import Protocol
+
+import torch
+
+from loraplex.engine.layers.linear import Linear
+from loraplex.engine.layers.quantized_linear import QuantizedLinear
+from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
+
+
+class BaseLinear(Protocol):
+    """y = x W^T + b. x [rows, inputs] -> [rows, outputs], a new tensor."""
+
+    inputs: int
+    outputs: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+def make_linear(
+    weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+) -> BaseLinear:
+    """The layer that computes in `dtype`.
+
+    Who computes in float32 on a CPU asks for exactness: integers are turned back there once, and no row is rounded.
+    """
+    if not isinstance(weight, QuantizedWeight):
+        return Linear(weight, bias)
+    if weight.packed.device.type == "cpu" and dtype is torch.float32:
+        return Linear(dequantize(weight), bias)
+    return QuantizedLinear(weight, bias)

@@ -1,0 +1,21 @@
+"""A linear layer whose weight stays in 8 or 4 bits."""
+
+import torch
+
+from loraplex.engine.kernels.cpu_quantized_linear import with_cpu_layout
+from loraplex.engine.kernels.quantized_linear import quantized_linear
+from loraplex.engine.quantization.weight import QuantizedWeight
+
+
+class QuantizedLinear:
+    """y = x W^T + b with W in integers and scales. A row's result does not depend on the rows beside it."""
+
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
+        self.outputs, self.inputs = weight.shape
+        self._weight = with_cpu_layout(weight)
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [rows, inputs] -> [rows, outputs], a new tensor."""
+        y = quantized_linear(x, self._weight)
+        return y if self._bias is None else y.add_(self._bias)

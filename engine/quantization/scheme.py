@@ -1,0 +1,39 @@
+"""Which of a model's parameters a scheme quantizes, and to what: rounded to nearest, one parameter at a time.
+
+Invariant: embeddings, norms and biases are never touched; adapters act on top in the model's own type.
+"""
+
+import torch
+
+from loraplex.engine.errors import ModelError
+from loraplex.engine.quantization.weight import GROUP_SIZES, QuantizedWeight, quantize_int4, quantize_int8
+
+NONE = "none"
+SCHEMES = (NONE, "int8", "int4")
+_PROJECTIONS = frozenset({"qkv", "o", "gate_up", "down", "lm_head"})
+
+
+def check_scheme(scheme: str) -> None:
+    """Raises `ModelError` for a scheme that does not exist."""
+    if scheme not in SCHEMES:
+        raise ModelError(f"`quantization` must be one of {', '.join(SCHEMES)}, got {scheme!r}")
+
+
+def quantize_parameter(name: str, weight: torch.Tensor, scheme: str) -> torch.Tensor | QuantizedWeight:
+    """`weight` [outputs, inputs] of the decoder's parameter `name` in `scheme`, or as it is.
+
+    int8 has one scale per output. int4 shares scales in the largest groups that divide the inputs; the head, where an error
+    goes to the answer unmixed, takes int8 then. Raises `ModelError` for values that are not finite.
+    """
+    if scheme == NONE or name.rpartition(".")[2] not in _PROJECTIONS:
+        return weight
+    try:
+        if scheme == "int8" or name == "lm_head":
+            return quantize_int8(weight)
+        return quantize_int4(weight, _group_size(weight.shape[1]))
+    except ValueError as error:
+        raise ModelError(f"parameter {name!r} cannot be quantized: {error}") from error
+
+
+def _group_size(inputs: int) -> int:
+    return next((size for size in GROUP_SIZES if inputs % size == 0), GROUP_SIZES[-1])
