@@ -127,7 +127,8 @@ async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed(composer: 
     await composer(Trials()).compose(ONE, form_of(SLOW), ToolStyle.GENERIC)
     took, done = time.perf_counter() - begun, True
     await ticking
-    assert longest < max(took / 2, 0.05)
+    # Composed in the loop itself, it would be all of it.
+    assert longest < max(0.8 * took, 0.05)
 
 
 async def test_one_tenants_schemas_are_composed_one_at_a_time(composer: MakeComposer) -> None:

@@ -41,7 +41,8 @@ def abort(spec: GrammarSpec) -> int:
 
 
 def allocate(spec: GrammarSpec) -> int:
-    return len(bytearray(256 * MIB))
+    # More than the heap of a large process, which the child inherits, can have to spare.
+    return len([bytearray(256 * MIB) for _ in range(32)])
 
 
 def keep(spec: GrammarSpec) -> int:
