@@ -15,6 +15,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full-parity", action="store_true", help="24 requests of 64 tokens instead of 10 requests of 24"
     )
+    parser.addoption(
+        "--quantization", choices=("none", "int8", "int4"), default="none", help="bits of the base model"
+    )
     parser.addoption("--full-grammar", action="store_true", help="1,000 answers of 50 forms instead of 60")
 
 
@@ -24,12 +27,24 @@ def demo_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def quantization(request: pytest.FixtureRequest) -> str:
+    """How the base model is held in this run."""
+    return str(request.config.getoption("--quantization"))
+
+
+@pytest.fixture(scope="session")
+def demo(
+    demo_model: Path, quantization: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
     """The demo as a user starts it, but in fp32, where a row's answer can be compared exactly.
+
+    A quantized base computes in bfloat16, since float32 on a CPU turns the integers back.
 
     Its end is checked too: status 0 and no process left.
     """
     folder = tmp_path_factory.mktemp("demo")
-    with serving(folder, demo_model, "--port", "0", "--dtype", "float32") as server:
+    dtype = "float32" if quantization == "none" else "bfloat16"
+    options = ("--port", "0", "--dtype", dtype, "--quantization", quantization)
+    with serving(folder, demo_model, *options) as server:
         yield server
         server.stop()

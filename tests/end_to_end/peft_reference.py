@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+from loraplex.engine.quantization.scheme import quantize_parameter
+from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -83,11 +87,35 @@ def _write(recipe: Recipe, model_path: Path, folder: Path) -> Path:
     return folder
 
 
+def round_weights(model: Any, scheme: str) -> None:
+    """Every projection and the head as the engine holds it, turned back to floats; the embedding keeps its own."""
+    config, state = model.config, model.state_dict()
+    names = {
+        "self_attn.q_proj": "qkv",
+        "self_attn.k_proj": "qkv",
+        "self_attn.v_proj": "qkv",
+        "self_attn.o_proj": "o",
+    }
+    names |= {"mlp.gate_proj": "gate_up", "mlp.up_proj": "gate_up", "mlp.down_proj": "down"}
+    for layer in range(config.num_hidden_layers):
+        for module, parameter in names.items():
+            weight = state[f"model.layers.{layer}.{module}.weight"]
+            weight.copy_(turned_back(f"layers.{layer}.{parameter}", weight, scheme))
+    head = turned_back("lm_head", model.lm_head.weight.data, scheme)
+    model.lm_head.weight = torch.nn.Parameter(head, requires_grad=False)
+
+
+def turned_back(name: str, weight: Tensor, scheme: str) -> Tensor:
+    rounded = quantize_parameter(name, weight, scheme)
+    return dequantize(rounded) if isinstance(rounded, QuantizedWeight) else rounded
+
+
 class PeftReference:
     """One fp32 model with every adapter loaded, each request in a batch of its own."""
 
-    def __init__(self, model_path: Path, adapters: dict[str, Path]) -> None:
+    def __init__(self, model_path: Path, adapters: dict[str, Path], scheme: str = "none") -> None:
         base = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+        round_weights(base, scheme)
         base.generation_config.eos_token_id = None
         names = list(adapters)
         self._model: Any = PeftModel.from_pretrained(base, adapters[names[0]], adapter_name=names[0])

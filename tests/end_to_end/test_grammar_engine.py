@@ -35,9 +35,13 @@ QUESTION = "<|im_start|>user\nDescribe a product number {} as JSON.<|im_end|>\n<
 
 
 @pytest.fixture(scope="module")
-def engine(demo_model: Path) -> Iterator[Engine]:
+def engine(demo_model: Path, quantization: str) -> Iterator[Engine]:
     settings = EngineConfig(
-        model=str(demo_model), dtype="float32", device="cpu", cache=CacheConfig(num_blocks=600)
+        model=str(demo_model),
+        dtype="float32" if quantization == "none" else "bfloat16",
+        device="cpu",
+        quantization=quantization,
+        cache=CacheConfig(num_blocks=600),
     )
     model = load_model(settings)
     vocabulary = Vocabulary(

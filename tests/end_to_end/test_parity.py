@@ -1,5 +1,7 @@
 """Greedy tokens of one mixed running batch equal `transformers`+PEFT run one request at a time, in fp32.
 
+With `--quantization` the reference computes with the same weights, rounded and turned back.
+
 `python -m pytest -q -s tests/end_to_end/test_parity.py --full-parity` prints the figures of 24 requests of 64 tokens.
 """
 
@@ -46,13 +48,16 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def oracle(
-    request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    demo_model: Path,
+    quantization: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Oracle:
     full = request.config.getoption("full_parity", default=False)
     count, tokens = (24, 64) if full else (10, 24)
     adapters = write_adapters(demo_model, tmp_path_factory.mktemp("adapters"))
     cases = make_cases(demo_model, count)
-    reference = PeftReference(demo_model, adapters)
+    reference = PeftReference(demo_model, adapters, quantization)
     began = time.monotonic()
     answers = [reference.answer(case, tokens) for case in cases]
     print(
@@ -75,7 +80,7 @@ def make_cases(model: Path, count: int) -> list[Case]:
 
 
 @pytest.fixture
-def make_engine(demo_model: Path) -> Iterator[MakeEngine]:
+def make_engine(demo_model: Path, quantization: str) -> Iterator[MakeEngine]:
     """Engines in fp32: number of KV blocks, tokens per block, tokens per step."""
     engines: list[Engine] = []
 
@@ -84,6 +89,7 @@ def make_engine(demo_model: Path) -> Iterator[MakeEngine]:
             model=str(demo_model),
             dtype="float32",
             device="cpu",
+            quantization=quantization,
             scheduler=SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=max_num_batched_tokens),
             cache=CacheConfig(block_size=block_size, num_blocks=num_blocks),
         )
