@@ -43,7 +43,7 @@ def serves(x: torch.Tensor, weight: QuantizedWeight) -> bool:
         return False
     if weight.format is WeightFormat.INT4:
         return weight.cpu_int4 is not None
-    return weight.is_per_channel
+    return weight.format is WeightFormat.INT8 and weight.is_per_channel
 
 
 def keeps_rows(rows: int, weight: QuantizedWeight) -> bool:

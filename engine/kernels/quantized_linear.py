@@ -1,13 +1,13 @@
 """y = x W^T with W in 8 or 4 bits: dequantized in registers on CUDA, torch's packed products for bfloat16 on a CPU.
 
-Other dtypes on a CPU are the reference's: who computes in float32 asks for exactness.
+Other dtypes on a CPU, and fp8 everywhere, are the reference's: who computes in float32 asks for exactness.
 """
 
 import torch
 
 from loraplex.engine.kernels import cpu_quantized_linear as cpu
 from loraplex.engine.kernels.reference import quantized_linear as reference
-from loraplex.engine.quantization.weight import QuantizedWeight
+from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat
 
 
 def quantized_linear(
@@ -23,7 +23,7 @@ def quantized_linear(
         raise ValueError(f"out must be contiguous {x.dtype} of shape [{rows}, {weight.outputs}]")
     if rows == 0:
         return out
-    if x.is_cuda:
+    if x.is_cuda and weight.format is not WeightFormat.FP8:
         from loraplex.engine.kernels import triton_quantized_linear
 
         triton_quantized_linear.quantized_linear(x.contiguous(), weight, out)

@@ -1,6 +1,6 @@
 """One weight in 8 or 4 bits with its scales: made by rounding to nearest, turned back exactly.
 
-Invariant: w[n, k] = (q[n, k] - zero[k // G, n]) * scale[k // G, n]; int8 has no zeros, int4 without zeros has 8 for all.
+Invariant: w[n, k] = (q[n, k] - zero[k // G, n]) * scale[k // G, n]; only int4 has zeros, without any they are 8; fp8 is per channel.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ _LARGEST_INT4 = 7
 
 
 class WeightFormat(Enum):
-    """How many bits an integer of the weight has."""
+    """What a weight's elements are: integers of 8 or 4 bits, or float8_e4m3fn."""
 
     INT8 = "int8"
     INT4 = "int4"
+    FP8 = "fp8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class CpuInt4:
 class QuantizedWeight:
     """A weight [outputs, inputs] whose integers share a scale per output and group of `group_size` inputs.
 
-    packed: INT8 [outputs, inputs] int8; INT4 [tiles, outputs, bytes] uint8, see `nibbles`.
+    packed: INT8 [outputs, inputs] int8; INT4 [tiles, outputs, bytes] uint8, see `nibbles`; FP8 [outputs, inputs] float8_e4m3fn.
     scales: [groups, outputs] bfloat16 or float32; ours are bfloat16, so that no body has to round them again.
     zeros: [groups, outputs] uint8 of 0..15, or None: symmetric. group_size: `inputs` for one scale per output.
     """
@@ -113,8 +114,8 @@ def quantize_int4(weight: torch.Tensor, group_size: int = 128, *, symmetric: boo
 
 
 def dequantize(weight: QuantizedWeight) -> torch.Tensor:
-    """[outputs, inputs] float32, exact: an integer times a bfloat16 scale fits the mantissa."""
-    if weight.format is WeightFormat.INT8:
+    """[outputs, inputs] float32, exact: an integer times a bfloat16 scale fits the mantissa (a float32 scale rounds once)."""
+    if weight.format is not WeightFormat.INT4:
         integers = weight.packed.float()
     else:
         integers = unpack_nibbles(weight.packed, weight.group_size, weight.inputs).float()
