@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from loraplex.engine.quantization.stored_weights import StoredWeights
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -11,7 +13,7 @@ class ModelConfig:
 
     `hf_config` is config.json as it was read, from which `rope_tables` has `transformers` make the frequencies. The three
     multipliers are 1.0 except for Granite; `attention_scale` is head_dim ** -0.5 elsewhere. A window of w lets a
-    token see itself and the w - 1 tokens before it.
+    token see itself and the w - 1 tokens before it. `compression`: which weights the checkpoint holds quantized.
     """
 
     architecture: str
@@ -37,6 +39,7 @@ class ModelConfig:
     logits_multiplier: float = 1.0
     hf_config: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
+    compression: StoredWeights | None = None
 
     @property
     def q_size(self) -> int:

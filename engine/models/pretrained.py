@@ -14,6 +14,8 @@ from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.fields import Fields
 from loraplex.engine.models.gguf_header import gguf_config
 from loraplex.engine.models.model_files import locate_model
+from loraplex.engine.quantization.compressed_tensors import stored_weights
+from loraplex.engine.quantization.stored_weights import StoredWeights
 
 MAX_CONFIG_BYTES = 4 << 20
 
@@ -61,6 +63,7 @@ def normalise_config(values: Mapping[str, Any], generation: Mapping[str, Any] | 
         sliding_window=architecture.windows(fields, num_layers),
         hf_config=dict(values),
         eos_token_ids=_eos_token_ids(fields, Fields(generation or {}, {})),
+        compression=_compression(fields),
         **_scales(fields, architecture, head_dim),
     )
 
@@ -87,11 +90,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     if fields.has("auto_map"):
         raise UnsupportedArchitecture(
             "config.json: 'auto_map' asks to run code of the model, which is never done"
-        )
-    if fields.has("quantization_config"):
-        raise ModelError(
-            "config.json: 'quantization_config' is not supported: give the unquantized checkpoint, "
-            "the engine quantizes it itself"
         )
     if fields.get("hidden_act") not in ("silu", "swish"):
         raise fields.error("hidden_act", "'silu'")
@@ -136,6 +134,10 @@ def _scales(fields: Fields, architecture: Architecture, head_dim: int) -> dict[s
         "residual_multiplier": fields.number("residual_multiplier"),
         "logits_multiplier": 1.0 / fields.number("logits_scaling"),
     }
+
+
+def _compression(fields: Fields) -> StoredWeights | None:
+    return stored_weights(fields.get("quantization_config")) if fields.has("quantization_config") else None
 
 
 def _eos_token_ids(fields: Fields, generation: Fields) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 Invariant: every parameter is filled, every tensor of the checkpoint is used or known to be derived, and none aliases a file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import torch
@@ -11,9 +11,16 @@ from torch import Tensor
 
 from loraplex.engine.errors import ModelError
 from loraplex.engine.models.checkpoint import Checkpoint
+from loraplex.engine.models.compressed_weights import (
+    is_quantized,
+    read_quantized,
+    stored_by_module,
+    tensor_names,
+)
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.parameters import Parameter, Part, decoder_parameters
 from loraplex.engine.quantization.scheme import NONE, quantize_parameter
+from loraplex.engine.quantization.stored_weights import StoredWeight
 from loraplex.engine.quantization.weight import QuantizedWeight
 
 READABLE_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
@@ -55,25 +62,40 @@ def decoder_state(
     `embed_tokens` [V, H], `norm` [H], `lm_head` [V, H] (the same object when tied and not quantized), and per layer `layers.i.`:
     `input_norm` [H], `qkv` [q + 2kv, H], `q_norm` and `k_norm` [head_dim], `o` [H, q], `post_norm` [H],
     `gate_up` [2I, H], `down` [H, I], with `qkv_bias`, `o_bias`, `gate_up_bias`, `down_bias` where there are any.
-    Raises `ModelError` naming missing, unexpected or misshapen tensors.
+    What the checkpoint holds quantized stays as it is. Raises `ModelError` naming missing, unexpected or misshapen tensors.
     """
     parameters = list(decoder_parameters(config))
-    _check_names(config, checkpoint, parameters)
+    stored = stored_by_module(config, parameters)
+    if stored and scheme != NONE:
+        raise ModelError(f"`quantization` must be none for a checkpoint that is quantized, got {scheme!r}")
+    _check_names(config, checkpoint, parameters, stored)
     state = DecoderState()
-    for name, weight in _stacked(checkpoint, parameters, dtype, device):
-        state[name] = quantize_parameter(name, weight, scheme)
+    for name, weight in _stacked(checkpoint, parameters, stored, dtype, device):
+        state[name] = _in_scheme(name, weight, scheme)
         if name == "embed_tokens" and config.tie_word_embeddings:
-            state["lm_head"] = quantize_parameter("lm_head", weight, scheme)
+            state["lm_head"] = _in_scheme("lm_head", weight, scheme)
     return state
 
 
-def _check_names(config: ModelConfig, checkpoint: Checkpoint, parameters: list[Parameter]) -> None:
-    required = {part.source for parameter in parameters for part in parameter.parts}
+def _in_scheme(name: str, weight: Weight, scheme: str) -> Weight:
+    return weight if isinstance(weight, QuantizedWeight) else quantize_parameter(name, weight, scheme)
+
+
+def _check_names(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    parameters: list[Parameter],
+    stored: Mapping[str, StoredWeight],
+) -> None:
+    known = dict(
+        named for parameter in parameters for part in parameter.parts for named in tensor_names(part, stored)
+    )
+    required = {name for name, needed in known.items() if needed}
     present = checkpoint.names()
     missing = required - present
     if missing:
         raise ModelError(f"the checkpoint lacks {_listing(missing)}, which {config.architecture} needs")
-    unexpected = {name for name in present - required if not _is_derived(config, name)}
+    unexpected = {name for name in present - known.keys() if not _is_derived(config, name)}
     if unexpected:
         raise ModelError(
             f"the checkpoint holds {_listing(unexpected)}, which {config.architecture} has no use for"
@@ -91,10 +113,17 @@ def _listing(names: set[str]) -> str:
 
 
 def _stacked(
-    checkpoint: Checkpoint, parameters: list[Parameter], dtype: torch.dtype, device: torch.device | str
-) -> Iterator[tuple[str, Tensor]]:
+    checkpoint: Checkpoint,
+    parameters: list[Parameter],
+    stored: Mapping[str, StoredWeight],
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Iterator[tuple[str, Weight]]:
     for parameter in parameters:
-        yield parameter.name, _stack(checkpoint, parameter, dtype, device)
+        if is_quantized(parameter, stored):
+            yield parameter.name, read_quantized(checkpoint, parameter, stored, device)
+        else:
+            yield parameter.name, _stack(checkpoint, parameter, dtype, device)
 
 
 def _stack(

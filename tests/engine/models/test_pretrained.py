@@ -76,7 +76,11 @@ def test_llama_2_without_the_newer_fields_loads() -> None:
     ("changes", "message"),
     [
         ({"hidden_act": "gelu"}, "'hidden_act' must be 'silu', got 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config' is not supported"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "quant_method' must be 'compressed-tensors', got 'awq'",
+        ),
+        ({"quantization_config": []}, "quant_method' must be 'compressed-tensors', got None"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "'auto_map' asks to run code"),
         ({"num_hidden_layers": "8"}, "'num_hidden_layers' must be an integer from 1 to 16777216, got '8'"),
         ({"vocab_size": True}, "'vocab_size' must be an integer"),
