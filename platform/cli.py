@@ -29,6 +29,11 @@ COMMANDS: Final = {
         "app",
         "Tell how schemas are held and which documents go through.",
     ),
+    "quantize": (
+        "loraplex.platform.commands.quantize",
+        "quantize_command",
+        "Quantize a base model, if the quality gate lets it pass.",
+    ),
     "doctor": ("loraplex.platform.commands.doctor", "app", "Check this machine and its configuration."),
 }
 

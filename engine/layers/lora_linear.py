@@ -12,12 +12,12 @@ class LoraLinear:
     """y = base(x) plus, for rows with an adapter, B A x."""
 
     def __init__(self, base: BaseLinear, site: LoraSite) -> None:
-        self._base = base
+        self.base = base
         self._site = site
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs]. A batch without adapters pays one comparison."""
-        y = self._base(x)
+        y = self.base(x)
         if lora is not None and self._site.slots:
             sgmv(x, y, self._site, lora)
         return y

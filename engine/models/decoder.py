@@ -33,7 +33,10 @@ class _Layer:
 
 
 class Decoder:
-    """Weights, layers and the sites where adapters act. `sites` holds every site once, for the adapter pool."""
+    """Weights, layers and the sites where adapters act.
+
+    `sites` holds every site once, for the adapter pool; `projections` every projection but the head by its parameter's name.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Decoder:
         """`state` as `decoder_state` makes it; it is emptied, so that each weight can be freed once it is packed."""
         self.config = config
         self.sites: list[LoraSite] = []
+        self.projections: dict[str, LoraLinear] = {}
         self.max_adapter_slots = max_adapter_slots
         embed = state.take_tensor("embed_tokens")
         self.device, self.dtype = embed.device, embed.dtype
@@ -122,7 +126,9 @@ class Decoder:
             state.take_weight(prefix + name), state.take_bias(f"{prefix}{name}_bias"), self.dtype
         )
         names = tuple(prefix + projection for projection in projections)
-        return LoraLinear(base, self._site(names, base.inputs, tuple(shapes[p][0] for p in projections)))
+        layer = LoraLinear(base, self._site(names, base.inputs, tuple(shapes[p][0] for p in projections)))
+        self.projections[prefix + name] = layer
+        return layer
 
     def _site(self, names: tuple[str, ...], inputs: int, slice_sizes: tuple[int, ...]) -> LoraSite:
         site = make_site(names, inputs, slice_sizes, self.max_adapter_slots, self.device)

@@ -64,21 +64,38 @@ def decoder_state(
     `gate_up` [2I, H], `down` [H, I], with `qkv_bias`, `o_bias`, `gate_up_bias`, `down_bias` where there are any.
     What the checkpoint holds quantized stays as it is. Raises `ModelError` naming missing, unexpected or misshapen tensors.
     """
-    parameters = list(decoder_parameters(config))
-    stored = stored_by_module(config, parameters)
-    if stored and scheme != NONE:
-        raise ModelError(f"`quantization` must be none for a checkpoint that is quantized, got {scheme!r}")
-    _check_names(config, checkpoint, parameters, stored)
     state = DecoderState()
-    for name, weight in _stacked(checkpoint, parameters, stored, dtype, device):
-        state[name] = _in_scheme(name, weight, scheme)
-        if name == "embed_tokens" and config.tie_word_embeddings:
-            state["lm_head"] = _in_scheme("lm_head", weight, scheme)
+    for name, weight in read_parameters(config, checkpoint, dtype, device):
+        if not isinstance(weight, QuantizedWeight):
+            state[name] = quantize_parameter(name, weight, scheme)
+        elif scheme == NONE:
+            state[name] = weight
+        else:
+            raise ModelError(
+                f"`quantization` must be none for a checkpoint that is quantized, got {scheme!r}"
+            )
     return state
 
 
-def _in_scheme(name: str, weight: Weight, scheme: str) -> Weight:
-    return weight if isinstance(weight, QuantizedWeight) else quantize_parameter(name, weight, scheme)
+def read_parameters(
+    config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str
+) -> Iterator[tuple[str, Weight]]:
+    """Name and value of every parameter, as stored or in `dtype`, one after another; a tied head is the embedding itself.
+
+    Raises `ModelError` as `decoder_state` does.
+    """
+    parameters = list(decoder_parameters(config))
+    stored = stored_by_module(config, parameters)
+    _check_names(config, checkpoint, parameters, stored)
+    for parameter in parameters:
+        weight: Weight
+        if is_quantized(parameter, stored):
+            weight = read_quantized(checkpoint, parameter, stored, device)
+        else:
+            weight = _stack(checkpoint, parameter, dtype, device)
+        yield parameter.name, weight
+        if parameter.name == "embed_tokens" and config.tie_word_embeddings:
+            yield "lm_head", weight
 
 
 def _check_names(
@@ -110,20 +127,6 @@ def _listing(names: set[str]) -> str:
     shown = ", ".join(sorted(names)[:_NAMED_IN_ERRORS])
     more = len(names) - _NAMED_IN_ERRORS
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _stacked(
-    checkpoint: Checkpoint,
-    parameters: list[Parameter],
-    stored: Mapping[str, StoredWeight],
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> Iterator[tuple[str, Weight]]:
-    for parameter in parameters:
-        if is_quantized(parameter, stored):
-            yield parameter.name, read_quantized(checkpoint, parameter, stored, device)
-        else:
-            yield parameter.name, _stack(checkpoint, parameter, dtype, device)
 
 
 def _stack(

@@ -5,7 +5,6 @@ Measures: perplexity (Jelinek et al. 1977), agreement of the likeliest token, KL
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +36,13 @@ BOUNDS = {
 """Defaults by scheme."""
 
 
+def bounds_of(scheme: str) -> QualityBounds:
+    """Raises `ModelError` for a scheme without bounds."""
+    if scheme not in BOUNDS:
+        raise ModelError(f"`scheme` must be one of {', '.join(BOUNDS)}, got {scheme!r}")
+    return BOUNDS[scheme]
+
+
 @dataclass(frozen=True, slots=True)
 class Quality:
     """Figures of one comparison over `tokens` predictions."""
@@ -66,17 +72,16 @@ class Quality:
         ]
 
 
-def compare_models(base: LoadedModel, quantized: LoadedModel, token_ids: list[int]) -> Quality:
-    """`token_ids` of the text in which both are compared. Raises `ModelError` if they are too few or the models do not match."""
-    if len(token_ids) < LEAST_TOKENS:
-        raise ModelError(f"the text has {len(token_ids)} tokens; at least {LEAST_TOKENS} are needed")
+def compare_models(base: LoadedModel, quantized: LoadedModel, texts: list[list[int]]) -> Quality:
+    """`texts` of at most `window_size` tokens each. Raises `ModelError` if they are too few or the models do not match."""
+    count = sum(len(ids) - 1 for ids in texts)
+    if count < LEAST_TOKENS:
+        raise ModelError(f"the text has {count} tokens to predict; at least {LEAST_TOKENS} are needed")
     if base.config.vocab_size != quantized.config.vocab_size:
         raise ModelError("the two models have different vocabularies")
-    window = min(WINDOW_TOKENS, base.max_model_len, quantized.max_model_len)
-    models = (_Scorer(base, window), _Scorer(quantized, window))
+    models = (WindowScorer(base), WindowScorer(quantized))
     totals = torch.zeros(4, dtype=torch.float64)
-    count = 0
-    for ids in _windows(token_ids, window):
+    for ids in texts:
         expected, actual = (model.log_probabilities(ids) for model in models)
         targets = torch.tensor(ids[1:], device=expected.device).unsqueeze(1)
         actual = actual.to(expected.device)
@@ -88,20 +93,17 @@ def compare_models(base: LoadedModel, quantized: LoadedModel, token_ids: list[in
                 F.kl_div(actual, expected, reduction="sum", log_target=True),
             )
         ).to("cpu", torch.float64)
-        count += len(ids) - 1
     base_loss, loss, agreed, divergence = (totals / count).tolist()
     return Quality(count, math.exp(base_loss), math.exp(loss), agreed, divergence)
 
 
-class _Scorer:
+class WindowScorer:
     """One model with the KV of one window."""
 
-    def __init__(self, model: LoadedModel, window: int) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._blocks = -(-window // BLOCK_SIZE)
-        self._kv_cache = allocate_kv_cache(
-            model.config, self._blocks, BLOCK_SIZE, model.dtype, model.device
-        )
+        self._blocks = -(-window_size(model) // BLOCK_SIZE)
+        self._kv_cache = allocate_kv_cache(model.config, self._blocks, BLOCK_SIZE, model.dtype, model.device)
 
     def log_probabilities(self, ids: list[int]) -> torch.Tensor:
         """[len(ids) - 1, vocabulary] float32 of what follows each token but the last."""
@@ -127,7 +129,13 @@ class _Scorer:
         )
 
 
-def _windows(token_ids: list[int], size: int) -> Iterator[list[int]]:
-    """Pieces of `size` tokens; a last one of a single token predicts nothing."""
-    for start in range(0, len(token_ids) - 1, size):
-        yield token_ids[start : start + size]
+def window_size(model: LoadedModel) -> int:
+    """Tokens that are judged together."""
+    return min(WINDOW_TOKENS, model.max_model_len)
+
+
+def windows(model: LoadedModel, text: str, most: int) -> list[list[int]]:
+    """The first `most` tokens of a text in pieces of `window_size`; a single last token predicts nothing."""
+    ids: list[int] = model.tokenizer.encode(text).ids[:most]
+    size = window_size(model)
+    return [ids[start : start + size] for start in range(0, len(ids) - 1, size)]

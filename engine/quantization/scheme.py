@@ -6,6 +6,7 @@ Invariant: embeddings, norms and biases are never touched; adapters act on top i
 import torch
 
 from loraplex.engine.errors import ModelError
+from loraplex.engine.quantization.gptq import quantize_gptq
 from loraplex.engine.quantization.weight import GROUP_SIZES, QuantizedWeight, quantize_int4, quantize_int8
 
 NONE = "none"
@@ -19,17 +20,22 @@ def check_scheme(scheme: str) -> None:
         raise ModelError(f"`quantization` must be one of {', '.join(SCHEMES)}, got {scheme!r}")
 
 
-def quantize_parameter(name: str, weight: torch.Tensor, scheme: str) -> torch.Tensor | QuantizedWeight:
+def quantize_parameter(
+    name: str, weight: torch.Tensor, scheme: str, moments: torch.Tensor | None = None
+) -> torch.Tensor | QuantizedWeight:
     """`weight` [outputs, inputs] of the decoder's parameter `name` in `scheme`, or as it is.
 
-    int8 has one scale per output. int4 shares scales in the largest groups that divide the inputs; the head, where an error
-    goes to the answer unmixed, takes int8 then. Raises `ModelError` for values that are not finite.
+    int8 has one scale per output. int4 shares scales in the largest groups that divide the inputs, and follows the second
+    `moments` of its inputs where they are known (GPTQ); the head, where an error goes to the answer unmixed, takes int8 then.
+    Raises `ModelError` for values that are not finite.
     """
     if scheme == NONE or name.rpartition(".")[2] not in _PROJECTIONS:
         return weight
     try:
         if scheme == "int8" or name == "lm_head":
             return quantize_int8(weight)
+        if moments is not None:
+            return quantize_gptq(weight, moments, _group_size(weight.shape[1]), symmetric=False)
         return quantize_int4(weight, _group_size(weight.shape[1]))
     except ValueError as error:
         raise ModelError(f"parameter {name!r} cannot be quantized: {error}") from error

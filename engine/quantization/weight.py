@@ -94,22 +94,38 @@ def quantize_int4(weight: torch.Tensor, group_size: int = 128, *, symmetric: boo
     """weight [outputs, inputs], any float dtype, finite. ValueError for another group size."""
     inputs = weight.shape[-1]
     grouped = _grouped(weight, group_size, GROUP_SIZES)
-    if symmetric:
-        scales = _rounded_up(_nonzero(grouped.abs().amax(2) / _LARGEST_INT4))
-        zeros = torch.full_like(scales, 8)
-    else:
-        # Zero is always in reach: it is what padding and pruned weights are.
-        low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
-        scales = _rounded_up(_nonzero((high - low) / 15))
-        zeros = (-low / scales.float()).round_()
+    scales, zeros = int4_parameters(grouped, symmetric=symmetric)
     integers = (grouped / scales.float()[..., None]).round_().add_(zeros[..., None]).clamp_(0, 15)
+    return int4_weight(
+        integers.flatten(1)[:, :inputs].to(torch.uint8),
+        scales.t(),
+        None if symmetric else zeros.t(),
+        group_size,
+    )
+
+
+def int4_parameters(groups: torch.Tensor, *, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales (bfloat16) and zeros (float32, whole numbers of 0..15) of groups [..., values] that take in their extremes."""
+    if symmetric:
+        scales = _rounded_up(_nonzero(groups.abs().amax(-1) / _LARGEST_INT4))
+        return scales, torch.full_like(scales, 8, dtype=torch.float32)
+    # Zero is always in reach: it is what padding and pruned weights are.
+    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    scales = _rounded_up(_nonzero((high - low) / 15))
+    return scales, (-low / scales.float()).round_()
+
+
+def int4_weight(
+    integers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int
+) -> QuantizedWeight:
+    """integers uint8 [outputs, inputs] of 0..15, scales and zeros [groups, outputs]; no zeros: 8 for all."""
     return QuantizedWeight(
         format=WeightFormat.INT4,
-        packed=pack_nibbles(integers.flatten(1)[:, :inputs].to(torch.uint8), group_size),
-        scales=scales.t().contiguous(),
-        zeros=None if symmetric else zeros.to(torch.uint8).t().contiguous(),
+        packed=pack_nibbles(integers, group_size),
+        scales=scales.contiguous(),
+        zeros=None if zeros is None else zeros.to(torch.uint8).contiguous(),
         group_size=group_size,
-        shape=(weight.shape[0], inputs),
+        shape=(integers.shape[0], integers.shape[1]),
     )
 
 

@@ -1,0 +1,164 @@
+"""`release_quantized`: a model quantized, written, loaded again and judged; it gets its name only if the gate lets it pass.
+
+Invariant: what was judged is what lies on disk; a model that fails leaves nothing behind.
+"""
+
+import dataclasses
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+
+from loraplex.engine.config import CacheConfig, EngineConfig
+from loraplex.engine.errors import ModelError
+from loraplex.engine.loading import LoadedModel, load_model
+from loraplex.engine.models.checkpoint import open_checkpoint
+from loraplex.engine.models.weights import read_parameters
+from loraplex.engine.quantization.artefact import write_checkpoint, write_manifest
+from loraplex.engine.quantization.calibration import InputMoments, watched
+from loraplex.engine.quantization.own_text import sample_text
+from loraplex.engine.quantization.quality import (
+    Quality,
+    QualityBounds,
+    WindowScorer,
+    compare_models,
+    window_size,
+    windows,
+)
+from loraplex.engine.quantization.scheme import NONE, SCHEMES, quantize_parameter
+from loraplex.engine.quantization.weight import QuantizedWeight
+
+CALIBRATED = frozenset({"int4"})
+"""Schemes whose rounding follows a text; int8 loses too little for it to matter."""
+CALIBRATION_TOKENS = 8_192
+JUDGED_TOKENS = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    """What to quantize, and the text it is judged on; without one the model writes its own, never the one it is fitted to."""
+
+    model: str
+    folder: Path
+    scheme: str
+    text: str | None
+    bounds: QualityBounds
+    dtype: str = "auto"
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The verdict. `violations` empty: the artefact lies in its folder."""
+
+    quality: Quality
+    violations: list[str]
+    bytes_before: int
+    bytes_after: int
+
+
+def release_quantized(request: ReleaseRequest, progress: Callable[[str], None]) -> Release:
+    """Raises `ModelError` for a model, folder or text that will not do."""
+    _check(request)
+    progress(f"loading {request.model}")
+    base = load_model(_config(request, request.model))
+    source = Path(base.path)
+    if not source.is_dir():
+        raise ModelError(
+            f"{request.model}: a GGUF file is quantized already; give the folder it was made from"
+        )
+    request.folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(mkdtemp(prefix=f".{request.folder.name}-", dir=request.folder.parent))
+    try:
+        texts = _judged_texts(base, request, progress)
+        moments = _moments(base, request.scheme, progress)
+        progress(f"rounding to {request.scheme}")
+        write_checkpoint(source, draft, base.config, _rounded(base, request.scheme, moments))
+        progress("judging")
+        rounded = load_model(_config(request, str(draft)))
+        quality = compare_models(base, rounded, texts)
+        violations = quality.violations(request.bounds)
+        before, after = (_weight_bytes(folder) for folder in (source, draft))
+        if not violations:
+            write_manifest(draft, _facts(base, request, quality))
+            draft.chmod(0o755)
+            draft.rename(request.folder)
+        return Release(quality, violations, before, after)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _check(request: ReleaseRequest) -> None:
+    if request.scheme not in SCHEMES or request.scheme == NONE:
+        allowed = ", ".join(scheme for scheme in SCHEMES if scheme != NONE)
+        raise ModelError(f"`scheme` must be one of {allowed}, got {request.scheme!r}")
+    if request.folder.exists():
+        raise ModelError(f"{request.folder} exists already")
+
+
+def _config(request: ReleaseRequest, model: str) -> EngineConfig:
+    return EngineConfig(
+        model=model, dtype=request.dtype, device=request.device, cache=CacheConfig(num_blocks=1 << 20)
+    )
+
+
+def _stored(base: LoadedModel) -> Iterator[tuple[str, torch.Tensor | QuantizedWeight]]:
+    checkpoint = open_checkpoint(base.path, base.config)
+    return read_parameters(base.config, checkpoint, base.dtype, base.device)
+
+
+def _rounded(
+    base: LoadedModel, scheme: str, moments: InputMoments
+) -> Iterator[tuple[str, torch.Tensor | QuantizedWeight]]:
+    for name, weight in _stored(base):
+        if isinstance(weight, QuantizedWeight):
+            raise ModelError(f"parameter {name!r} is quantized already")
+        yield name, quantize_parameter(name, weight, scheme, moments.sums.pop(name, None))
+
+
+def _moments(base: LoadedModel, scheme: str, progress: Callable[[str], None]) -> InputMoments:
+    if scheme not in CALIBRATED:
+        return InputMoments()
+    progress("writing a text to fit the rounding to")
+    texts = _own_texts(base, CALIBRATION_TOKENS, seed=1)
+    progress("calibrating")
+    scorer = WindowScorer(base)
+    with watched(base.decoder) as moments:
+        for ids in texts:
+            scorer.log_probabilities(ids)
+    return moments
+
+
+def _judged_texts(
+    base: LoadedModel, request: ReleaseRequest, progress: Callable[[str], None]
+) -> list[list[int]]:
+    if request.text is not None:
+        return windows(base, request.text, JUDGED_TOKENS)
+    progress("writing a text to judge by")
+    return _own_texts(base, JUDGED_TOKENS, seed=2)
+
+
+def _own_texts(base: LoadedModel, tokens: int, seed: int) -> list[list[int]]:
+    size = window_size(base)
+    return sample_text(base, -(-tokens // size), size, seed)
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _facts(base: LoadedModel, request: ReleaseRequest, quality: Quality) -> dict[str, object]:
+    return {
+        "loraplex": version("loraplex"),
+        "scheme": request.scheme,
+        "source_digest": base.digest,
+        "dtype": str(base.dtype).removeprefix("torch."),
+        "text_sha256": None if request.text is None else hashlib.sha256(request.text.encode()).hexdigest(),
+        "quality": dataclasses.asdict(quality),
+        "bounds": dataclasses.asdict(request.bounds),
+    }
