@@ -1,34 +1,68 @@
-"""y = x W^T with W in 8 or 4 bits: dequantized in registers on CUDA, torch's packed products for bfloat16 on a CPU.
+"""y = x W^T + b with W in 8 or 4 bits: dequantized in registers on CUDA, exact sums of integers on a CPU.
 
-Other dtypes on a CPU, and fp8 everywhere, are the reference's: who computes in float32 asks for exactness.
+Invariant: on a CPU a row's result is a function of the row and the weight, whoever shares the batch. fp8 is the
+reference's everywhere.
 """
 
 import torch
 
-from loraplex.engine.kernels import cpu_quantized_linear as cpu
+from loraplex.engine.kernels.bodies import Body, body_for
 from loraplex.engine.kernels.reference import quantized_linear as reference
-from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat
+from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, WeightLayout, with_lines
+
+LONGEST_INTEGER_SUM = 1 << 16
+"""Inputs that may share a scale in the CPU's body: so many products of two bytes fit 32 bits."""
+
+
+def with_cpu_layout(weight: QuantizedWeight) -> QuantizedWeight:
+    """The weight as the CPU's body reads it, instead of the plain one; as it is where there is no such body."""
+    are_integers = weight.format is not WeightFormat.FP8 and weight.group_size <= LONGEST_INTEGER_SUM
+    return with_lines(weight) if are_integers and body_for(weight.packed) is Body.COMPILED else weight
 
 
 def quantized_linear(
-    x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [rows, inputs] contiguous -> [rows, outputs] of x's dtype, in `out` if given. ValueError if shapes do not fit."""
+    """x [rows, inputs] -> [rows, outputs] of x's dtype, in `out` if given; sums and bias [outputs] are rounded once.
+
+    ValueError if shapes or dtypes do not fit.
+    """
+    out = _output(x, weight, out, bias)
+    if x.shape[0] == 0:
+        return out
+    if body_for(x) is Body.TRITON and weight.format is not WeightFormat.FP8:
+        from loraplex.engine.kernels import triton_quantized_linear
+
+        triton_quantized_linear.quantized_linear(x.contiguous(), weight, out, bias)
+    elif _is_compiled(x, weight):
+        from loraplex.engine.kernels.compiled import quantized_linear as compiled
+
+        compiled.quantized_linear(x.contiguous(), weight, out, bias)
+    else:
+        reference.quantized_linear(x, weight, out, bias)
+    return out
+
+
+def _is_compiled(x: torch.Tensor, weight: QuantizedWeight) -> bool:
+    is_served = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return is_served and weight.layout is WeightLayout.LINES and body_for(x) is Body.COMPILED
+
+
+def _output(
+    x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
     rows, inputs = x.shape
     if inputs != weight.inputs:
         raise ValueError(f"x has {inputs} inputs, the weight {weight.inputs}")
+    if bias is not None and (
+        bias.shape != (weight.outputs,) or bias.dtype != x.dtype or not bias.is_contiguous()
+    ):
+        raise ValueError(f"bias must be contiguous {x.dtype} of shape [{weight.outputs}]")
     if out is None:
-        out = x.new_empty(rows, weight.outputs)
-    elif out.shape != (rows, weight.outputs) or out.dtype != x.dtype or not out.is_contiguous():
+        return x.new_empty(rows, weight.outputs)
+    if out.shape != (rows, weight.outputs) or out.dtype != x.dtype or not out.is_contiguous():
         raise ValueError(f"out must be contiguous {x.dtype} of shape [{rows}, {weight.outputs}]")
-    if rows == 0:
-        return out
-    if x.is_cuda and weight.format is not WeightFormat.FP8:
-        from loraplex.engine.kernels import triton_quantized_linear
-
-        triton_quantized_linear.quantized_linear(x.contiguous(), weight, out)
-    elif cpu.serves(x, weight):
-        cpu.quantized_linear(x.contiguous(), weight, out)
-    else:
-        reference.quantized_linear(x, weight, out)
     return out

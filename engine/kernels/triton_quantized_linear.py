@@ -177,6 +177,7 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     packed,
     scales,  # [groups, outputs]
     zeros,
+    bias,  # [outputs]
     y,  # [rows, outputs]
     rows,
     inputs,
@@ -189,6 +190,7 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     span: tl.constexpr,
     groups_per_span: tl.constexpr,  # 0: one scale per output
     has_zeros: tl.constexpr,
+    has_bias: tl.constexpr,
     assembly: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -234,9 +236,12 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
         high = next_high
     if groups_per_span == 0:
         total *= low[0]
+    result = tl.sum(total, axis=0)
+    if has_bias:
+        result += tl.load(bias + tl.minimum(columns, outputs - 1)).to(tl.float32)[None, :]
     target = y + members.to(tl.int64)[:, None] * outputs + columns[None, :]
     is_inside = (members < rows)[:, None] & (columns < outputs)[None, :]
-    tl.store(target, tl.sum(total, axis=0).to(y.dtype.element_ty), mask=is_inside)
+    tl.store(target, result.to(y.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -259,6 +264,7 @@ def wide_kernel(  # type: ignore[no-untyped-def]
     packed,
     scales,
     zeros,
+    bias,
     y,
     rows,
     inputs,
@@ -271,6 +277,7 @@ def wide_kernel(  # type: ignore[no-untyped-def]
     span: tl.constexpr,
     groups_per_span: tl.constexpr,
     has_zeros: tl.constexpr,
+    has_bias: tl.constexpr,
     assembly: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -312,16 +319,22 @@ def wide_kernel(  # type: ignore[no-untyped-def]
             total = tl.dot(x_high, high, total, input_precision="ieee")
     if groups_per_span == 0:
         total *= tl.load(scales + column).to(tl.float32)
+    if has_bias:
+        total += tl.load(bias + column).to(tl.float32)
     target = y + members.to(tl.int64)[:, None] * outputs + columns[None, :]
     tl.store(target, total.to(dtype), mask=is_member & (columns < outputs)[None, :])
 
 
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor) -> None:
+def quantized_linear(
+    x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, bias: torch.Tensor | None = None
+) -> None:
     """See `reference.quantized_linear`; sums are fp32, `out` is rounded once."""
-    launch(x, weight, out, tile_for(x, weight))
+    launch(x, weight, out, tile_for(x, weight), bias)
 
 
-def launch(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, tile: Tile) -> None:
+def launch(
+    x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, tile: Tile, bias: torch.Tensor | None = None
+) -> None:
     """`quantized_linear` with a tile of the caller's choice."""
     span = span_for(weight)
     is_int8 = weight.format is WeightFormat.INT8
@@ -333,6 +346,7 @@ def launch(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, tile: Ti
         weight.packed,
         weight.scales,
         weight.scales if weight.zeros is None else weight.zeros,
+        out if bias is None else bias,
         out,
         x.shape[0],
         weight.inputs,
@@ -345,6 +359,7 @@ def launch(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, tile: Ti
         span=span,
         groups_per_span=0 if is_int8 and weight.is_per_channel else span // weight.group_size,
         has_zeros=weight.zeros is not None,
+        has_bias=bias is not None,
         assembly=ASSEMBLY and x.is_cuda,
         block_m=tile.block_m,
         block_n=tile.block_n,

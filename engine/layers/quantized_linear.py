@@ -2,8 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.cpu_quantized_linear import with_cpu_layout
-from loraplex.engine.kernels.quantized_linear import quantized_linear
+from loraplex.engine.kernels.quantized_linear import quantized_linear, with_cpu_layout
 from loraplex.engine.quantization.weight import QuantizedWeight
 
 
@@ -17,5 +16,4 @@ class QuantizedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs], a new tensor."""
-        y = quantized_linear(x, self._weight)
-        return y if self._bias is None else y.add_(self._bias)
+        return quantized_linear(x, self._weight, bias=self._bias)

@@ -113,6 +113,8 @@ _load_constant_float = _loader(_FLOAT, types.float32, lambda builder, value: val
 _store_bfloat16 = _storer(_I16, types.float32, _narrow_bfloat16)
 _store_float16 = _storer(_HALF, types.float32, lambda builder, value: builder.fptrunc(value, _HALF))
 store_float = _storer(_FLOAT, types.float32, lambda builder, value: value)
+store_int = _storer(_I32, types.int32, lambda builder, value: value)
+store_byte = _storer(ir.IntType(8), types.int32, lambda builder, value: builder.trunc(value, ir.IntType(8)))
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -152,6 +154,27 @@ def width(kind: int) -> int:
     return 4 if kind == 2 else 2
 
 
+def _conversion(source: types.Type, target: types.Type, convert: Callable[[Any, Any], Any]) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def converted(typing_context: Any, value: Any) -> tuple[Signature, Codegen]:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return convert(builder, arguments[0])
+
+        return target(source), codegen
+
+    return converted
+
+
+def _nearest(builder: Any, number: Any) -> Any:
+    rounded = builder.call(builder.module.declare_intrinsic("llvm.rint", [_FLOAT]), [number])
+    return builder.fptosi(rounded, _I32)
+
+
+bits_of = _conversion(types.float32, types.int32, lambda builder, value: builder.bitcast(value, _I32))
+float_of = _conversion(types.int32, types.float32, lambda builder, value: builder.bitcast(value, _FLOAT))
+round_to_int = _conversion(types.float32, types.int32, _nearest)
+"""To the nearest integer, ties to even; finite numbers within int32 only."""
+
 _EXP_COEFFICIENTS = (1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0)
 
 
@@ -183,21 +206,35 @@ def _launch(body: int, arguments: Any, threads: int) -> None:
     _gomp_parallel(body, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
 
 
+@njit(nogil=True)  # type: ignore[untyped-decorator]
+def _launch_without_gil(body: int, arguments: Any, threads: int) -> None:
+    _gomp_parallel(body, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
+
+
 class ParallelBody:
     """A compiled body that takes `num_arguments` integers. Engines on several threads may share it."""
 
-    def __init__(self, function: Callable[[Any], None], num_arguments: int) -> None:
+    def __init__(
+        self, function: Callable[[Any], None], num_arguments: int, *, as_written: bool = False
+    ) -> None:
+        """`as_written`: the floats' operations are the source's, one by one, whatever surrounds them."""
         if not is_available():
             raise RuntimeError("compiled kernels need torch's GNU OpenMP runtime")
         # Divisions as in IEEE 754: the check for a zero divisor would keep loops from vectorising.
-        self._body = cfunc(BODY_SIGNATURE, fastmath=_FASTMATH, error_model="numpy", cache=True)(function)
+        self._body = cfunc(
+            BODY_SIGNATURE, fastmath=not as_written and _FASTMATH, error_model="numpy", cache=True
+        )(function)
         self._num_arguments = num_arguments
 
-    def __call__(self, threads: int, *arguments: int) -> None:
-        """Run the body on `threads` threads of torch's team; argument 0 of the block is their number."""
+    def __call__(self, threads: int, *arguments: int, releases_gil: bool = False) -> None:
+        """Run the body on `threads` threads of torch's team; argument 0 of the block is their number.
+
+        `releases_gil`: for a region of more than some 0.1 ms whose buffers are its thread's own.
+        """
         if len(arguments) + 1 != self._num_arguments:
             raise TypeError(f"the body takes {self._num_arguments} arguments, not {len(arguments) + 1}")
-        _launch(self._body.address, np.array((threads, *arguments), dtype=np.int64), threads)
+        launch = _launch_without_gil if releases_gil else _launch
+        launch(self._body.address, np.array((threads, *arguments), dtype=np.int64), threads)
 
 
 def threads_for(elements: int) -> int:

@@ -5,6 +5,9 @@ import torch
 from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
 
 
-def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor) -> None:
-    """out[rows, outputs] = x[rows, inputs] @ dequantized.T; `out` has the dtype of x."""
-    out.copy_(x.float() @ dequantize(weight).t())
+def quantized_linear(
+    x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, bias: torch.Tensor | None = None
+) -> None:
+    """out[rows, outputs] = x[rows, inputs] @ dequantized.T + bias[outputs]; `out` has the dtype of x."""
+    y = x.float() @ dequantize(weight).t()
+    out.copy_(y if bias is None else y.add_(bias))

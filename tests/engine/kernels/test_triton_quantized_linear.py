@@ -217,10 +217,11 @@ TOOLS = triton.knobs.nvidia
 def compiled(tile, dtype, bits, span, groups_per_span, has_zeros, assembly):
     kernel = module.skinny_kernel if tile.spans > 1 else module.wide_kernel
     constants = dict(
-        bits=bits, span=span, groups_per_span=groups_per_span, has_zeros=has_zeros, assembly=assembly,
+        bits=bits, span=span, groups_per_span=groups_per_span, has_zeros=has_zeros, has_bias=True, assembly=assembly,
         block_m=tile.block_m, block_n=tile.block_n, spans=tile.spans,
     )
-    pointers = POINTERS | {"packed": POINTERS["packed"][bits], "x": "*" + dtype, "y": "*" + dtype}
+    pointers = POINTERS | {"packed": POINTERS["packed"][bits], "x": "*" + dtype, "y": "*" + dtype,
+        "bias": "*" + dtype}
     signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in kernel.arg_names}
     hinted = [i for i, (n, kind) in enumerate(signature.items()) if kind.startswith("*") or n in MULTIPLES]
     source = ASTSource(
