@@ -37,10 +37,10 @@ class LoadedModel:
 
 def load_model(config: EngineConfig) -> LoadedModel:
     """Load `config.model`: a folder, a `.gguf` file or a hub id. Raises `ModelError`."""
-    check_scheme(config.quantization)
+    device = choose_device(config.device)
+    check_scheme(config.quantization, device)
     path = str(locate_model(config.model))
     model = load_model_config(path)
-    device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, _checkpoint_dtype(model), device)
     num_blocks = _num_blocks(config.cache, model, dtype)
     max_model_len = _max_model_len(config, model, num_blocks)

@@ -22,7 +22,6 @@ from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, Schedu
 from loraplex.platform.start_errors import SettingsError
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
-BUILT_QUANTIZATIONS = ("none", "int8", "int4")
 ENGINE_ADDRESS_PREFIX = "ipc://"
 GIB = 1 << 30
 
@@ -83,13 +82,6 @@ class Settings(BaseSettings):
     engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(default=None, description="a FakeScript as JSON: drills without a model")
-
-    @field_validator("quantization")
-    @classmethod
-    def _quantization_is_built(cls, value: str) -> str:
-        if value not in BUILT_QUANTIZATIONS:
-            raise ValueError(f"{value} is not built yet; allowed now: {', '.join(BUILT_QUANTIZATIONS)}")
-        return value
 
     @field_validator("engine")
     @classmethod

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from loraplex.platform.cli import COMMANDS
-from loraplex.platform.config import BUILT_QUANTIZATIONS, Settings
+from loraplex.platform.config import Settings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -37,7 +37,7 @@ def allowed(name: str, field: FieldInfo) -> str:
     if get_origin(field.annotation) is tuple:
         return "`ipc://` addresses"
     if all(isinstance(kind, str) for kind in kinds):
-        return ", ".join(BUILT_QUANTIZATIONS if name == "quantization" else map(str, kinds))
+        return ", ".join(map(str, kinds))
     if kinds == [bool]:
         return "true, false"
     if kinds[0] in TEXT_TYPES:

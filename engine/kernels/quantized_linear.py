@@ -1,7 +1,6 @@
 """y = x W^T + b with W in 8 or 4 bits: dequantized in registers on CUDA, exact sums of integers on a CPU.
 
-Invariant: on a CPU a row's result is a function of the row and the weight, whoever shares the batch. fp8 is the
-reference's everywhere.
+Invariant: on a CPU a row's result is a function of the row and the weight, whoever shares the batch.
 """
 
 import torch
@@ -33,10 +32,8 @@ def quantized_linear(
     out = _output(x, weight, out, bias)
     if x.shape[0] == 0:
         return out
-    if body_for(x) is Body.TRITON and weight.format is not WeightFormat.FP8:
-        from loraplex.engine.kernels import triton_quantized_linear
-
-        triton_quantized_linear.quantized_linear(x.contiguous(), weight, out, bias)
+    if body_for(x) is Body.TRITON:
+        _on_cuda(x.contiguous(), weight, out, bias)
     elif _is_compiled(x, weight):
         from loraplex.engine.kernels.compiled import quantized_linear as compiled
 
@@ -44,6 +41,17 @@ def quantized_linear(
     else:
         reference.quantized_linear(x, weight, out, bias)
     return out
+
+
+def _on_cuda(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+    from loraplex.engine.kernels import fp8_linear, triton_quantized_linear
+
+    if weight.format is not WeightFormat.FP8:
+        triton_quantized_linear.quantized_linear(x, weight, out, bias)
+    elif fp8_linear.serves(x, weight):
+        fp8_linear.fp8_linear(x, weight, out, bias)
+    else:
+        reference.quantized_linear(x, weight, out, bias)
 
 
 def _is_compiled(x: torch.Tensor, weight: QuantizedWeight) -> bool:

@@ -86,9 +86,10 @@ def quantization_config(quantized: Mapping[str, QuantizedWeight]) -> dict[str, A
 def _scheme_of(weight: QuantizedWeight) -> dict[str, Any]:
     per_channel = weight.is_per_channel
     int4 = weight.format is WeightFormat.INT4
+    kind = "float" if weight.format is WeightFormat.FP8 else "int"
     weights = {
         "num_bits": 4 if int4 else 8,
-        "type": "int",
+        "type": kind,
         "symmetric": weight.zeros is None,
         "strategy": "channel" if per_channel else "group",
         "group_size": None if per_channel else weight.group_size,
@@ -96,14 +97,14 @@ def _scheme_of(weight: QuantizedWeight) -> dict[str, Any]:
         "observer": "minmax",
     }
     return {
-        "format": "pack-quantized" if int4 else "int-quantized",
+        "format": "pack-quantized" if int4 else f"{kind}-quantized",
         "weights": weights,
-        "input_activations": None if int4 else _ROUNDED_ROWS,
+        "input_activations": None if int4 else {**_ROUNDED_ROWS, "type": kind},
         "output_activations": None,
     }
 
 
-_ROUNDED_ROWS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+_ROUNDED_ROWS = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 
 
 def _head(config: ModelConfig) -> Parameter:
@@ -125,7 +126,7 @@ def _stored(parameter: Parameter, weight: Weight) -> Iterator[tuple[str, torch.T
 
 def _compressed(weight: QuantizedWeight, rows: slice) -> Iterator[tuple[str, torch.Tensor]]:
     scales = weight.scales.t()[rows]
-    if weight.format is WeightFormat.INT8:
+    if weight.format is not WeightFormat.INT4:
         yield "weight", weight.packed[rows]
     else:
         integers = unpack_nibbles(weight.packed, weight.group_size, weight.inputs)[rows]

@@ -7,17 +7,34 @@ import torch
 
 from loraplex.engine.errors import ModelError
 from loraplex.engine.quantization.gptq import quantize_gptq
-from loraplex.engine.quantization.weight import GROUP_SIZES, QuantizedWeight, quantize_int4, quantize_int8
+from loraplex.engine.quantization.weight import (
+    GROUP_SIZES,
+    QuantizedWeight,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
 
 NONE = "none"
-SCHEMES = (NONE, "int8", "int4")
+FP8 = "fp8"
+SCHEMES = (NONE, "int8", "int4", FP8)
+_FP8_CAPABILITY = (8, 9)
+"""From this compute capability on a device multiplies fp8."""
 _PROJECTIONS = frozenset({"qkv", "o", "gate_up", "down", "lm_head"})
 
 
-def check_scheme(scheme: str) -> None:
-    """Raises `ModelError` for a scheme that does not exist."""
+def check_scheme(scheme: str, device: torch.device) -> None:
+    """Raises `ModelError` for a scheme that does not exist or that `device` cannot multiply."""
     if scheme not in SCHEMES:
         raise ModelError(f"`quantization` must be one of {', '.join(SCHEMES)}, got {scheme!r}")
+    if scheme != FP8:
+        return
+    if device.type != "cuda":
+        raise ModelError(
+            f"`quantization` fp8 needs a CUDA device; allowed on {device.type}: none, int8, int4"
+        )
+    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise ModelError("`quantization` fp8 needs a CUDA device of compute capability 8.9 or later")
 
 
 def quantize_parameter(
@@ -25,13 +42,15 @@ def quantize_parameter(
 ) -> torch.Tensor | QuantizedWeight:
     """`weight` [outputs, inputs] of the decoder's parameter `name` in `scheme`, or as it is.
 
-    int8 has one scale per output. int4 shares scales in the largest groups that divide the inputs, and follows the second
-    `moments` of its inputs where they are known (GPTQ); the head, where an error goes to the answer unmixed, takes int8 then.
-    Raises `ModelError` for values that are not finite.
+    int8 and fp8 have one scale per output. int4 shares scales in the largest groups that divide the inputs, and follows the
+    second `moments` of its inputs where they are known (GPTQ); the head, where an error goes to the answer unmixed, takes
+    int8 then. Raises `ModelError` for values that are not finite.
     """
     if scheme == NONE or name.rpartition(".")[2] not in _PROJECTIONS:
         return weight
     try:
+        if scheme == FP8:
+            return quantize_fp8(weight)
         if scheme == "int8" or name == "lm_head":
             return quantize_int8(weight)
         if moments is not None:

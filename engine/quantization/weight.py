@@ -23,6 +23,8 @@ GROUP_SIZES = (128, 64, 32)
 _LARGEST_INT8 = 127
 _LARGEST_INT4 = 7
 """The largest integer that is used on either side of zero, so that a group's extremes are rounded and never cut off."""
+LARGEST_FP8 = 448.0
+"""Of float8_e4m3fn."""
 
 
 class WeightFormat(Enum):
@@ -150,6 +152,21 @@ def int4_weight(
         zeros=None if zeros is None else zeros.to(torch.uint8).contiguous(),
         group_size=group_size,
         shape=(integers.shape[0], integers.shape[1]),
+    )
+
+
+def quantize_fp8(weight: torch.Tensor) -> QuantizedWeight:
+    """weight [outputs, inputs], any float dtype, finite; one float32 scale per output, as the scaled product takes it."""
+    inputs = weight.shape[-1]
+    rows = _grouped(weight, inputs, (inputs,))[:, 0]
+    scales = _nonzero(rows.abs().amax(1) / LARGEST_FP8)
+    return QuantizedWeight(
+        format=WeightFormat.FP8,
+        packed=(rows / scales[:, None]).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn),
+        scales=scales[None],
+        zeros=None,
+        group_size=inputs,
+        shape=(weight.shape[0], inputs),
     )
 
 

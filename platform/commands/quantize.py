@@ -21,7 +21,7 @@ Figure = Annotated[float | None, typer.Option(min=0.0)]
 def quantize_command(
     model: Annotated[str, typer.Argument(help="The unquantized model: a folder or hub id.")],
     out: Annotated[Path, typer.Argument(help="The folder to make; must not exist.")],
-    scheme: Annotated[str, typer.Option(help="int8 or int4.")],
+    scheme: Annotated[str, typer.Option(help="int8, int4 or fp8.")],
     text: Annotated[
         Path | None, typer.Option(help="A text to judge by, UTF-8; default: one the model writes itself.")
     ] = None,

@@ -54,7 +54,7 @@ def test_unknown_commands_and_options_exit_2(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--dtype", "float8"], ["dtype", "float8", "bfloat16"]),
-        (["--quantization", "fp8", "--model", "m"], ["quantization", "fp8", "not built"]),
+        (["--quantization", "int3", "--model", "m"], ["quantization", "int3", "fp8"]),
         (["--config", "none.toml"], ["none.toml"]),
         ([], ["model", "--demo"]),
         (["--role", "engine", "--model", "m"], ["engine", "exactly one"]),

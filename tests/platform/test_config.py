@@ -53,7 +53,6 @@ def test_urls_from_the_file(tmp_path: Path) -> None:
     [
         ({"dtype": "float8"}, ["dtype", "float8", "bfloat16"]),
         ({"port": 70000}, ["port", "70000", "65535"]),
-        ({"quantization": "fp8"}, ["quantization", "fp8", "not built yet", "none"]),
         ({"quantization": "gguf"}, ["quantization", "gguf", "int8"]),
         ({"engine": ("tcp://0.0.0.0:1",)}, ["engine", "tcp://0.0.0.0:1", "ipc://"]),
         ({"engine": ("ipc://relative",)}, ["engine", "ipc://relative", "absolute"]),

@@ -59,7 +59,13 @@ def test_int4_takes_the_largest_groups_that_divide_the_inputs(model_folder: Path
     assert sizes["layers.0.qkv"] == 32 and sizes["layers.0.down"] == 128
 
 
-@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.012), ("int4", 0.16)])
+def test_fp8_is_of_projections_and_head(model_folder: Path) -> None:
+    state = state_of(model_folder, "fp8")
+    formats = {w.format for w in state.values() if isinstance(w, QuantizedWeight)}
+    assert formats == {WeightFormat.FP8} and isinstance(state["lm_head"], QuantizedWeight)
+
+
+@pytest.mark.parametrize(("scheme", "most"), [("int8", 0.012), ("int4", 0.16), ("fp8", 0.03)])
 def test_rounding_loses_little(model_folder: Path, scheme: str, most: float) -> None:
     dense, rounded = state_of(model_folder, "none"), state_of(model_folder, scheme)
     for name, weight in rounded.items():
@@ -78,5 +84,10 @@ def test_values_that_are_not_finite_are_refused_by_name() -> None:
 
 
 def test_an_unknown_scheme_is_refused(model_folder: Path) -> None:
-    with pytest.raises(ModelError, match="int3.*none, int8, int4|none, int8, int4.*int3"):
+    with pytest.raises(ModelError, match="none, int8, int4, fp8.*int3"):
         load_model(EngineConfig(model=str(model_folder), quantization="int3"))
+
+
+def test_fp8_is_refused_on_a_cpu(model_folder: Path) -> None:
+    with pytest.raises(ModelError, match="fp8 needs a CUDA device.*int8"):
+        load_model(EngineConfig(model=str(model_folder), quantization="fp8", device="cpu"))

@@ -1,0 +1,188 @@
+"""Rows rounded to fp8 and torch's scaled product of them: the rounding interpreted (in a process of its own, with fp32 for
+the stored type: the interpreter's fp8 is not the hardware's), the product by torch's CPU body, both on CUDA where there is one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from loraplex.engine.quantization.weight import LARGEST_FP8, dequantize, quantize_fp8, quantize_int8
+
+pytest.importorskip("triton")
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+WIDTHS = (16, 31, 640, 20000)
+"""The last one takes more than one block."""
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where this process can run kernels, with memory that nobody has written full of NaN."""
+    if (request.param == "interpreter") is not INTERPRETING:
+        pytest.skip("the interpreter has a process of its own")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
+    torch.use_deterministic_algorithms(before)
+
+
+def rows_of(rows: int, inputs: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(inputs))
+    return (x * torch.logspace(-3, 2, rows)[:, None]).to(device, dtype)
+
+
+def formula(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    largest = x.float().abs().amax(1, keepdim=True).clamp(min=1e-30)
+    return x.float() * (LARGEST_FP8 / largest), largest / LARGEST_FP8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("inputs", WIDTHS)
+def test_rows_over_their_scale(inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+    from loraplex.engine.kernels.fp8_linear import round_rows
+
+    if dtype is torch.bfloat16 and device.type == "cpu":
+        pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
+    x = rows_of(3, inputs, dtype, device)
+    x[1] = 0
+    values, scales = round_rows(x, torch.float32)
+    wanted, wanted_scales = formula(x)
+    torch.testing.assert_close(scales, wanted_scales, rtol=1e-6, atol=0)
+    torch.testing.assert_close(values, wanted, rtol=1e-6, atol=0)
+    assert (values[1] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inputs", WIDTHS)
+def test_rounds_as_torch_does(inputs: int, device: torch.device) -> None:
+    from loraplex.engine.kernels.fp8_linear import round_rows
+
+    x = rows_of(33, inputs, torch.bfloat16, device)
+    rounded, _ = round_rows(x)
+    wanted = formula(x)[0].clamp(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
+    # Quotients that are a rounding error apart may fall on two sides of a middle.
+    assert (rounded.view(torch.uint8) != wanted.view(torch.uint8)).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_is_alone(value: float, device: torch.device) -> None:
+    from loraplex.engine.kernels.fp8_linear import round_rows
+
+    x = rows_of(3, 640, torch.float16, device)
+    clean = round_rows(x, torch.float32)
+    x[1, 5] = value
+    values, scales = round_rows(x, torch.float32)
+    for row in (0, 2):
+        assert torch.equal(values[row], clean[0][row]) and scales[row] == clean[1][row]
+    assert values[1].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 33])
+def test_product_is_of_the_rounded_rows(rows: int, dtype: torch.dtype) -> None:
+    """The scaled product with the arguments CUDA gets, by torch's CPU body."""
+    from loraplex.engine.kernels.fp8_linear import multiply, serves
+
+    generator = torch.Generator().manual_seed(rows)
+    weight = quantize_fp8(torch.randn(48, 96, generator=generator))
+    x, bias = rows_of(rows, 96, dtype, torch.device("cpu")), torch.randn(48, generator=generator).to(dtype)
+    assert serves(x, weight)
+    values, scales = formula(x)
+    rounded = values.clamp(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
+    wanted = (rounded.double() * scales.double()) @ dequantize(weight).double().t()
+    size = x.double().norm(dim=1)[:, None] * dequantize(weight).double().norm(dim=1)
+    for added in (None, bias):
+        out = torch.full((rows, 48), torch.nan, dtype=dtype)
+        multiply(rounded, scales, weight, out, added)
+        exact = wanted if added is None else wanted + added.double()
+        assert ((out.double() - exact).abs() <= exact.abs() * 2**-7 + size * 1e-3).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 5, 16, 64, 300])
+def test_product_on_cuda(rows: int, device: torch.device) -> None:
+    from loraplex.engine.kernels.quantized_linear import quantized_linear
+
+    weight = quantize_fp8(torch.randn(512, 640, generator=torch.Generator().manual_seed(1)).to(device))
+    x = rows_of(rows, 640, torch.bfloat16, device)
+    bias = torch.randn(512, device=device).bfloat16()
+    out = torch.full((rows, 512), torch.nan, dtype=x.dtype, device=device)
+    quantized_linear(x, weight, out, bias)
+    exact = x.double() @ dequantize(weight).double().t() + bias.double()
+    size = x.double().norm(dim=1)[:, None] * dequantize(weight).double().norm(dim=1)
+    assert ((out.double() - exact).abs() <= exact.abs() * 2**-8 + size * 0.02).all()
+
+
+def test_serves_what_the_scaled_product_takes() -> None:
+    from loraplex.engine.kernels.fp8_linear import serves
+
+    x = torch.empty(1, 1, dtype=torch.bfloat16)
+    assert serves(x, quantize_fp8(torch.ones(16, 32)))
+    assert not serves(x.float(), quantize_fp8(torch.ones(16, 32)))
+    assert not serves(x, quantize_fp8(torch.ones(16, 31)))
+    assert not serves(x, quantize_fp8(torch.ones(17, 32)))
+    assert not serves(x, quantize_int8(torch.ones(16, 32)))
+
+
+@pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
+def test_interpreted() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__],
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) == 17
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from loraplex.engine.kernels.fp8_linear import round_rows_kernel as kernel
+
+constants = {"largest_value": 448.0, "block": 4096}
+kinds = {"x": "*bf16", "y": "*fp8e4nv", "scales": "*fp32", "inputs": "i32"}
+signature = {n: "constexpr" if n in constants else kinds[n] for n in kernel.arg_names}
+hinted = [(i,) for i, n in enumerate(kernel.arg_names) if n in ("x", "y", "inputs")]
+binary = triton.compile(
+    ASTSource(
+        kernel,
+        signature=signature,
+        constexprs={(kernel.arg_names.index(n),): value for n, value in constants.items()},
+        attrs={at: [["tt.divisibility", 16]] for at in hinted},
+    ),
+    target=GPUTarget("cuda", 90, 32),
+    options={"num_warps": 8},
+)
+print(binary.asm["ptx"])
+"""
+
+
+@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
+def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        check=False,
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": ".src"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    assert "cvt.rn.satfinite.e4m3x2.f32" in done.stdout
+    assert "ld.global.v4" in done.stdout, "loads are not vectorised"
