@@ -10,7 +10,12 @@ def rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
 ) -> torch.Tensor:
     """See `reference.rms_norm`."""
-    if body_for(x) is Body.COMPILED:
+    body = body_for(x)
+    if body is Body.TRITON:
+        from loraplex.engine.kernels import triton_rms_norm as triton
+
+        return triton.rms_norm(x, residual, weight, epsilon)
+    if body is Body.COMPILED:
         from loraplex.engine.kernels.compiled import rms_norm as compiled
 
         return compiled.rms_norm(x, residual, weight, epsilon)

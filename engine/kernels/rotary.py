@@ -14,11 +14,17 @@ def rotary_write_kv(
     rope: tuple[torch.Tensor, torch.Tensor] | None,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     epsilon: float,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """See `reference.rotary_write_kv`."""
-    if body_for(qkv) is Body.COMPILED:
+    body = body_for(qkv)
+    if body is Body.TRITON:
+        from loraplex.engine.kernels import triton_rotary as triton
+
+        triton.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales)
+    elif body is Body.COMPILED and kv_cache.dtype is qkv.dtype:
         from loraplex.engine.kernels.compiled import rotary as compiled
 
         compiled.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon)
     else:
-        reference.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon)
+        reference.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales)

@@ -8,7 +8,12 @@ from loraplex.engine.kernels.reference import silu_mul as reference
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """See `reference.silu_mul`."""
-    if body_for(gate_up) is Body.COMPILED:
+    body = body_for(gate_up)
+    if body is Body.TRITON:
+        from loraplex.engine.kernels import triton_silu_mul as triton
+
+        return triton.silu_mul(gate_up)
+    if body is Body.COMPILED:
         from loraplex.engine.kernels.compiled import silu_mul as compiled
 
         return compiled.silu_mul(gate_up)

@@ -13,11 +13,14 @@ def rotary_write_kv(
     rope: tuple[torch.Tensor, torch.Tensor] | None,
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     epsilon: float,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Normalise and rotate q and k of `qkv` [tokens, (heads + 2 kv_heads) * size] in place, then write k and v.
 
     kv_cache [blocks, block_size, 2, kv_heads, size]; `slots` [tokens] int64 index its first two axes flattened;
     `rope` is (cos, sin), fp32 [positions, half], or None for a layer without positions; pairs are (i, i + half).
+    Into a cache of float8_e4m3fn go k and v over their `kv_scales`, rounded to the nearest, at most 448 in size; what is
+    not finite becomes NaN.
     """
     kv_heads, size = kv_cache.shape[3], kv_cache.shape[4]
     heads = qkv.view(qkv.shape[0], -1, size)
@@ -29,7 +32,18 @@ def rotary_write_kv(
         cos, sin = (table[positions].unsqueeze(1) for table in rope)
         _rotate(q, cos, sin)
         _rotate(k, cos, sin)
-    kv_cache.view(-1, 2, kv_heads, size)[slots] = heads[:, -2 * kv_heads :].view(-1, 2, kv_heads, size)
+    kv = heads[:, -2 * kv_heads :].view(-1, 2, kv_heads, size)
+    if kv_cache.dtype is torch.float8_e4m3fn:
+        # As bytes: torch places no values of this type by index.
+        kv, kv_cache = _e4m3(kv, kv_scales).view(torch.uint8), kv_cache.view(torch.uint8)
+    kv_cache.view(-1, 2, kv_heads, size)[slots] = kv
+
+
+def _e4m3(kv: torch.Tensor, kv_scales: tuple[float, float]) -> torch.Tensor:
+    inverses = torch.tensor([1 / scale for scale in kv_scales], dtype=torch.float32, device=kv.device)
+    values = kv.float() * inverses.view(2, 1, 1)
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    return torch.where(values.isfinite(), values.clamp(-largest, largest), torch.nan).to(torch.float8_e4m3fn)
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
