@@ -17,11 +17,12 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged KV pool. `num_blocks` None derives the count from `kv_bytes`."""
+    """The paged KV pool. `num_blocks` None derives the count from `kv_bytes`; `kv_dtype` is auto or fp8."""
 
     block_size: int = 16
     num_blocks: int | None = None
     kv_bytes: int = 1 << 30
+    kv_dtype: str = "auto"
     prefix_caching: bool = True
 
 

@@ -57,7 +57,7 @@ class Engine:
             self._block_pool,
             cache.block_size,
             model_digest=model.digest,
-            cache_dtype=str(model.dtype),
+            cache_dtype=str(model.kv_dtype),
             enabled=cache.prefix_caching,
         )
         self.adapters = AdapterPool(
@@ -87,7 +87,7 @@ class Engine:
         self._uncompiled: dict[int, list[Sequence]] = {}
         sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids)
         kv_cache = allocate_kv_cache(
-            model.config, model.num_blocks, cache.block_size, model.dtype, model.device
+            model.config, model.num_blocks, cache.block_size, model.kv_dtype, model.device
         )
         self.runner = ModelRunner(
             model.decoder, kv_cache, cache.block_size, sampler, self.adapters, self._masks

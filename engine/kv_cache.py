@@ -2,11 +2,24 @@
 
 import torch
 
+from loraplex.engine.errors import ModelError
 from loraplex.engine.models.config import ModelConfig
+
+KV_DTYPES = ("auto", "fp8")
+
+
+def kv_cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Type of the cache of a model that computes in `dtype`: `auto` takes the same, `fp8` 8 bits (e4m3, no infinity).
+
+    Raises `ModelError` for another name.
+    """
+    if name not in KV_DTYPES:
+        raise ModelError(f"`kv_dtype` must be {' or '.join(KV_DTYPES)}, got {name!r}")
+    return torch.float8_e4m3fn if name == "fp8" else dtype
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers."""
+    """Bytes of one block over all layers; `dtype` is the cache's."""
     return 2 * config.kv_size * block_size * config.num_layers * dtype.itemsize
 
 

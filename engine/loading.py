@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.device import choose_device, choose_dtype
 from loraplex.engine.errors import ModelError
-from loraplex.engine.kv_cache import block_bytes
+from loraplex.engine.kv_cache import block_bytes, kv_cache_dtype
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import Decoder
@@ -30,6 +30,7 @@ class LoadedModel:
     decoder: Decoder
     tokenizer: Tokenizer
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
     max_model_len: int
     num_blocks: int
@@ -42,7 +43,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     path = str(locate_model(config.model))
     model = load_model_config(path)
     dtype = choose_dtype(config.dtype, _checkpoint_dtype(model), device)
-    num_blocks = _num_blocks(config.cache, model, dtype)
+    kv_dtype = kv_cache_dtype(config.cache.kv_dtype, dtype)
+    num_blocks = _num_blocks(config.cache, model, kv_dtype)
     max_model_len = _max_model_len(config, model, num_blocks)
     state = decoder_state(model, open_checkpoint(path, model), dtype, device, config.quantization)
     return LoadedModel(
@@ -52,6 +54,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         decoder=Decoder(model, state, max_model_len),
         tokenizer=load_tokenizer(path),
         dtype=dtype,
+        kv_dtype=kv_dtype,
         device=device,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
@@ -82,10 +85,10 @@ def _checkpoint_dtype(model: ModelConfig) -> str | None:
     return str(name).removeprefix("torch.") if name else None
 
 
-def _num_blocks(cache: CacheConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+def _num_blocks(cache: CacheConfig, model: ModelConfig, kv_dtype: torch.dtype) -> int:
     if cache.num_blocks is not None:
         return cache.num_blocks
-    count = cache.kv_bytes // block_bytes(model, cache.block_size, dtype)
+    count = cache.kv_bytes // block_bytes(model, cache.block_size, kv_dtype)
     if count < 1:
         raise ModelError(f"`kv_bytes` {cache.kv_bytes} holds not even one block of {cache.block_size} tokens")
     return count

@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     served_model_name: str | None = Field(default=None, min_length=1, max_length=200)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = Field(default=None, ge=16, le=10_000_000)
 
@@ -129,6 +130,7 @@ class Settings(BaseSettings):
             cache=CacheConfig(
                 block_size=self.kv_block_size,
                 kv_bytes=self.kv_cache_bytes,
+                kv_dtype=self.kv_cache_dtype,
                 prefix_caching=self.prefix_caching,
             ),
             lora=LoraConfig(max_bytes=self.adapter_bytes, max_rank=self.max_lora_rank),

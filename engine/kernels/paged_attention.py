@@ -16,19 +16,20 @@ def decode_attention(
     lengths: torch.Tensor,
     scale: float,
     window: int | None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """See `reference.decode_attention`."""
     body = body_for(qkv)
     if body is Body.TRITON:
-        from loraplex.engine.kernels import triton_paged_attention as triton
+        from loraplex.engine.kernels import triton_decode_attention as triton
 
-        triton.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
-    elif body is Body.COMPILED:
+        triton.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window, kv_scales)
+    elif body is Body.COMPILED and kv_cache.dtype is qkv.dtype:
         from loraplex.engine.kernels.compiled import paged_attention as compiled
 
         compiled.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
     else:
-        reference.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
+        reference.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window, kv_scales)
 
 
 def prefill_attention(
@@ -39,11 +40,12 @@ def prefill_attention(
     length: int,
     scale: float,
     window: int | None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """See `reference.prefill_attention`."""
     if body_for(qkv) is Body.TRITON:
-        from loraplex.engine.kernels import triton_paged_attention as triton
+        from loraplex.engine.kernels import triton_prefill_attention as triton
 
-        triton.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window)
+        triton.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window, kv_scales)
     else:
-        reference.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window)
+        reference.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window, kv_scales)

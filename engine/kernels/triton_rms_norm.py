@@ -21,7 +21,7 @@ def normalized(values, weight, size, epsilon):  # type: ignore[no-untyped-def]
     return values * inverse_rms(tl.sum(values * values, 0), size, epsilon) * weight.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["epsilon"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
 def rms_norm_kernel(  # type: ignore[no-untyped-def]
     x,  # [rows, size]
     residual,  # [rows, size], written; only with `has_residual`

@@ -76,7 +76,7 @@ def store_part(  # type: ignore[no-untyped-def]
         tl.store(cell, kept.to(cell.dtype.element_ty), mask=within & is_cached)
 
 
-@triton.jit(do_not_specialize=["epsilon", "key_inverse", "value_inverse"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
 def rotary_kernel(  # type: ignore[no-untyped-def]
     qkv,  # [tokens, (heads + 2 kv_heads) * size]
     kv_cache,  # [slots, 2, kv_heads, size]; of bytes if `quantized`

@@ -22,7 +22,9 @@ class Attention:
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         epsilon: float,
         window: int | None,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
+        """`kv_scales` are what K and V are divided by in a cache of 8 bits."""
         self._qkv = qkv
         self._o = o
         self._q_size = q_size
@@ -31,11 +33,15 @@ class Attention:
         self._norms = norms
         self._epsilon = epsilon
         self._window = window
+        self._kv_scales = kv_scales
 
     def __call__(self, x: torch.Tensor, kv_cache: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """x [tokens, hidden] -> [tokens, hidden]; writes this step's K and V into `kv_cache`."""
         qkv = self._qkv(x, batch.lora)
-        rotary_write_kv(qkv, kv_cache, batch.positions, batch.slots, self._rope, self._norms, self._epsilon)
+        kv_scales = self._kv_scales
+        rotary_write_kv(
+            qkv, kv_cache, batch.positions, batch.slots, self._rope, self._norms, self._epsilon, kv_scales
+        )
         attended = qkv.new_empty(qkv.shape[0], self._q_size)
         decodes = batch.num_decodes
         if decodes:
@@ -47,6 +53,7 @@ class Attention:
                 batch.decode_lengths,
                 self._scale,
                 self._window,
+                kv_scales,
             )
         for chunk in batch.chunks:
             rows = slice(chunk.begin, chunk.end)
@@ -58,5 +65,6 @@ class Attention:
                 chunk.length,
                 self._scale,
                 self._window,
+                kv_scales,
             )
         return self._o(attended, batch.lora)

@@ -21,6 +21,7 @@ def serve_command(
     served_model_name: Annotated[str | None, typer.Option(help="The base model's name in requests.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     quantization: Annotated[str | None, typer.Option(help="none, int8, int4 or fp8.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto or fp8.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt and answer together, in tokens.")
@@ -38,6 +39,7 @@ def serve_command(
         "served_model_name": served_model_name,
         "dtype": dtype,
         "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
         "device": device,
         "max_model_len": max_model_len,
         "host": host,

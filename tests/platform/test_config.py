@@ -54,6 +54,7 @@ def test_urls_from_the_file(tmp_path: Path) -> None:
         ({"dtype": "float8"}, ["dtype", "float8", "bfloat16"]),
         ({"port": 70000}, ["port", "70000", "65535"]),
         ({"quantization": "gguf"}, ["quantization", "gguf", "int8"]),
+        ({"kv_cache_dtype": "int3"}, ["kv_cache_dtype", "int3", "auto", "fp8"]),
         ({"engine": ("tcp://0.0.0.0:1",)}, ["engine", "tcp://0.0.0.0:1", "ipc://"]),
         ({"engine": ("ipc://relative",)}, ["engine", "ipc://relative", "absolute"]),
         ({"max_model_len": "many"}, ["max_model_len", "many", "integer"]),
@@ -99,11 +100,10 @@ def test_frozen() -> None:
 
 
 def test_engine_config_carries_the_limits() -> None:
-    config = load_settings({"max_num_seqs": 3, "kv_cache_bytes": 1 << 21, "adapter_bytes": 0}).engine_config(
-        "/m"
-    )
+    flags = {"max_num_seqs": 3, "kv_cache_bytes": 1 << 21, "kv_cache_dtype": "fp8", "adapter_bytes": 0}
+    config = load_settings(flags).engine_config("/m")
     assert (config.model, config.scheduler.max_num_seqs, config.cache.kv_bytes) == ("/m", 3, 1 << 21)
-    assert config.lora.max_bytes == 0
+    assert (config.cache.kv_dtype, config.lora.max_bytes) == ("fp8", 0)
 
 
 def test_an_engine_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,13 @@ def decode_attention(
     lengths: torch.Tensor,
     scale: float,
     window: int | None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """One query per row over its `lengths[row]` cached tokens, the row's own included.
 
     qkv [rows, (heads + 2 kv_heads) * size] with q first, out [rows, heads * size], block_tables [rows, columns]
-    and lengths [rows] int32; `window` keeps the last `window` tokens only.
+    and lengths [rows] int32; `window` keeps the last `window` tokens only. A cache of float8_e4m3fn holds k and v
+    over their `kv_scales`; another type has none.
     """
     for row in range(out.shape[0]):
         prefill_attention(
@@ -27,6 +29,7 @@ def decode_attention(
             int(lengths[row]),
             scale,
             window,
+            kv_scales,
         )
 
 
@@ -38,22 +41,38 @@ def prefill_attention(
     length: int,
     scale: float,
     window: int | None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """A chunk of one sequence: its queries are the last `qkv.shape[0]` of `length` cached tokens, each causal."""
     chunk = qkv.shape[0]
     block_size, kv_heads, size = kv_cache.shape[1], kv_cache.shape[3], kv_cache.shape[4]
     heads = out.shape[1] // size
     blocks = block_table[: -(-length // block_size)]
-    kv = kv_cache.index_select(0, blocks).view(-1, 2, kv_heads, size)[:length]
+    kv = _gathered(kv_cache, blocks, qkv.dtype).view(-1, 2, kv_heads, size)[:length]
     # [kv_heads, length, size], each repeated for the query heads of its group
     k, v = (kv[:, i].transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0) for i in (0, 1))
     q = qkv[:, : heads * size].view(chunk, heads, size).transpose(0, 1)
     causal = chunk == length and window is None
     mask = None if causal else _mask(chunk, length, window, qkv.device)
+    key_scale, value_scale = kv_scales
     attended = F.scaled_dot_product_attention(
-        q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), attn_mask=mask, is_causal=causal, scale=scale
+        q.unsqueeze(0),
+        k.unsqueeze(0),
+        v.unsqueeze(0),
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scale * key_scale,
     )
+    if value_scale != 1.0:
+        attended *= value_scale
     out.view(chunk, heads, size).copy_(attended[0].transpose(0, 1))
+
+
+def _gathered(kv_cache: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if kv_cache.dtype is not torch.float8_e4m3fn:
+        return kv_cache.index_select(0, blocks)
+    # As bytes: torch selects no values of this type. Each of them is exact in the wider type.
+    return kv_cache.view(torch.uint8).index_select(0, blocks).view(kv_cache.dtype).to(dtype)
 
 
 def _mask(chunk: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -35,11 +35,12 @@ def rotary_write_kv(
     kv = heads[:, -2 * kv_heads :].view(-1, 2, kv_heads, size)
     if kv_cache.dtype is torch.float8_e4m3fn:
         # As bytes: torch places no values of this type by index.
-        kv, kv_cache = _e4m3(kv, kv_scales).view(torch.uint8), kv_cache.view(torch.uint8)
+        kv, kv_cache = e4m3(kv, kv_scales).view(torch.uint8), kv_cache.view(torch.uint8)
     kv_cache.view(-1, 2, kv_heads, size)[slots] = kv
 
 
-def _e4m3(kv: torch.Tensor, kv_scales: tuple[float, float]) -> torch.Tensor:
+def e4m3(kv: torch.Tensor, kv_scales: tuple[float, float]) -> torch.Tensor:
+    """k and v [..., 2, kv_heads, size] in 8 bits."""
     inverses = torch.tensor([1 / scale for scale in kv_scales], dtype=torch.float32, device=kv.device)
     values = kv.float() * inverses.view(2, 1, 1)
     largest = torch.finfo(torch.float8_e4m3fn).max

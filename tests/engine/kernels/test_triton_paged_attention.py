@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from loraplex.engine.kernels import paged_attention
 from loraplex.engine.kernels.bodies import Body
 from loraplex.engine.kernels.reference import paged_attention as reference
+from loraplex.engine.kernels.reference.rotary import e4m3
 
 pytest.importorskip("triton")
 
@@ -28,6 +30,8 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_SHARED_BYTES = 227 << 10
 """What one block may have on sm_90."""
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+MAX_ERROR_OF_8_BITS = 0.06
+"""Of attention over K and V in e4m3, whose values are off by 2^-4 at most and a fortieth on average, for the norm of a row."""
 BLOCK_SIZE = 16
 LENGTHS = [1, 16, 17, 100, 170]
 # heads, KV heads, head size
@@ -56,13 +60,14 @@ def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 @pytest.fixture
 def body(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The dispatch as tensors on CUDA have it, with splits short enough for short rows: 32 keys, and at most 4 of them."""
-    from loraplex.engine.kernels import triton_paged_attention
+    """The dispatch as tensors on CUDA have it, with splits short enough for short rows: 32 keys, at most 4, 11 at a time."""
+    from loraplex.engine.kernels import triton_attention_tile, triton_decode_attention
 
     monkeypatch.setattr(paged_attention, "body_for", lambda _: Body.TRITON)
-    monkeypatch.setattr(triton_paged_attention, "SPLIT_TOKENS", 32)
-    monkeypatch.setattr(triton_paged_attention, "MAX_SPLITS", 4)
-    monkeypatch.setattr(triton_paged_attention, "MAX_TILE_TOKENS", 32)
+    monkeypatch.setattr(triton_decode_attention, "SPLIT_TOKENS", 32)
+    monkeypatch.setattr(triton_decode_attention, "MAX_SPLITS", 4)
+    monkeypatch.setattr(triton_decode_attention, "MAX_PROGRAMS", 11)
+    monkeypatch.setattr(triton_attention_tile, "MAX_TILE_TOKENS", 32)
     return paged_attention
 
 
@@ -86,7 +91,12 @@ class Sequences:
             kv = torch.randn((length, 2, self.kv_heads, self.size), generator=self.generator)
             cache.view(-1, 2, self.kv_heads, self.size)[places] = kv
             tables[row, : len(table)] = table
-        self.cache, self.tables = cache.to(device, dtype), tables.to(device)
+        self.cache, self.tables, self.dtype = cache.to(device, dtype), tables.to(device), dtype
+        self.kv_scales = (1.0, 1.0)
+
+    def quantize(self, kv_scales: tuple[float, float]) -> None:
+        """The same K and V in 8 bits."""
+        self.cache, self.kv_scales = e4m3(self.cache, kv_scales), kv_scales
 
     def queries(self, rows: int) -> Tensor:
         """[rows, (heads + 2 kv_heads) * size]; what follows the queries holds NaN."""
@@ -94,16 +104,19 @@ class Sequences:
         qkv = torch.full((rows, columns), torch.nan)
         width = self.heads * self.size
         qkv[:, :width] = 2 * torch.randn((rows, width), generator=self.generator)
-        return qkv.to(self.cache)
+        return qkv.to(self.cache.device, self.dtype)
 
     def out(self, rows: int) -> Tensor:
         """Poisoned, and every second row of its memory: the others must stay NaN."""
-        memory = torch.full((2 * rows, self.heads * self.size), torch.nan).to(self.cache)
+        shape = 2 * rows, self.heads * self.size
+        memory = torch.full(shape, torch.nan, dtype=self.dtype, device=self.cache.device)
         return memory[::2]
 
     def decode(self, body: Any, qkv: Tensor, window: int | None) -> Tensor:
         out = self.out(len(self.lengths))
-        body.decode_attention(qkv, out, self.cache, self.tables, self.lengths, self.scale, window)
+        body.decode_attention(
+            qkv, out, self.cache, self.tables, self.lengths, self.scale, window, self.kv_scales
+        )
         assert out._base is not None and out._base[1::2].isnan().all()
         return out
 
@@ -116,7 +129,9 @@ class Sequences:
 
     def prefill(self, body: Any, qkv: Tensor, row: int, length: int, window: int | None) -> Tensor:
         out = self.out(qkv.shape[0])
-        body.prefill_attention(qkv, out, self.cache, self.tables[row], length, self.scale, window)
+        body.prefill_attention(
+            qkv, out, self.cache, self.tables[row], length, self.scale, window, self.kv_scales
+        )
         assert out._base is not None and out._base[1::2].isnan().all()
         return out
 
@@ -144,11 +159,11 @@ def test_decode_equals_the_reference(
 def test_decode_with_splits_as_served(
     window: int | None, kernel_dtype: torch.dtype, device: torch.device
 ) -> None:
-    from loraplex.engine.kernels import triton_paged_attention
+    from loraplex.engine.kernels import triton_decode_attention
 
     sequences = Sequences([512, 513, 1, 1100], (3, 1, 64), kernel_dtype, device)
     qkv = sequences.queries(4)
-    result = sequences.decode(triton_paged_attention, qkv, window)
+    result = sequences.decode(triton_decode_attention, qkv, window)
     check(result, sequences.decode(reference, qkv, window))
 
 
@@ -161,6 +176,91 @@ def test_decode_is_bitwise_the_same_alone(
     together = sequences.decode(body, qkv, window)
     for row in range(len(LENGTHS)):
         assert torch.equal(sequences.decode_alone(body, qkv, window, row), together[row]), f"row {row}"
+
+
+def test_any_number_of_programs_gives_the_same_bits(
+    device: torch.device, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loraplex.engine.kernels import triton_decode_attention
+
+    sequences = Sequences([100, 1, 70], (4, 2, 32), torch.float32, device)
+    qkv = sequences.queries(3)
+    expected = sequences.decode(body, qkv, None)
+    for programs in (1, 1000):
+        monkeypatch.setattr(triton_decode_attention, "MAX_PROGRAMS", programs)
+        assert torch.equal(sequences.decode(body, qkv, None), expected), programs
+
+
+def test_padding_of_a_batch_and_a_narrow_view_of_wide_tables(device: torch.device, body: Any) -> None:
+    sequences = Sequences([30, 17, 1], (6, 2, 64), torch.float32, device)
+    qkv = sequences.queries(3)
+    expected = sequences.decode(reference, qkv, None)
+    wide = torch.full((3, 40), 2**31 - 1, dtype=torch.int32, device=device)
+    wide[:, :2] = sequences.tables[:, :2]
+    sequences.tables = wide[:, :2]
+    check(sequences.decode(body, qkv, None), expected)
+    sequences.lengths[1] = 0
+    result = sequences.decode(body, qkv, None)
+    check(result[[0, 2]], expected[[0, 2]])
+    assert not result[1].any()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("geometry", [(9, 3, 64), (8, 1, 128)], ids=str)
+def test_a_cache_of_8_bits(
+    geometry: tuple[int, int, int],
+    window: int | None,
+    kernel_dtype: torch.dtype,
+    device: torch.device,
+    body: Any,
+) -> None:
+    if kernel_dtype is torch.float32 and window is not None:
+        pytest.skip("the same path")
+    sequences = Sequences([1, 17, 170], geometry, kernel_dtype, device)
+    qkv, prompt = sequences.queries(3), sequences.queries(20)
+    exact = sequences.decode(reference, qkv, window), sequences.prefill(reference, prompt, 2, 70, window)
+    sequences.quantize((0.5, 1.5))
+    expected = sequences.decode(reference, qkv, window), sequences.prefill(reference, prompt, 2, 70, window)
+    results = sequences.decode(body, qkv, window), sequences.prefill(body, prompt, 2, 70, window)
+    for result, same, unquantized in zip(results, expected, exact, strict=True):
+        # Queries and probabilities are rounded to fp16, which the reference leaves as they are.
+        tolerance = max(TOLERANCES[kernel_dtype], TOLERANCES[torch.float16])
+        torch.testing.assert_close(result, same, atol=2 * tolerance, rtol=2 * tolerance)
+        error = (result - unquantized).double().norm() / unquantized.double().norm()
+        assert 0.005 < error < MAX_ERROR_OF_8_BITS
+
+
+def test_nan_in_a_cache_of_8_bits(device: torch.device, body: Any) -> None:
+    if device.type == "cpu":
+        pytest.skip("the interpreter takes NaN of 8 bits for 480")
+    sequences = Sequences(LENGTHS, (6, 2, 64), torch.bfloat16, device)
+    sequences.quantize((1.0, 1.0))
+    qkv = sequences.queries(len(LENGTHS))
+    bits = sequences.cache.view(torch.uint8)
+    bits[int(sequences.tables[3, 5]), 5, 0, 0] = 0x7F
+    result = sequences.decode(body, qkv, None)
+    assert result[3, :192].isnan().all()
+    assert result.isnan().sum() == 192
+
+
+def test_decode_asks_for_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors without memory: whatever reads a value raises."""
+    from loraplex.engine.kernels import triton_decode_attention
+
+    grids: dict[str, list[tuple[int, ...]]] = {"decode_kernel": [], "merge_kernel": []}
+    for name, launched in grids.items():
+        kernel = MagicMock()
+        kernel.__getitem__.side_effect = lambda grid, launched=launched: (
+            launched.append(grid) or (lambda *_, **__: None)
+        )
+        monkeypatch.setattr(triton_decode_attention, name, kernel)
+    cache = torch.empty(512, 16, 2, 8, 128, dtype=torch.float8_e4m3fn, device="meta")
+    qkv, out = (torch.empty(64, n, dtype=torch.bfloat16, device="meta") for n in (6144, 4096))
+    tables = torch.empty(64, 512, dtype=torch.int32, device="meta")
+    lengths = torch.empty(64, dtype=torch.int32, device="meta")
+    for columns in (512, 32):
+        triton_decode_attention.decode_attention(qkv, out, cache, tables[:, :columns], lengths, 1.0, None)
+    assert grids == {"decode_kernel": [(1056,), (512,)], "merge_kernel": [(32, 64)]}
 
 
 @pytest.mark.parametrize("where", ["query", "key", "value"])
@@ -249,7 +349,7 @@ def test_interpreted() -> None:
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 110
+    assert passed is not None and int(passed[1]) >= 118
 
 
 COMPILE = r"""
@@ -257,24 +357,31 @@ import re, subprocess, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from loraplex.engine.kernels import triton_paged_attention as module
+from loraplex.engine.kernels import triton_attention_tile as tile
+from loraplex.engine.kernels import triton_decode_attention as decode
+from loraplex.engine.kernels import triton_prefill_attention as prefill
 
-SIZES = {"bf16": (64, 80, 128, 256, 512), "fp16": (128,), "fp32": (128,)}
-POINTERS = {"tables": "*i32", "table": "*i32", "lengths": "*i32", "partials": "*fp32", "weights": "*fp32", "scale": "fp32"}
-HELD = ("qkv", "out", "kv_cache")
+# An entry's dtype is the cache's; a model with a cache of 8 bits computes in bf16.
+SIZES = {"bf16": (64, 80, 128, 256, 512), "fp8e4nv": (64, 128, 256), "fp16": (128,), "fp32": (128,)}
+BYTES = {"fp32": 4, "fp8e4nv": 1}
+POINTERS = {
+    "tables": "*i32", "table": "*i32", "lengths": "*i32", "partials": "*fp32", "weights": "*fp32", "scale": "fp32",
+    "value_scale": "fp32",
+}
 ALIGNED = ("query_stride", "out_stride", "block_stride", "token_stride")
 
 def compiled(kernel, dtype, size, group, window):
-    stages = {module.decode_kernel: module.DECODE_STAGES, module.prefill_kernel: module.PREFILL_STAGES}
+    stages = {decode.decode_kernel: decode.DECODE_STAGES, prefill.prefill_kernel: prefill.PREFILL_STAGES}
     constants = dict(
-        group=group, window=window, block_size=16, size=size, block_d=module.padded(size),
-        block_m=module.prefill_rows(size) if kernel is module.prefill_kernel else module.DECODE_ROWS,
-        block_n=module.tile_tokens(size, 4 if dtype == "fp32" else 2),
-        split_tokens=module.SPLIT_TOKENS, max_splits=module.MAX_SPLITS,
+        group=group, window=window, block_size=16, size=size, block_d=tile.padded(size),
+        block_m=prefill.prefill_rows(size) if kernel is prefill.prefill_kernel else decode.DECODE_ROWS,
+        block_n=tile.tile_tokens(size, BYTES.get(dtype, 2)), block_rows=decode.LEAST_ROWS,
+        split_tokens=decode.SPLIT_TOKENS, max_splits=decode.MAX_SPLITS,
     )
+    model = "*bf16" if dtype == "fp8e4nv" else "*" + dtype
+    held = {"qkv": model, "out": model, "kv_cache": "*" + dtype}
     signature = {
-        name: "constexpr" if name in constants else "*" + dtype if name in HELD else POINTERS.get(name, "i32")
-        for name in kernel.arg_names
+        name: "constexpr" if name in constants else (held | POINTERS).get(name, "i32") for name in kernel.arg_names
     }
     hinted = [i for i, (n, kind) in enumerate(signature.items()) if kind.startswith("*") or n in ALIGNED]
     source = ASTSource(
@@ -283,13 +390,13 @@ def compiled(kernel, dtype, size, group, window):
         constexprs={(i,): constants[n] for i, n in enumerate(kernel.arg_names) if n in constants},
         attrs={(i,): [["tt.divisibility", 16]] for i in hinted},
     )
-    options = {"num_warps": module.NUM_WARPS, "num_stages": stages.get(kernel, 3), "enable_fp_fusion": True}
+    options = {"num_warps": tile.NUM_WARPS, "num_stages": stages.get(kernel, 3), "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options), constants["block_n"]
 
 def instructions_of_loop(file):
-    # Of the longest loop that multiplies matrices.
+    # Of the longest innermost loop that multiplies matrices, and how many of them are spills.
     text = subprocess.run([triton.knobs.nvidia.nvdisasm.path, "-c", file], capture_output=True, text=True, check=True)
-    labels, lines, longest = {}, [], 0
+    labels, lines, loops = {}, [], []
     for line in text.stdout.splitlines():
         if label := re.match(r"(\.L_x_\d+):", line.strip()):
             labels[label[1]] = len(lines)
@@ -297,12 +404,15 @@ def instructions_of_loop(file):
             lines.append(instruction[1])
             back = re.search(r"BRA.*`\((\.L_x_\d+)\)", instruction[1])
             if back and back[1] in labels and any("HMMA" in one for one in lines[labels[back[1]]:]):
-                longest = max(longest, len(lines) - labels[back[1]])
-    return longest
+                loops.append((labels[back[1]], len(lines)))
+    inner = [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    begin, end = max(inner, key=lambda loop: loop[1] - loop[0], default=(0, 0))
+    return end - begin, sum("LDL" in line or "STL" in line for line in lines[begin:end])
 
 for dtype, sizes in SIZES.items():
     for size in sizes:
-        for kernel in (module.decode_kernel, module.prefill_kernel, module.merge_kernel):
+        kernels = (decode.decode_kernel, prefill.prefill_kernel, decode.merge_kernel)
+        for kernel in kernels[: 2 if dtype == "fp8e4nv" else 3]:
             group, window = (3, 4096) if size == 64 else (8 if size == 512 else 4, 0)
             binary, tokens = compiled(kernel, dtype, size, group, window)
             with open(sys.argv[1], "wb") as file:
@@ -316,11 +426,12 @@ for dtype, sizes in SIZES.items():
                 r"%[\w.]+ = arith.extsi \1 : tensor<\d+xi32> to tensor<\d+xi64>",
                 binary.asm["ttir"],
             )
-            held = re.search(r"memdesc<(\d+)x%dx%dx" % (tokens, module.padded(size)), binary.asm["ttgir"])
-            instructions = instructions_of_loop(sys.argv[1]) * 32 * module.NUM_WARPS / (2 * tokens * size)
+            held = re.search(r"memdesc<(\d+)x%dx%dx" % (tokens, tile.padded(size)), binary.asm["ttgir"])
+            count, spilled = instructions_of_loop(sys.argv[1])
+            instructions = count * 32 * tile.NUM_WARPS / (2 * tokens * size)
             print(
                 kernel.__name__, dtype, size, binary.metadata.shared, wide, "mma.sync" in binary.asm["ptx"],
-                indirect is not None, held[1] if held else 0, instructions, resources,
+                indirect is not None, held[1] if held else 0, instructions, spilled, resources,
             )
 """
 
@@ -338,11 +449,15 @@ def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-8000:]
     variants = done.stdout.splitlines()
-    assert len(variants) == 21
+    assert len(variants) == 27
     for variant in variants:
-        kernel, dtype, _, shared, wide, tensor_cores, indirect, held, instructions = variant.split()[:9]
+        kernel, dtype, _, shared, wide, tensor_cores, indirect, held, instructions, spilled = variant.split()[
+            :10
+        ]
         assert int(shared) <= MAX_SHARED_BYTES, variant
-        assert re.search(r"\bSTACK:0\b", variant) and re.search(r"\bLOCAL:0\b", variant), variant
+        # One value may wait outside the loop for its end, where that leaves room for another program.
+        assert re.search(r"\bSTACK:[08]\b", variant) and re.search(r"\bLOCAL:0\b", variant), variant
+        assert spilled == "0", variant
         if kernel == "merge_kernel":
             continue
         assert wide == "True", f"loads are not of 16 bytes: {variant}"
@@ -351,5 +466,5 @@ def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
         if dtype != "fp32":
             assert tensor_cores == "True", variant
         if kernel == "decode_kernel" and dtype != "fp32":
-            # 15.6 for every bf16 value is what the SMs of an H200 issue while its memory delivers one.
-            assert 0 < float(instructions) <= 8, variant
+            # 15.6 for every bf16 value, 7.8 for one of 8 bits is what the SMs of an H200 issue while its memory delivers one.
+            assert 0 < float(instructions) <= (7 if dtype == "fp8e4nv" else 8), variant
