@@ -15,7 +15,7 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: LoraBatch) -> 
         from loraplex.engine.kernels import triton_sgmv
 
         triton_sgmv.sgmv(x, y, site, batch.groups)
-    elif body is Body.COMPILED:
+    elif body is Body.COMPILED and site.page_dtype is None:
         from loraplex.engine.kernels.compiled import sgmv as compiled
 
         if batch.decodes is not None:

@@ -31,7 +31,7 @@ NUM_STAGES = 3
 @triton.jit  # type: ignore[untyped-decorator]
 def shrink_kernel(  # type: ignore[no-untyped-def]
     x,  # [rows, inputs]
-    table,  # [slots, slices, 3] int64: address of A, address of B, rank
+    table,  # see LoraSite
     order,
     starts,
     slots,
@@ -39,6 +39,7 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     inputs,
     slices,
+    pages,
     hidden_ranks,
     aligned: tl.constexpr,
     split_k: tl.constexpr,
@@ -52,13 +53,10 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     split = tl.program_id(2) // slices
     begin = tl.load(starts + group) + tl.program_id(0) * block_m
     end = tl.load(starts + group + 1)
-    entry = table + (tl.load(slots + group).to(tl.int64) * slices + part) * 3
-    rank = tl.load(entry + 2).to(tl.int32)
+    entry = table + (tl.load(slots + group).to(tl.int64) * slices + part) * (2 + 2 * pages)
+    rank = tl.load(entry).to(tl.int32)
     if begin >= end or rank == 0:
         return
-    a = tl.load(entry).to(tl.pointer_type(x.dtype.element_ty))
-    if aligned:
-        a = tl.multiple_of(a, 16)
     members = begin + tl.arange(0, block_m)
     is_member = members < end
     rows = tl.load(order + members, mask=is_member, other=0).to(tl.int64)
@@ -68,13 +66,16 @@ def shrink_kernel(  # type: ignore[no-untyped-def]
     hidden += (split.to(tl.int64) * num_rows + members[:, None]) * slices * hidden_ranks + part * hidden_ranks
     for r in range(0, rank, block_r):
         ranks = r + tl.arange(0, block_r)
+        a = tl.load(entry + 2 + r // block_r).to(tl.pointer_type(x.dtype.element_ty))
+        if aligned:
+            a = tl.multiple_of(a, 16)
         total = tl.zeros((block_m, block_r), dtype=tl.float32)
         for k in range(first, last, block_k):
             columns = k + tl.arange(0, block_k)
             within = columns < last
             x_tile = tl.load(x_rows + columns[None, :], mask=is_member[:, None] & within[None, :], other=0.0)
             a_tile = tl.load(
-                a + ranks[None, :].to(tl.int64) * inputs + columns[:, None],
+                a + tl.arange(0, block_r)[None, :] * inputs + columns[:, None],
                 mask=(ranks < rank)[None, :] & within[:, None],
                 other=0.0,
             )
@@ -94,6 +95,7 @@ def expand_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     outputs,
     slices,
+    pages,
     hidden_ranks,
     splits,
     aligned: tl.constexpr,
@@ -107,15 +109,13 @@ def expand_kernel(  # type: ignore[no-untyped-def]
     column = tl.program_id(2) // slices * block_n
     begin = tl.load(starts + group) + tl.program_id(0) * block_m
     end = tl.load(starts + group + 1)
-    entry = table + (tl.load(slots + group).to(tl.int64) * slices + part) * 3
-    rank = tl.load(entry + 2).to(tl.int32)
+    entry = table + (tl.load(slots + group).to(tl.int64) * slices + part) * (2 + 2 * pages)
+    rank = tl.load(entry).to(tl.int32)
     offset = tl.load(offsets + part)
     size = (tl.load(offsets + part + 1) - offset).to(tl.int32)
     if begin >= end or rank == 0 or column >= size:
         return
-    b = tl.load(entry + 1).to(tl.pointer_type(y.dtype.element_ty))
     if aligned:
-        b = tl.multiple_of(b, 16)
         size = tl.multiple_of(size, 16)
         offset = tl.multiple_of(offset, 16)
     members = begin + tl.arange(0, block_m)
@@ -133,8 +133,11 @@ def expand_kernel(  # type: ignore[no-untyped-def]
         for _ in range(splits):
             h += tl.load(share, mask=is_member[:, None] & is_rank[None, :], other=0.0)
             share += num_rows * slices * hidden_ranks
+        b = tl.load(entry + 2 + pages + r // block_r).to(tl.pointer_type(y.dtype.element_ty))
+        if aligned:
+            b = tl.multiple_of(b, 16)
         b_tile = tl.load(
-            b + ranks[:, None].to(tl.int64) * size + columns[None, :],
+            b + tl.arange(0, block_r)[:, None] * size + columns[None, :],
             mask=is_rank[:, None] & within[None, :],
             other=0.0,
         )
@@ -161,6 +164,7 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -
         *members,
         site.inputs,
         slices,
+        site.max_pages,
         MAX_RANK,
         aligned=_is_aligned(site.inputs),
         split_k=SPLIT_K,
@@ -176,6 +180,7 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -
         *members,
         site.outputs,
         slices,
+        site.max_pages,
         MAX_RANK,
         splits,
         aligned=_is_aligned(*site.slice_sizes),

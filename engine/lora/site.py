@@ -8,16 +8,24 @@ from dataclasses import dataclass, field
 import torch
 
 MAX_RANK = 256
+PAGE_RANKS = 16
+"""Rank rows of a page: the least K of a bf16 product on a tensor core, and a multiple of 16 bytes whatever the width."""
 ALIGNMENT = 16
-"""Bytes at which every installed matrix starts: the widest load of a GPU."""
+"""Bytes at which every page starts: the widest load of a GPU."""
+RANK, SCALES, A_PAGES = 0, 1, 2
+"""Where an entry of `LoraSite.table` holds what; the addresses of B's pages follow those of A's."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraSlice:
-    """One adapter's part of one slice: A [rank, inputs], B [rank, slice outputs] (rank-major, scale folded in)."""
+    """One adapter's part of one slice: A [rank, inputs], B [rank, slice outputs] (rank-major, scale folded in).
+
+    Quantized ones have `scales` fp32 [rank]: delta = ((x A^T) * scales) B.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
+    scales: torch.Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -28,7 +36,9 @@ class LoraSlice:
 class LoraSite:
     """`names` are the module names of its slices; `offsets` [slices + 1] their columns in the fused output.
 
-    `table` [max_slots, slices, 3] int64 holds (address of A, address of B, rank) for kernels that follow pointers.
+    `table` [max_slots, slices, 2 + 2 pages] int64 for kernels that follow pointers: rank, address of the scales or 0,
+    addresses of A's pages [PAGE_RANKS, inputs], addresses of B's pages [PAGE_RANKS, slice outputs]. On a CPU the pages
+    of a matrix are contiguous. `page_dtype` None: pages are of the model's type, and there are no scales.
     """
 
     names: tuple[str, ...]
@@ -37,28 +47,53 @@ class LoraSite:
     table: torch.Tensor
     offsets: torch.Tensor
     host_offsets: tuple[int, ...]
+    page_dtype: torch.dtype | None = None
     slots: dict[int, tuple[LoraSlice | None, ...]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> int:
         return self.host_offsets[-1]
 
+    @property
+    def max_pages(self) -> int:
+        """Pages of A, and of B, that an entry of `table` has room for."""
+        return (self.table.shape[2] - A_PAGES) // 2
+
     def install(self, slot: int, slices: tuple[LoraSlice | None, ...]) -> None:
         """Make an adapter's tensors known under `slot`. On CUDA each starts at a multiple of `ALIGNMENT` bytes."""
         self.slots[slot] = slices
-        entries = [(0, 0, 0) if s is None else (s.a.data_ptr(), s.b.data_ptr(), s.rank) for s in slices]
-        self.table[slot] = torch.tensor(entries, dtype=torch.int64)
+        self.table[slot] = torch.tensor([self._entry(s) for s in slices], dtype=torch.int64)
 
     def remove(self, slot: int) -> None:
         """Forget `slot`; its rank becomes 0, which every kernel takes for no effect."""
         self.slots.pop(slot, None)
         self.table[slot] = 0
 
+    def _entry(self, part: LoraSlice | None) -> list[int]:
+        if part is None:
+            return [0] * self.table.shape[2]
+        scales = 0 if part.scales is None else part.scales.data_ptr()
+        pages = (*_pages(part.a, self.max_pages), *_pages(part.b, self.max_pages))
+        return [part.rank, scales, *pages]
+
+
+def _pages(matrix: torch.Tensor, max_pages: int) -> list[int]:
+    """Addresses of the pages of a contiguous [rank, width], 0 where it has none."""
+    page_bytes = PAGE_RANKS * matrix.shape[1] * matrix.element_size()
+    pages = -(-matrix.shape[0] // PAGE_RANKS)
+    return [matrix.data_ptr() + page * page_bytes for page in range(pages)] + [0] * (max_pages - pages)
+
 
 def make_site(
-    names: tuple[str, ...], inputs: int, slice_sizes: tuple[int, ...], max_slots: int, device: torch.device
+    names: tuple[str, ...],
+    inputs: int,
+    slice_sizes: tuple[int, ...],
+    max_slots: int,
+    device: torch.device,
+    max_rank: int = MAX_RANK,
 ) -> LoraSite:
-    """An empty site of `sum(slice_sizes)` outputs."""
+    """An empty site of `sum(slice_sizes)` outputs, for adapters of up to `max_rank`."""
+    max_pages = -(-max_rank // PAGE_RANKS)
     offsets = [0]
     for size in slice_sizes:
         offsets.append(offsets[-1] + size)
@@ -66,7 +101,7 @@ def make_site(
         names=names,
         inputs=inputs,
         slice_sizes=slice_sizes,
-        table=torch.zeros(max_slots, len(names), 3, dtype=torch.int64, device=device),
+        table=torch.zeros(max_slots, len(names), A_PAGES + 2 * max_pages, dtype=torch.int64, device=device),
         offsets=torch.tensor(offsets, dtype=torch.int64, device=device),
         host_offsets=tuple(offsets),
     )

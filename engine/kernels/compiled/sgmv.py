@@ -25,7 +25,7 @@ from loraplex.engine.kernels.compiled.machine import (
     width,
 )
 from loraplex.engine.lora.batch import GROUP_ROWS, LoraGroups
-from loraplex.engine.lora.site import MAX_RANK, LoraSite
+from loraplex.engine.lora.site import A_PAGES, MAX_RANK, RANK, LoraSite
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -133,12 +133,14 @@ def _expand_rows(
 @cache
 def _body(kind: int) -> ParallelBody:
     def shrink_expand(block: Any) -> None:
-        arguments = carray(block, (18,))
+        arguments = carray(block, (19,))
         threads, tokens, inputs = arguments[0], arguments[1], arguments[2]
         outputs, groups = arguments[3], arguments[4]
         x, y, order, starts, slots = arguments[5], arguments[6], arguments[7], arguments[8], arguments[9]
         table, slices, offsets = arguments[10], arguments[11], arguments[12]
         widened, hidden, hidden_columns, sums = arguments[13], arguments[14], arguments[15], arguments[16]
+        entry_size = arguments[18]
+        pages = (entry_size - A_PAGES) // 2
         thread = np.int64(thread_number())
 
         for j in range(thread, tokens, threads):
@@ -149,18 +151,18 @@ def _body(kind: int) -> ParallelBody:
 
         total = np.int64(0)
         for g in range(groups):
-            entry = table + np.int64(load_int(slots, g)) * slices * 24
+            entry = table + np.int64(load_int(slots, g)) * slices * entry_size * 8
             for s in range(slices):
-                total += load_long(entry, 3 * s + 2)
+                total += load_long(entry, s * entry_size + RANK)
         low, high = total * thread // threads, total * (thread + 1) // threads
         passed = np.int64(0)
         for g in range(groups):
-            entry = table + np.int64(load_int(slots, g)) * slices * 24
+            entry = table + np.int64(load_int(slots, g)) * slices * entry_size * 8
             begin = np.int64(load_int(starts, g))
             count = np.int64(load_int(starts, g + 1)) - begin
             column = np.int64(0)
             for s in range(slices):
-                a, rank = load_long(entry, 3 * s), load_long(entry, 3 * s + 2)
+                a, rank = load_long(entry, s * entry_size + A_PAGES), load_long(entry, s * entry_size + RANK)
                 for r in range(max(np.int64(0), low - passed), min(rank, high - passed)):
                     weights = a + r * inputs * width(kind)
                     row = widened + begin * inputs * 4
@@ -186,12 +188,13 @@ def _body(kind: int) -> ParallelBody:
         last_group = groups * (thread + 1) // threads if by_group else groups
         accumulators = sums + thread * arguments[17] * outputs * 4
         for g in range(first_group, last_group):
-            entry = table + np.int64(load_int(slots, g)) * slices * 24
+            entry = table + np.int64(load_int(slots, g)) * slices * entry_size * 8
             begin = np.int64(load_int(starts, g))
             count = np.int64(load_int(starts, g + 1)) - begin
             column = np.int64(0)
             for s in range(slices):
-                b, rank = load_long(entry, 3 * s + 1), load_long(entry, 3 * s + 2)
+                b = load_long(entry, s * entry_size + A_PAGES + pages)
+                rank = load_long(entry, s * entry_size + RANK)
                 if rank == 0:
                     continue
                 offset = load_long(offsets, s)
@@ -210,7 +213,7 @@ def _body(kind: int) -> ParallelBody:
                         store(kind, target, n, load_float(accumulators + j * size * 4, n))
                 column += rank
 
-    return ParallelBody(shrink_expand, 18)
+    return ParallelBody(shrink_expand, 19)
 
 
 class Workspace:
@@ -266,4 +269,5 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -
         len(site.names) * MAX_RANK,
         sums.data_ptr(),
         GROUP_ROWS,
+        site.table.shape[2],
     )

@@ -4,17 +4,24 @@ import torch
 import torch.nn.functional as F
 
 from loraplex.engine.lora.batch import LoraGroups
-from loraplex.engine.lora.site import LoraSite
+from loraplex.engine.lora.site import LoraSite, LoraSlice
 
 
 def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -> None:
-    """y[rows of g] += (x[rows of g] @ A_g.T) @ B_g per slice, in place. x [rows, inputs], y [rows, outputs]."""
+    """y[rows of g] += ((x[rows of g] @ A_g.T) * scales_g) @ B_g per slice, in place. x [rows, inputs], y [rows, outputs]."""
     for index, slot in enumerate(groups.host_slots):
         rows = groups.order[groups.host_starts[index] : groups.host_starts[index + 1]]
         selected = x.index_select(0, rows)
         for s, part in enumerate(site.slots.get(slot, ())):
             if part is None:
                 continue
-            delta = F.linear(selected, part.a) @ part.b
+            delta = _delta(selected, part)
             columns = y[:, site.host_offsets[s] : site.host_offsets[s + 1]]
             columns.index_add_(0, rows, delta)
+
+
+def _delta(x: torch.Tensor, part: LoraSlice) -> torch.Tensor:
+    if part.scales is None:
+        return F.linear(x, part.a) @ part.b
+    hidden = F.linear(x.float(), part.a.float()) * part.scales
+    return (hidden @ part.b.float()).to(x.dtype)

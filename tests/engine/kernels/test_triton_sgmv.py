@@ -135,7 +135,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from loraplex.engine.kernels import triton_sgmv as module
 
-INTEGERS = ("num_rows", "inputs", "outputs", "slices", "hidden_ranks", "splits")
+INTEGERS = ("num_rows", "inputs", "outputs", "slices", "pages", "hidden_ranks", "splits")
 POINTERS = {"table": "*i64", "offsets": "*i64", "order": "*i32", "starts": "*i32", "slots": "*i32", "hidden": "*fp32"}
 
 def compiled(kernel, dtype, aligned):
