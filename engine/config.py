@@ -28,10 +28,17 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
-    """Residency of adapters on the device. `max_bytes` 0 refuses adapters altogether."""
+    """Residency of adapters on the device. `max_bytes` 0 refuses adapters altogether.
+
+    `page_dtype` auto (the model's), int8 or fp8; an adapter one of whose modules that changes by more than
+    `max_page_error` of its norm is refused. `host_max_bytes`: adapters kept in host memory beside a GPU.
+    """
 
     max_bytes: int = 512 << 20
+    host_max_bytes: int = 4 << 30
     max_rank: int = 256
+    page_dtype: str = "auto"
+    max_page_error: float = 0.05
     quarantine_after: int = 3
 
 

@@ -12,7 +12,7 @@ from loraplex.engine.errors import EngineError, GrammarFailed, NonFiniteLogits, 
 from loraplex.engine.fairness import FairShare, Policy
 from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.loading import LoadedModel
-from loraplex.engine.lora.pool import AdapterPool
+from loraplex.engine.lora.pool_choice import open_pool
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.mask_compilation import MaskCompilation
 from loraplex.engine.mask_filling import MaskFiller
@@ -60,15 +60,14 @@ class Engine:
             cache_dtype=str(model.kv_dtype),
             enabled=cache.prefix_caching,
         )
-        self.adapters = AdapterPool(
+        self.adapters = open_pool(
             model.decoder.sites,
             source,
-            max_bytes=config.lora.max_bytes,
-            max_rank=config.lora.max_rank,
+            config.lora,
             max_slots=model.decoder.max_adapter_slots,
-            quarantine_after=config.lora.quarantine_after,
             dtype=model.dtype,
             device=model.device,
+            clock=clock,
         )
         self.scheduler = Scheduler(
             config.scheduler,
@@ -177,6 +176,10 @@ class Engine:
             pinned_adapters=adapters.num_pinned,
             adapter_bytes=adapters.resident_bytes,
             adapter_budget_bytes=adapters.max_bytes,
+            adapter_waste_bytes=adapters.waste_bytes,
+            adapter_host_bytes=adapters.host_bytes,
+            adapter_host_hits=adapters.num_host_hits,
+            adapter_page_error=adapters.worst_page_error,
             adapter_loads=adapters.num_loads,
             adapter_load_failures=adapters.num_load_failures,
             adapter_evictions=adapters.num_evictions,

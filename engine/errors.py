@@ -14,6 +14,7 @@ EngineError
 ├── AdapterError            this request's adapter cannot serve it
 │   ├── AdapterLoadFailed   the blob could not be read or does not fit the model
 │   ├── AdapterTooLarge     one adapter exceeds the whole residency budget
+│   ├── AdapterInexact      quantizing changes one of its modules by more than the bound
 │   └── AdapterQuarantined  the adapter produced non-finite rows repeatedly
 └── ModelError              the base model cannot be loaded
     ├── UnsupportedArchitecture
@@ -90,6 +91,10 @@ class AdapterLoadFailed(AdapterError):
 
 class AdapterTooLarge(AdapterError):
     code = "adapter_too_large"
+
+
+class AdapterInexact(AdapterError):
+    code = "adapter_inexact"
 
 
 class AdapterQuarantined(AdapterError):

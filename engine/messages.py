@@ -124,6 +124,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the bound before
     it; one count more at the end is for what lies above all bounds. `late_masks` counts rows that sat a step out because
     their grammar's mask was not there in time; `forced_tokens` those that a grammar left no choice about.
+    `adapter_page_error` is the greatest relative error that 8-bit pages do to a module of a resident adapter.
     """
 
     running: int = 0
@@ -137,6 +138,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     pinned_adapters: int = 0
     adapter_bytes: int = 0
     adapter_budget_bytes: int = 0
+    adapter_waste_bytes: int = 0
+    adapter_host_bytes: int = 0
+    adapter_host_hits: int = 0
+    adapter_page_error: float = 0.0
     adapter_loads: int = 0
     adapter_load_failures: int = 0
     adapter_evictions: int = 0

@@ -59,6 +59,9 @@ class Settings(BaseSettings):
     kv_block_size: int = Field(default=16, ge=1, le=256)
     prefix_caching: bool = True
     adapter_bytes: int = Field(default=GIB // 2, ge=0, le=1 << 44)
+    adapter_host_bytes: int = Field(default=4 * GIB, ge=0, le=1 << 44)
+    adapter_page_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    adapter_page_error: float = Field(default=0.05, gt=0, le=1)
     max_lora_rank: int = Field(default=256, ge=1, le=256)
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     max_num_batched_tokens: int = Field(default=256, ge=1, le=1 << 20)
@@ -133,7 +136,13 @@ class Settings(BaseSettings):
                 kv_dtype=self.kv_cache_dtype,
                 prefix_caching=self.prefix_caching,
             ),
-            lora=LoraConfig(max_bytes=self.adapter_bytes, max_rank=self.max_lora_rank),
+            lora=LoraConfig(
+                max_bytes=self.adapter_bytes,
+                host_max_bytes=self.adapter_host_bytes,
+                max_rank=self.max_lora_rank,
+                page_dtype=self.adapter_page_dtype,
+                max_page_error=self.adapter_page_error,
+            ),
         )
 
 

@@ -158,6 +158,7 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.AdapterError.code: ErrorRow(500, _SERVER, "adapter_error"),
     engine_errors.AdapterLoadFailed.code: ErrorRow(500, _SERVER, "adapter_load_failed"),
     engine_errors.AdapterTooLarge.code: ErrorRow(400, _INVALID, "adapter_too_large"),
+    engine_errors.AdapterInexact.code: ErrorRow(400, _INVALID, "adapter_inexact"),
     engine_errors.AdapterQuarantined.code: ErrorRow(503, _SERVER, "adapter_quarantined", retry_after_s=30),
 }
 

@@ -29,5 +29,9 @@ class Embedding:
             if part is None:
                 continue
             rows = groups.order[groups.host_starts[index] : groups.host_starts[index + 1]]
-            columns = part.a.index_select(1, token_ids.index_select(0, rows))  # [rank, rows]
-            hidden.index_add_(0, rows, columns.t() @ part.b)
+            columns = part.a.index_select(1, token_ids.index_select(0, rows)).t()  # [rows, rank]
+            if part.scales is None:
+                hidden.index_add_(0, rows, columns @ part.b)
+            else:
+                delta = (columns.float() * part.scales) @ part.b.float()
+                hidden.index_add_(0, rows, delta.to(hidden.dtype))

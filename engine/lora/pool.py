@@ -1,152 +1,189 @@
-"""`AdapterPool`: adapters resident on the device, bounded by bytes, rank-exact, evicted least recently used first.
+"""`AdapterPool`: which adapters are on the device, bounded by bytes and slots, evicted least recently used first.
 
-Invariant: the step loop calls everything here but `_load`, which alone runs on the loader thread; a running row's
-adapter is pinned and never moves. Adapters are reached by address (Punica), never copied to where they are used.
+Invariant: the step loop calls everything here, and nothing here waits or costs more for more resident adapters; a running
+row's adapter is pinned, and what is pinned or on its way never moves. RESIDENT is an adapter all of which has arrived.
 """
 
+import logging
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from queue import SimpleQueue
+from types import MappingProxyType
 
-import torch
-
-from loraplex.engine.errors import AdapterError, AdapterLoadFailed, AdapterQuarantined, AdapterTooLarge
+from loraplex.engine.errors import AdapterError, AdapterLoadFailed, AdapterQuarantined
+from loraplex.engine.lora.adapter_memory import AdapterMemory, Placement
+from loraplex.engine.lora.fault_memory import FaultMemory
+from loraplex.engine.lora.host_tier import HostTier
+from loraplex.engine.lora.load_ledger import LoadLedger
+from loraplex.engine.lora.loader import AdapterLoader, Arrival
+from loraplex.engine.lora.packed import PackedAdapter
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.engine.lora.site import ALIGNMENT, MAX_RANK, LoraSite, LoraSlice
-from loraplex.engine.lora.source import AdapterSource
-from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
 
-MAX_LOADS_IN_FLIGHT = 4
-"""Adapters loading or loaded without room yet: bounds host memory beyond the budget."""
-
-MAX_FAULTY = 4096
-"""Adapters whose non-finite rows are remembered; above it the ones reported longest ago are forgotten."""
+_logger = logging.getLogger(__name__)
 
 Key = tuple[bytes, str]
 
 
 @dataclass(slots=True)
 class _Resident:
-    slot: int
-    nbytes: int
+    placement: Placement
+    began: float
     pins: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Loaded, and without room yet. `is_read`: the loader counts its bytes until it is placed or dropped."""
+
+    packed: PackedAdapter
+    is_read: bool
+
+
 class AdapterPool:
-    """Implements `AdapterResidency` for the sites of one decoder."""
+    """Implements `AdapterResidency`."""
 
     def __init__(
         self,
-        sites: list[LoraSite],
-        source: AdapterSource,
-        *,
-        max_bytes: int,
-        max_rank: int,
-        max_slots: int,
-        quarantine_after: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        memory: AdapterMemory,
+        loader: AdapterLoader,
+        host: HostTier,
+        faults: FaultMemory,
+        ledger: LoadLedger,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises `ValueError` for a `max_rank` the kernels have no room for."""
-        if not 1 <= max_rank <= MAX_RANK:
-            raise ValueError(f"max_rank must lie in 1..{MAX_RANK}, got {max_rank}")
-        self._sites = sites
-        self._source = source
-        self._max_bytes = max_bytes
-        self._max_rank = max_rank
-        self._quarantine_after = quarantine_after
-        self._dtype = dtype
-        self._device = device
-        self._modules = {name: (site, s) for site in sites for s, name in enumerate(site.names)}
-        self._resident: OrderedDict[Key, _Resident] = OrderedDict()
-        self._free_slots = list(range(max_slots - 1, -1, -1))
+        self._memory = memory
+        self._loader = loader
+        self._host = host
+        self._faults = faults
+        self._ledger = ledger
+        self._clock = clock
+        self._free_slots = list(range(memory.max_slots - 1, -1, -1))
+        self._slots: dict[Key, int] = {}
+        self._idle: OrderedDict[Key, _Resident] = OrderedDict()
+        self._pinned: dict[Key, _Resident] = {}
+        self._moving: dict[Key, _Resident] = {}
         self._loading: set[Key] = set()
-        self._without_room: dict[Key, LoraWeights] = {}
         self._abandoned: set[Key] = set()
+        self._without_room: dict[Key, _Waiting] = {}
+        self._read: set[Key] = set()
+        self._room_changed = False
         self._errors: dict[Key, AdapterError] = {}
-        self._non_finite: OrderedDict[Key, int] = OrderedDict()
-        self._requests: SimpleQueue[AdapterRef | None] = SimpleQueue()
-        self._loaded: SimpleQueue[tuple[Key, LoraWeights | AdapterError]] = SimpleQueue()
-        self._loader = threading.Thread(target=self._load, name="adapter-loader", daemon=True)
-        self._loader.start()
         self.num_loads = 0
         self.num_load_failures = 0
         self.num_evictions = 0
-        self.on_loaded = threading.Event()
+
+    @property
+    def on_loaded(self) -> threading.Event:
+        """Set when `poll` would find a load that has ended."""
+        return self._loader.on_loaded
 
     @property
     def resident_bytes(self) -> int:
-        return sum(resident.nbytes for resident in self._resident.values())
+        """Bytes of the budget that adapters take, those on their way included."""
+        return self._memory.used_bytes
 
     @property
     def max_bytes(self) -> int:
-        return self._max_bytes
+        return self._memory.max_bytes
+
+    @property
+    def waste_bytes(self) -> int:
+        return self._memory.waste_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        return self._host.nbytes
+
+    @property
+    def num_host_hits(self) -> int:
+        return self._host.num_hits
+
+    @property
+    def worst_page_error(self) -> float:
+        """Of the resident adapters, the greatest error that quantizing did to a module; 0 without. O(resident)."""
+        residents = (*self._idle.values(), *self._pinned.values())
+        reports = (resident.placement.packed.report for resident in residents)
+        return max((report.worst for report in reports if report is not None), default=0.0)
 
     @property
     def resident_digests(self) -> list[str]:
-        """Least recently used first."""
-        return [digest for _, digest in self._resident]
+        """Least recently used first, those in use last. O(resident)."""
+        return [digest for _, digest in (*self._idle, *self._pinned)]
 
     @property
     def num_pinned(self) -> int:
-        return sum(resident.pins > 0 for resident in self._resident.values())
-
-    @property
-    def total_pins(self) -> int:
-        return sum(resident.pins for resident in self._resident.values())
+        return len(self._pinned)
 
     def slots(self) -> Mapping[Key, int]:
-        """Slot of every resident adapter."""
-        return {key: resident.slot for key, resident in self._resident.items()}
-
-    def slot_of(self, adapter: AdapterRef) -> int:
-        """Slot of a resident adapter."""
-        return self._resident[adapter.key].slot
+        """Slot of every resident adapter: a view, not a copy."""
+        return MappingProxyType(self._slots)
 
     def state(self, adapter: AdapterRef) -> AdapterState:
         key = adapter.key
-        if key in self._non_finite and self._non_finite[key] >= self._quarantine_after:
+        if self._faults.is_quarantined(key):
             return AdapterState.QUARANTINED
-        if key in self._resident:
+        if key in self._slots:
             return AdapterState.RESIDENT
         if key in self._errors:
             return AdapterState.FAILED
-        if key in self._loading or key in self._without_room:
+        if key in self._loading or key in self._without_room or key in self._moving:
             return AdapterState.LOADING
         return AdapterState.ABSENT
 
     def prefetch(self, adapter: AdapterRef) -> bool:
         if self.state(adapter) is not AdapterState.ABSENT:
             return True
-        if len(self._loading) + len(self._without_room) >= MAX_LOADS_IN_FLIGHT:
+        if not self._ledger.has_room:
             return False
-        if self._max_bytes <= 0:
-            self._errors[adapter.key] = AdapterLoadFailed("this engine serves no adapters")
+        key = adapter.key
+        if self._memory.max_bytes <= 0:
+            self._errors[key] = AdapterLoadFailed("this engine serves no adapters")
             return True
-        self._loading.add(adapter.key)
-        self._requests.put(adapter)
+        packed = self._host.find(key)
+        self._ledger.begin(key)
+        if packed is None:
+            self._loading.add(key)
+            self._read.add(key)
+            self._loader.start(adapter)
+        else:
+            self._wait_for_room(key, _Waiting(packed, is_read=False))
         return True
 
+    def load_seconds(self, adapter: AdapterRef) -> float:
+        key = adapter.key
+        reads = key in self._read or (key not in self._slots and key not in self._host)
+        return self._ledger.seconds(key, reads=reads)
+
     def pin(self, adapter: AdapterRef) -> None:
-        self._resident[adapter.key].pins += 1
-        self._resident.move_to_end(adapter.key)
+        key = adapter.key
+        resident = self._pinned.get(key)
+        if resident is None:
+            resident = self._pinned[key] = self._idle.pop(key)
+        resident.pins += 1
 
     def unpin(self, adapter: AdapterRef) -> None:
-        self._resident[adapter.key].pins -= 1
+        key = adapter.key
+        resident = self._pinned[key]
+        resident.pins -= 1
+        if not resident.pins:
+            self._idle[key] = self._pinned.pop(key)
+            self._room_changed = True
 
     def abandon(self, adapter: AdapterRef) -> None:
         key = adapter.key
-        self._without_room.pop(key, None)
+        waiting = self._without_room.pop(key, None)
+        if waiting is not None:
+            self._drop(key, waiting)
         self._errors.pop(key, None)
         if key in self._loading:
             self._abandoned.add(key)
 
     def take_error(self, adapter: AdapterRef) -> AdapterError:
         if self.state(adapter) is AdapterState.QUARANTINED:
-            count = self._non_finite[adapter.key]
+            count = self._faults.count(adapter.key)
             return AdapterQuarantined(
                 f"adapter {adapter.digest} produced non-finite output {count} times and is quarantined"
             )
@@ -154,138 +191,109 @@ class AdapterPool:
 
     def report_non_finite(self, adapter: AdapterRef) -> None:
         """Count a row of this adapter that was not finite; repeated ones quarantine it."""
-        self._non_finite[adapter.key] = self._non_finite.get(adapter.key, 0) + 1
-        self._non_finite.move_to_end(adapter.key)
-        if len(self._non_finite) > MAX_FAULTY:
-            self._non_finite.popitem(last=False)
+        self._faults.report(adapter.key)
 
     def poll(self) -> None:
-        """Install what the loader has brought, as far as there is room. Called before every schedule."""
-        self.on_loaded.clear()
-        while not self._loaded.empty():
-            key, result = self._loaded.get()
-            self._loading.discard(key)
-            self._arrive(key, result, abandoned=key in self._abandoned)
-            self._abandoned.discard(key)
-        for key in list(self._without_room):
-            if self._make_room(self._without_room[key].nbytes):
-                self._install(key, self._without_room.pop(key))
+        """Take what the loader has brought, place it as far as there is room, and let in what has arrived.
+
+        Called before every schedule. Costs next to nothing while nothing is loaded.
+        """
+        for arrival in self._loader.take():
+            self._arrive(arrival)
+        if self._without_room and self._room_changed:
+            self._place_all()
+        for key in [key for key, moving in self._moving.items() if self._memory.is_there(moving.placement)]:
+            self._install(key, self._moving.pop(key))
 
     def close(self) -> None:
-        """Stop the loader thread."""
-        self._requests.put(None)
-        self._loader.join()
+        """Stop the threads."""
+        self._loader.close()
+        self._memory.close()
 
-    def _arrive(self, key: Key, result: LoraWeights | AdapterError, abandoned: bool) -> None:
+    def _arrive(self, arrival: Arrival) -> None:
         """Note what a load brought. An abandoned one evicts nobody and leaves no error behind."""
+        key, result = arrival.adapter.key, arrival.result
+        is_wanted = key not in self._abandoned
+        self._loading.discard(key)
+        self._abandoned.discard(key)
         if isinstance(result, AdapterError):
             self.num_load_failures += 1
-            if not abandoned:
+            self._read.discard(key)
+            self._ledger.end(key)
+            if is_wanted:
                 self._errors[key] = result
-        elif not abandoned:
-            self._without_room[key] = result
-        elif self._free_slots and self.resident_bytes + result.nbytes <= self._max_bytes:
-            self._install(key, result)
+            return
+        self._ledger.learn(key, result.blob.nbytes)
+        self._ledger.source.note(result.blob.nbytes, arrival.seconds)
+        self._host.keep(key, result)
+        _log_quantization(result)
+        waiting = _Waiting(result, is_read=True)
+        if is_wanted or (self._free_slots and self._memory.fits(result)):
+            self._wait_for_room(key, waiting)
+        else:
+            self._drop(key, waiting)
 
-    def _load(self) -> None:
-        torch.set_num_threads(
-            1
-        )  # of this thread: a second OpenMP team would slow the step loop's (step_thread.py)
-        while (adapter := self._requests.get()) is not None:
-            result: LoraWeights | AdapterError
-            try:
-                result = self._fitted(adapter, self._source.load(adapter))
-            except AdapterError as error:
-                result = error
-            except Exception as error:  # noqa: BLE001 - no tenant's blob may end the loader
-                result = AdapterLoadFailed(f"adapter {adapter.digest} could not be loaded: {error}")
-            self._loaded.put((adapter.key, result))
-            self.on_loaded.set()
+    def _wait_for_room(self, key: Key, waiting: _Waiting) -> None:
+        self._without_room[key] = waiting
+        self._room_changed = True
 
-    def _fitted(self, adapter: AdapterRef, weights: LoraWeights) -> LoraWeights:
-        """The adapter in the model's type, in one blob on the device, checked against the sites."""
-        if weights.digest != adapter.digest:
-            raise AdapterLoadFailed(f"the blob of adapter {adapter.digest} holds {weights.digest}")
-        for name, module in weights.modules.items():
-            self._check(name, module)
-        nbytes = sum((m.a.numel() + m.b.numel()) for m in weights.modules.values()) * self._dtype.itemsize
-        if nbytes > self._max_bytes:
-            raise AdapterTooLarge(
-                f"adapter {adapter.digest} takes {nbytes} bytes of at most {self._max_bytes}"
-            )
-        return LoraWeights(weights.digest, self._blob(weights))
+    def _place_all(self) -> None:
+        """Place what waits for room, in the order of arrival; what does not fit lets others pass."""
+        self._room_changed = False
+        for key in list(self._without_room):
+            packed = self._without_room[key].packed
+            if self._make_room(packed):
+                placement = self._memory.place(self._free_slots.pop(), packed)
+                self._moving[key] = _Resident(placement, self._clock())
+                self._release(self._without_room.pop(key))
 
-    def _check(self, name: str, module: LoraModule) -> None:
-        if name not in self._modules:
-            raise AdapterLoadFailed(f"module {name!r} is not one of this model's")
-        site, s = self._modules[name]
-        expected = (site.inputs, site.slice_sizes[s])
-        if (module.a.shape[1], module.b.shape[0]) != expected or module.b.shape[1] != module.rank:
-            raise AdapterLoadFailed(f"module {name!r} must map {expected[0]} to {expected[1]}")
-        if not 1 <= module.rank <= self._max_rank:
-            raise AdapterLoadFailed(f"module {name!r} has rank {module.rank}; allowed is 1..{self._max_rank}")
-
-    def _blob(self, weights: LoraWeights) -> dict[str, LoraModule]:
-        """All modules one after another in the order of use: A [rank, in], then B as [rank, out] rows, each at 16 bytes."""
-        ordered = [name for name in self._modules if name in weights.modules]
-        elements = ALIGNMENT // self._dtype.itemsize
-        tensors = [t for name in ordered for t in (weights.modules[name].a, weights.modules[name].b)]
-        blob = torch.empty(sum(-(-t.numel() // elements) * elements for t in tensors), dtype=self._dtype)
-        modules: dict[str, LoraModule] = {}
-        start = 0
-        for name in ordered:
-            module = weights.modules[name]
-            views = []
-            for tensor in (module.a, module.b.t()):
-                view = blob[start : start + tensor.numel()].view(tensor.shape)
-                view.copy_(tensor)
-                views.append(view)
-                start += -(-tensor.numel() // elements) * elements
-            modules[name] = LoraModule(views[0], views[1].t())
-        if self._device.type == "cpu":
-            return modules
-        return _moved(blob, modules, self._device)
-
-    def _make_room(self, nbytes: int) -> bool:
-        """Evict unpinned adapters, least recently used first, until `nbytes` fit; evict nothing if they never do."""
-        evictable = [key for key, resident in self._resident.items() if not resident.pins]
-        free = self._max_bytes - self.resident_bytes
-        if free + sum(self._resident[key].nbytes for key in evictable) < nbytes:
+    def _make_room(self, packed: PackedAdapter) -> bool:
+        """Evict unpinned adapters, least recently used first, until it fits; evict nothing if it never does."""
+        if self._free_slots and self._memory.fits(packed):
+            return True
+        if not self._idle:
             return False
-        if not evictable and not self._free_slots:
+        kept = [r.placement for held in (self._pinned, self._moving) for r in held.values()]
+        if not self._memory.fits_beside(packed, kept):
             return False
-        while free < nbytes or not self._free_slots:
-            free += self._evict(evictable.pop(0))
+        while not self._free_slots or not self._memory.fits(packed):
+            self._evict(next(iter(self._idle)))
         return True
 
-    def _evict(self, key: Key) -> int:
-        resident = self._resident.pop(key)
-        for site in self._sites:
-            site.remove(resident.slot)
-        self._free_slots.append(resident.slot)
+    def _evict(self, key: Key) -> None:
+        placement = self._idle.pop(key).placement
+        self._memory.remove(placement)
+        del self._slots[key]
+        self._read.discard(key)
+        self._free_slots.append(placement.slot)
         self.num_evictions += 1
-        return resident.nbytes
 
-    def _install(self, key: Key, weights: LoraWeights) -> None:
-        slot = self._free_slots.pop()
-        for site in self._sites:
-            parts = tuple(_slice(weights.modules.get(name)) for name in site.names)
-            if any(part is not None for part in parts):
-                site.install(slot, parts)
-        self._resident[key] = _Resident(slot, weights.nbytes)
+    def _install(self, key: Key, resident: _Resident) -> None:
+        self._memory.install(resident.placement)
+        self._slots[key] = resident.placement.slot
+        self._idle[key] = resident
+        self._room_changed = True
         self.num_loads += 1
+        self._ledger.device.note(resident.placement.packed.blob.nbytes, self._clock() - resident.began)
+        self._ledger.end(key)
+
+    def _drop(self, key: Key, waiting: _Waiting) -> None:
+        """What was loaded is not placed."""
+        self._release(waiting)
+        self._read.discard(key)
+        self._ledger.end(key)
+
+    def _release(self, waiting: _Waiting) -> None:
+        if waiting.is_read:
+            self._loader.release(waiting.packed.blob.nbytes)
 
 
-def _slice(module: LoraModule | None) -> LoraSlice | None:
-    return None if module is None else LoraSlice(module.a, module.b.t())
-
-
-def _moved(blob: torch.Tensor, modules: dict[str, LoraModule], device: torch.device) -> dict[str, LoraModule]:
-    """The same views over one copy of the blob on the device: one transfer per adapter, from pinned memory."""
-    target = blob.pin_memory().to(device, non_blocking=True)
-    torch.cuda.current_stream(device).synchronize()
-
-    def view(tensor: torch.Tensor) -> torch.Tensor:
-        return target.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-    return {name: LoraModule(view(module.a), view(module.b)) for name, module in modules.items()}
+def _log_quantization(packed: PackedAdapter) -> None:
+    report = packed.report
+    if report is not None:
+        _logger.info(
+            "adapter %s in 8-bit pages: the delta of %s changes most, by %.3g of its norm",
+            packed.digest,
+            report.worst_module,
+            report.worst,
+        )

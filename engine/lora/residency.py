@@ -26,6 +26,10 @@ class AdapterResidency(Protocol):
         """Start loading, evicting unpinned adapters (LRU) as needed; False when the pinned ones leave no room now."""
         ...
 
+    def load_seconds(self, adapter: AdapterRef) -> float:
+        """What bringing this adapter to the device takes by measured rates; once it is there, what it took."""
+        ...
+
     def pin(self, adapter: AdapterRef) -> None:
         """Hold a RESIDENT adapter on the device."""
         ...

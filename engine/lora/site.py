@@ -4,6 +4,7 @@ A fused projection (qkv, gate_up) is one site of several slices; an adapter may 
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -14,6 +15,22 @@ ALIGNMENT = 16
 """Bytes at which every page starts: the widest load of a GPU."""
 RANK, SCALES, A_PAGES = 0, 1, 2
 """Where an entry of `LoraSite.table` holds what; the addresses of B's pages follow those of A's."""
+
+
+class LoraPart(Protocol):
+    """What a torch body reads of an adapter's part of one slice; see `LoraSlice`."""
+
+    @property
+    def a(self) -> torch.Tensor: ...
+
+    @property
+    def b(self) -> torch.Tensor: ...
+
+    @property
+    def scales(self) -> torch.Tensor | None: ...
+
+    @property
+    def rank(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +65,7 @@ class LoraSite:
     offsets: torch.Tensor
     host_offsets: tuple[int, ...]
     page_dtype: torch.dtype | None = None
-    slots: dict[int, tuple[LoraSlice | None, ...]] = field(default_factory=dict)
+    slots: dict[int, tuple[LoraPart | None, ...]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> int:

@@ -177,6 +177,9 @@ class SimulatedResidency:
         self.num_loads += 1
         return True
 
+    def load_seconds(self, adapter: AdapterRef) -> float:
+        return self.load_s
+
     def pin(self, adapter: AdapterRef) -> None:
         assert self.state(adapter) is AdapterState.RESIDENT
         self.pins[adapter.key] += 1

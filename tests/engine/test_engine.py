@@ -178,7 +178,7 @@ class Harness:
         stats = self.engine.stats()
         assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
         assert (stats.running, stats.waiting, stats.waiting_for_adapter) == (0, 0, 0)
-        assert self.engine.adapters.total_pins == 0
+        assert self.engine.adapters.num_pinned == 0
 
 
 @pytest.fixture(scope="module")

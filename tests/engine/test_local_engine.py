@@ -137,7 +137,7 @@ async def idle(core: Engine) -> EngineStats:
             await asyncio.sleep(0.005)
     stats = core.stats()
     assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
-    assert core.adapters.total_pins == 0
+    assert core.adapters.num_pinned == 0
     return stats
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from loraplex.engine.lora.batch import LoraGroups
-from loraplex.engine.lora.site import LoraSite, LoraSlice
+from loraplex.engine.lora.site import LoraPart, LoraSite
 
 
 def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -> None:
@@ -20,7 +20,7 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -
             columns.index_add_(0, rows, delta)
 
 
-def _delta(x: torch.Tensor, part: LoraSlice) -> torch.Tensor:
+def _delta(x: torch.Tensor, part: LoraPart) -> torch.Tensor:
     if part.scales is None:
         return F.linear(x, part.a) @ part.b
     hidden = F.linear(x.float(), part.a.float()) * part.scales

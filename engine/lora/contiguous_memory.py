@@ -1,0 +1,106 @@
+"""`ContiguousMemory`: adapters on the CPU. The blob the loader made is where kernels read; nothing is copied.
+
+Invariant: the pages of a matrix are contiguous, so that a body may read it whole, and have the model's type: adapters that
+were to be quantized are quantized and expanded again, which shows what it does to answers but saves no memory.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.errors import AdapterTooLarge
+from loraplex.engine.lora.adapter_memory import Placement
+from loraplex.engine.lora.packed import PackedAdapter, PackedModule, pack
+from loraplex.engine.lora.page_format import PageFormat
+from loraplex.engine.lora.site import LoraSite, LoraSlice
+from loraplex.engine.lora.slot_tables import Contents, SlotTables
+from loraplex.engine.lora.weights import LoraWeights
+
+
+class ContiguousMemory:
+    """Implements `AdapterMemory` for sites on the CPU."""
+
+    def __init__(
+        self, sites: Sequence[LoraSite], pages: PageFormat, *, max_bytes: int, max_slots: int, max_rank: int
+    ) -> None:
+        self._sites = sites
+        self._pages = pages
+        self._names = [name for site in sites for name in site.names]
+        self._tables = SlotTables(sites, max_slots, max_rank, torch.device("cpu"))
+        self._max_bytes = max_bytes
+        self._max_slots = max_slots
+        self._used_bytes = 0
+
+    @property
+    def max_slots(self) -> int:
+        return self._max_slots
+
+    @property
+    def max_bytes(self) -> int:
+        return self._max_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    @property
+    def waste_bytes(self) -> int:
+        return 0
+
+    def pack(self, weights: LoraWeights) -> PackedAdapter:
+        elements = sum(module.a.numel() + module.b.numel() for module in weights.modules.values())
+        nbytes = elements * self._pages.model_dtype.itemsize
+        if nbytes > self._max_bytes:
+            raise AdapterTooLarge(
+                f"adapter {weights.digest} takes {nbytes} bytes of at most {self._max_bytes}"
+            )
+        modules, report = self._pages.rounded(weights, self._names)
+        return pack(
+            weights.digest, modules, self._pages.model_dtype, by_size=False, pinned=False, report=report
+        )
+
+    def fits(self, packed: PackedAdapter) -> bool:
+        return self._used_bytes + packed.nbytes <= self._max_bytes
+
+    def fits_beside(self, packed: PackedAdapter, kept: Iterable[Placement]) -> bool:
+        return sum(placement.nbytes for placement in kept) + packed.nbytes <= self._max_bytes
+
+    def place(self, slot: int, packed: PackedAdapter) -> Placement:
+        self._used_bytes += packed.nbytes
+        return Placement(slot, packed, packed.nbytes)
+
+    def is_there(self, placement: Placement) -> bool:
+        return True
+
+    def install(self, placement: Placement) -> None:
+        packed, slot = placement.packed, placement.slot
+        base = packed.blob.data_ptr()
+        rows = self._tables.rows(packed, [base + page.start for page in packed.pages])
+        parts = [tuple(self._slice(packed, site, s) for s in range(len(site.names))) for site in self._sites]
+        Contents(rows, parts).enter(self._sites, slot)
+        self._tables.write(slot, rows)
+
+    def remove(self, placement: Placement) -> None:
+        self._tables.clear(placement.slot)
+        for site in self._sites:
+            site.slots.pop(placement.slot, None)
+        self._used_bytes -= placement.nbytes
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def _slice(self, packed: PackedAdapter, site: LoraSite, s: int) -> LoraSlice | None:
+        module = packed.modules.get(site.names[s])
+        if module is None:
+            return None
+        a = self._matrix(packed, module, module.a, site.inputs)
+        return LoraSlice(a, self._matrix(packed, module, module.b, site.slice_sizes[s]))
+
+    def _matrix(
+        self, packed: PackedAdapter, module: PackedModule, pages: Sequence[int], width: int
+    ) -> Tensor:
+        dtype = self._pages.model_dtype
+        start = packed.pages[pages[0]].start
+        content = packed.blob[start : start + module.rank * width * dtype.itemsize]
+        return content.view(dtype).view(module.rank, width)

@@ -1,0 +1,30 @@
+"""`FaultMemory`: how often each adapter produced rows that were not finite; repeated ones quarantine it."""
+
+from collections import OrderedDict
+
+MAX_FAULTY = 4096
+"""Adapters remembered; above it the ones reported longest ago are forgotten."""
+
+Key = tuple[bytes, str]
+
+
+class FaultMemory:
+    """Quarantined from `quarantine_after` rows on."""
+
+    def __init__(self, quarantine_after: int, max_faulty: int = MAX_FAULTY) -> None:
+        self._quarantine_after = quarantine_after
+        self._max_faulty = max_faulty
+        self._rows: OrderedDict[Key, int] = OrderedDict()
+
+    def report(self, key: Key) -> None:
+        """One more row."""
+        self._rows[key] = self.count(key) + 1
+        self._rows.move_to_end(key)
+        if len(self._rows) > self._max_faulty:
+            self._rows.popitem(last=False)
+
+    def count(self, key: Key) -> int:
+        return self._rows.get(key, 0)
+
+    def is_quarantined(self, key: Key) -> bool:
+        return key in self._rows and self._rows[key] >= self._quarantine_after

@@ -1,0 +1,67 @@
+"""`LoadLedger`: loads under way in bytes and seconds: how many may begin, and what each costs.
+
+Invariant: sizes and rates are measured; until an adapter's size is known the mean of those seen stands for it.
+"""
+
+from collections import OrderedDict
+
+from loraplex.engine.lora.load_rate import LoadRate
+
+Key = tuple[bytes, str]
+
+LOADS_AT_FIRST = 4
+"""Loads that may be under way while no size is known yet."""
+
+MAX_SIZES = 65_536
+"""Adapters whose size is remembered."""
+
+SOURCE_RATE = 1e9
+DEVICE_RATE = 2e10
+"""Bytes per second until they are measured: a disk, and a PCIe link."""
+
+
+class LoadLedger:
+    """`max_bytes`: what may be under way at once; one load may always."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._mean = max_bytes / LOADS_AT_FIRST
+        self._sizes: OrderedDict[Key, int] = OrderedDict()
+        self._under_way: dict[Key, float] = {}
+        self._bytes = 0.0
+        self.source = LoadRate(SOURCE_RATE)
+        self.device = LoadRate(DEVICE_RATE)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more load of the mean size may begin."""
+        return not self._under_way or self._bytes + self._mean <= self._max_bytes
+
+    def begin(self, key: Key) -> None:
+        """A load begins."""
+        self._under_way[key] = self._size(key)
+        self._bytes += self._under_way[key]
+
+    def learn(self, key: Key, nbytes: int) -> None:
+        """An adapter's size."""
+        first = not self._sizes
+        self._sizes[key] = nbytes
+        self._sizes.move_to_end(key)
+        if len(self._sizes) > MAX_SIZES:
+            self._sizes.popitem(last=False)
+        self._mean = float(nbytes) if first else self._mean + 0.1 * (nbytes - self._mean)
+        if key in self._under_way:
+            self._bytes += nbytes - self._under_way[key]
+            self._under_way[key] = nbytes
+
+    def end(self, key: Key) -> None:
+        """The load is over, whatever came of it."""
+        self._bytes -= self._under_way.pop(key, 0.0)
+
+    def seconds(self, key: Key, *, reads: bool) -> float:
+        """What this adapter's load takes: from the source if it `reads`, else from host memory."""
+        nbytes = self._size(key)
+        return self.device.seconds(nbytes) + (self.source.seconds(nbytes) if reads else 0.0)
+
+    def _size(self, key: Key) -> float:
+        return self._sizes.get(key, self._mean)

@@ -1,0 +1,195 @@
+"""`PagedMemory`: adapters in one preallocated arena, in pages of 16 rank rows: the way of a GPU.
+
+Invariant: no load calls the device's allocator, moves an adapter or waits for the device. A matrix of rank r takes r rows,
+no more: its last page is as short as it can be, because no kernel reads beyond the rank.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.errors import AdapterTooLarge
+from loraplex.engine.lora.adapter_memory import Placement
+from loraplex.engine.lora.packed import PackedAdapter, PackedModule, pack, page_bytes
+from loraplex.engine.lora.page_copy import CopyStream, PageCopy
+from loraplex.engine.lora.page_format import PageFormat
+from loraplex.engine.lora.site import PAGE_RANKS, LoraPart, LoraSite
+from loraplex.engine.lora.slab_arena import Allocation, SlabArena, choose_slab_bytes
+from loraplex.engine.lora.slot_tables import Contents, SlotTables
+from loraplex.engine.lora.weights import LoraWeights
+
+LEAST_SLAB_BYTES = 1 << 20
+LEAST_SLABS = 64
+"""A small budget has smaller slabs, so that its page sizes do not take it up with one slab each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PagedSlice:
+    """A `LoraPart` whose matrices are gathered from their pages when a torch body asks. Kernels follow the table."""
+
+    storage: Tensor
+    starts: tuple[tuple[int, ...], tuple[int, ...]]
+    widths: tuple[int, int]
+    dtype: torch.dtype
+    rank: int
+    scales: Tensor | None
+
+    @property
+    def a(self) -> Tensor:
+        return self._matrix(0)
+
+    @property
+    def b(self) -> Tensor:
+        return self._matrix(1)
+
+    def _matrix(self, which: int) -> Tensor:
+        return torch.cat(list(self._pages(which)))
+
+    def _pages(self, which: int) -> Iterator[Tensor]:
+        width = self.widths[which]
+        for number, start in enumerate(self.starts[which]):
+            rows = min(PAGE_RANKS, self.rank - number * PAGE_RANKS)
+            content = self.storage[start : start + rows * width * self.dtype.itemsize]
+            yield content.view(self.dtype).view(rows, width)
+
+
+class PagedMemory:
+    """Implements `AdapterMemory`. `start_copy` sets a copy going; `stream` is where it will go."""
+
+    def __init__(
+        self,
+        sites: Sequence[LoraSite],
+        pages: PageFormat,
+        *,
+        max_bytes: int,
+        max_slots: int,
+        max_rank: int,
+        device: torch.device,
+        stream: CopyStream,
+        start_copy: Callable[[PageCopy], None],
+        end_copies: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sites = sites
+        self._pages = pages
+        self._names = [name for site in sites for name in site.names]
+        self._tables = SlotTables(sites, max_slots, max_rank, device)
+        self._max_bytes = max_bytes
+        self._arena = SlabArena(max_bytes, _slab_bytes(sites, pages, max_bytes))
+        self._storage = torch.empty(self._arena.capacity_bytes, dtype=torch.uint8, device=device)
+        self._base = self._storage.data_ptr()
+        self._pinned = device.type == "cuda"
+        self._max_slots = max_slots
+        self._stream = stream
+        self._start_copy = start_copy
+        self._end_copies = end_copies
+        for site in sites:
+            site.page_dtype = pages.page_dtype
+
+    @property
+    def max_slots(self) -> int:
+        return self._max_slots
+
+    @property
+    def max_bytes(self) -> int:
+        return self._max_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._arena.used_bytes
+
+    @property
+    def waste_bytes(self) -> int:
+        return self._arena.waste_bytes
+
+    def pack(self, weights: LoraWeights) -> PackedAdapter:
+        packed = self._packed(weights)
+        if not self._arena.fits_beside(packed.need, ()):
+            raise AdapterTooLarge(
+                f"adapter {weights.digest} takes {packed.blob.nbytes} bytes in pages; the arena of"
+                f" {self._arena.num_slabs} slabs of {self._arena.slab_bytes} bytes cannot hold it"
+            )
+        return packed
+
+    def fits(self, packed: PackedAdapter) -> bool:
+        return self._arena.fits(packed.need)
+
+    def fits_beside(self, packed: PackedAdapter, kept: Iterable[Placement]) -> bool:
+        allocations = (p.allocation for p in kept)
+        return self._arena.fits_beside(packed.need, (a for a in allocations if a is not None))
+
+    def place(self, slot: int, packed: PackedAdapter) -> Placement:
+        allocation = self._arena.allocate(packed.need)
+        copy = PageCopy(packed, allocation, self._storage, self._stream.computed(), self._contents)
+        self._start_copy(copy)
+        return Placement(slot, packed, allocation.nbytes, allocation, copy)
+
+    def is_there(self, placement: Placement) -> bool:
+        return _copy_of(placement).is_done()
+
+    def install(self, placement: Placement) -> None:
+        contents = _copy_of(placement).contents
+        contents.enter(self._sites, placement.slot)
+        self._tables.write(placement.slot, contents.rows)
+
+    def remove(self, placement: Placement) -> None:
+        self._tables.clear(placement.slot)
+        for site in self._sites:
+            site.slots.pop(placement.slot, None)
+        self._arena.free(_allocation_of(placement))
+
+    def close(self) -> None:
+        self._end_copies()
+
+    def _packed(self, weights: LoraWeights) -> PackedAdapter:
+        pages, names = self._pages, self._names
+        if pages.page_dtype is None:
+            modules = {name: weights.modules[name] for name in names if name in weights.modules}
+            return pack(weights.digest, modules, pages.dtype, by_size=True, pinned=self._pinned)
+        quantized, report = pages.quantized(weights, names)
+        return pack(weights.digest, quantized, pages.dtype, by_size=True, pinned=self._pinned, report=report)
+
+    def _contents(self, packed: PackedAdapter, starts: Sequence[int]) -> Contents:
+        rows = self._tables.rows(packed, [self._base + start for start in starts])
+        parts = [
+            tuple(self._part(packed, starts, site, s) for s in range(len(site.names))) for site in self._sites
+        ]
+        return Contents(rows, parts)
+
+    def _part(self, packed: PackedAdapter, starts: Sequence[int], site: LoraSite, s: int) -> LoraPart | None:
+        module = packed.modules.get(site.names[s])
+        if module is None:
+            return None
+        return PagedSlice(
+            storage=self._storage,
+            starts=(tuple(starts[page] for page in module.a), tuple(starts[page] for page in module.b)),
+            widths=(site.inputs, site.slice_sizes[s]),
+            dtype=self._pages.dtype,
+            rank=module.rank,
+            scales=self._scales(module, starts),
+        )
+
+    def _scales(self, module: PackedModule, starts: Sequence[int]) -> Tensor | None:
+        if module.scales is None:
+            return None
+        start = starts[module.scales]
+        return self._storage[start : start + 4 * module.rank].view(torch.float32)
+
+
+def _slab_bytes(sites: Sequence[LoraSite], pages: PageFormat, max_bytes: int) -> int:
+    widths = {width for site in sites for width in (site.inputs, *site.slice_sizes)}
+    sizes = [page_bytes(PAGE_RANKS, width, pages.dtype) for width in widths] or [1]
+    return choose_slab_bytes(sizes, min(LEAST_SLAB_BYTES, max(1, max_bytes // LEAST_SLABS)))
+
+
+def _copy_of(placement: Placement) -> PageCopy:
+    if placement.copy is None:
+        raise ValueError("this placement belongs to another memory")
+    return placement.copy
+
+
+def _allocation_of(placement: Placement) -> Allocation:
+    if placement.allocation is None:
+        raise ValueError("this placement belongs to another memory")
+    return placement.allocation

@@ -1,0 +1,187 @@
+"""`SlabArena`: which bytes of one preallocated budget hold which page (Bonwick's slabs). Pure bookkeeping, no tensor.
+
+Invariant: pages never overlap, never move and never leave the budget; a slab holds pages of one size and returns when its
+last page does. A slab is taken only when no page of the wanted size is free, so unused bytes of a size lie in its own slabs.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Byte offsets by page size, ascending within a slab. `slabs`: which pages of which slab, as bits."""
+
+    offsets: Mapping[int, list[int]]
+    slabs: Mapping[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size * len(offsets) for size, offsets in self.offsets.items())
+
+
+@dataclass(slots=True)
+class _Slab:
+    page_bytes: int
+    pages: int
+    free: int
+
+    @property
+    def num_free(self) -> int:
+        return self.free.bit_count()
+
+
+@dataclass(slots=True)
+class _Size:
+    """The slabs of one page size: how many, which have a free page, and how many free pages they have together."""
+
+    num_slabs: int = 0
+    num_free: int = 0
+    partial: dict[int, None] = field(default_factory=dict)
+
+
+class SlabArena:
+    """`need` maps page sizes in bytes to counts, everywhere."""
+
+    def __init__(self, nbytes: int, slab_bytes: int) -> None:
+        """The budget is rounded down to whole slabs."""
+        if slab_bytes < 1:
+            raise ValueError(f"slab_bytes must be at least 1, got {slab_bytes}")
+        self.slab_bytes = slab_bytes
+        self.num_slabs = max(0, nbytes) // slab_bytes
+        self.used_bytes = 0
+        self._free_slabs = list(range(self.num_slabs - 1, -1, -1))
+        self._slabs: dict[int, _Slab] = {}
+        self._sizes: dict[int, _Size] = {}
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.num_slabs * self.slab_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of slabs that hold at least one page."""
+        return len(self._slabs) * self.slab_bytes
+
+    @property
+    def waste_bytes(self) -> int:
+        """Reserved bytes that hold no page: free pages, and the end of a slab that is no multiple of its page size."""
+        return self.reserved_bytes - self.used_bytes
+
+    def fits(self, need: Mapping[int, int]) -> bool:
+        """Whether `allocate` has room now."""
+        free = {size: self._sizes[size].num_free for size in need if size in self._sizes}
+        return self._slabs_for(need, free) <= len(self._free_slabs)
+
+    def fits_beside(self, need: Mapping[int, int], kept: Iterable[Allocation]) -> bool:
+        """Whether `allocate` would have room if nothing but `kept` were allocated."""
+        held: Counter[int] = Counter()
+        for allocation in kept:
+            for slab, bits in allocation.slabs.items():
+                held[slab] += bits.bit_count()
+        free: Counter[int] = Counter()
+        for slab, count in held.items():
+            free[self._slabs[slab].page_bytes] += self._slabs[slab].pages - count
+        return self._slabs_for(need, free) <= self.num_slabs - len(held)
+
+    def allocate(self, need: Mapping[int, int]) -> Allocation:
+        """Raises `ValueError` when it does not fit; nothing is allocated then."""
+        if not self.fits(need):
+            raise ValueError("the arena has no room for these pages")
+        offsets: dict[int, list[int]] = {}
+        slabs: dict[int, int] = {}
+        for page_bytes, count in need.items():
+            if count:
+                offsets[page_bytes] = self._take(page_bytes, count, slabs)
+        allocation = Allocation(offsets, slabs)
+        self.used_bytes += allocation.nbytes
+        return allocation
+
+    def free(self, allocation: Allocation) -> None:
+        """Give every page back. Raises `ValueError` for one that is free already."""
+        for index, bits in allocation.slabs.items():
+            slab = self._slabs.get(index)
+            if slab is None or slab.free & bits:
+                raise ValueError(f"pages of slab {index} are freed twice")
+            slab.free |= bits
+            size = self._sizes[slab.page_bytes]
+            size.num_free += bits.bit_count()
+            size.partial[index] = None
+            if slab.num_free == slab.pages:
+                self._return(index, slab, size)
+        self.used_bytes -= allocation.nbytes
+
+    def _slabs_for(self, need: Mapping[int, int], free: Mapping[int, int]) -> int:
+        """Slabs to be taken beside `free` pages; more than there are when a page exceeds a slab."""
+        slabs = 0
+        for page_bytes, count in need.items():
+            missing = count - free.get(page_bytes, 0)
+            if missing <= 0:
+                continue
+            if page_bytes > self.slab_bytes:
+                return self.num_slabs + 1
+            slabs += -(-missing // (self.slab_bytes // page_bytes))
+        return slabs
+
+    def _take(self, page_bytes: int, count: int, slabs: dict[int, int]) -> list[int]:
+        """Pages of the fullest slabs first, so that others may empty; then of new slabs."""
+        size = self._sizes.setdefault(page_bytes, _Size())
+        offsets: list[int] = []
+        for index in sorted(size.partial, key=lambda index: self._slabs[index].num_free):
+            if len(offsets) == count:
+                return offsets
+            offsets += self._take_of(index, size, count - len(offsets), slabs)
+        while len(offsets) < count:
+            index = self._free_slabs.pop()
+            pages = self.slab_bytes // page_bytes
+            self._slabs[index] = _Slab(page_bytes, pages, (1 << pages) - 1)
+            size.num_slabs += 1
+            size.num_free += pages
+            size.partial[index] = None
+            offsets += self._take_of(index, size, count - len(offsets), slabs)
+        return offsets
+
+    def _take_of(self, index: int, size: _Size, count: int, slabs: dict[int, int]) -> list[int]:
+        """At most `count` pages of one slab, lowest first."""
+        slab = self._slabs[index]
+        left, taken = slab.free, 0
+        positions: list[int] = []
+        while left and len(positions) < count:
+            lowest = left & -left
+            left ^= lowest
+            taken |= lowest
+            positions.append(lowest.bit_length() - 1)
+        slab.free = left
+        size.num_free -= len(positions)
+        if not left:
+            del size.partial[index]
+        slabs[index] = taken
+        base = index * self.slab_bytes
+        return [base + position * slab.page_bytes for position in positions]
+
+    def _return(self, index: int, slab: _Slab, size: _Size) -> None:
+        del self._slabs[index]
+        del size.partial[index]
+        size.num_free -= slab.pages
+        size.num_slabs -= 1
+        if not size.num_slabs:
+            del self._sizes[slab.page_bytes]
+        self._free_slabs.append(index)
+
+
+def choose_slab_bytes(page_sizes: Iterable[int], least: int = 1 << 20) -> int:
+    """The slab that wastes least at its end with the worst of these page sizes, between `least` and twice that.
+
+    Never smaller than a page. A slab of `least` bytes keeps what one page size may leave unused small.
+    """
+    sizes = sorted(set(page_sizes))
+    least = max(least, sizes[-1])
+    candidates = {
+        -(-least // size) * size + extra * size for size in sizes for extra in range(least // size + 1)
+    }
+
+    def worst_end(slab: int) -> float:
+        return max(slab % size / slab for size in sizes)
+
+    return min(sorted(c for c in candidates if c <= 2 * least), key=worst_end)
