@@ -3,29 +3,33 @@
 Invariant: only rows that ask are computed, and a row's answer does not depend on what the others ask for.
 """
 
-import torch
 from torch import Tensor
 
 from loraplex.engine.messages import TokenLogprob
 from loraplex.engine.sampling_params import MAX_TOP_LOGPROBS
 
 
-def raw_logprobs(
-    logits: Tensor, rows: list[int], token_ids: list[int], counts: list[int]
-) -> list[TokenLogprob]:
-    """One answer per entry of `rows`: the chosen token's log-probability and the `counts[i]` best, best first.
+def raw_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each of `rows` int64 [asked]: the log-probability of its token [asked, 1], the best tokens and theirs.
 
-    `logits` [rows, vocab] of any float type; nats. Ties are listed by token id.
+    `logits` [all rows, vocab] of any float type; `token_ids` int64 [asked]; nats. The best [asked, `MAX_TOP_LOGPROBS`]
+    are as many for all, so that ties at the end do not depend on the neighbours' wishes.
     """
-    distribution = logits[torch.tensor(rows, device=logits.device)].float().log_softmax(dim=-1)
-    chosen = distribution.gather(-1, torch.tensor(token_ids, device=logits.device).unsqueeze(-1))
-    # The same width for all, so that ties at the end do not depend on the neighbours' wishes.
+    distribution = logits.index_select(0, rows).float().log_softmax(dim=-1)
+    chosen = distribution.gather(-1, token_ids.unsqueeze(-1))
     best = distribution.topk(min(MAX_TOP_LOGPROBS, distribution.shape[1]))
+    return chosen, best.indices, best.values
+
+
+def token_logprobs(
+    token_ids: list[int], counts: list[int], chosen: Tensor, best_ids: Tensor, best_values: Tensor
+) -> list[TokenLogprob]:
+    """The answers to `raw_logprobs`, on the host: `counts[i]` of the best, best first. Ties are listed by token id."""
     answers = zip(
         token_ids,
         chosen.squeeze(-1).tolist(),
-        best.indices.tolist(),
-        best.values.tolist(),
+        best_ids.tolist(),
+        best_values.tolist(),
         counts,
         strict=True,
     )

@@ -93,15 +93,10 @@ def has_penalty(sampling: SamplingParams) -> bool:
     )
 
 
-def apply_penalties(
-    logits: Tensor, rows: list[int], sequences: list[Sequence], histories: TokenHistories
-) -> None:
-    """Penalise `logits` float32 [rows, vocab] in place in the given rows; `sequences` has one entry per entry of `rows`.
-
-    Positive logits are divided by the repetition penalty, others multiplied, for tokens of prompt and output;
-    then count x frequency and presence are subtracted for tokens of the output.
-    """
-    vocab = logits.shape[1]
+def penalty_tensors(
+    rows: list[int], sequences: list[Sequence], histories: TokenHistories, vocab: int
+) -> tuple[Tensor, Tensor]:
+    """What `apply_penalties` takes, on the host: the histories of `sequences`, whose logits are in `rows`."""
     indices: list[NDArray[np.int64]] = []
     factors: list[NDArray[np.float32]] = []
     for row, sequence in zip(rows, sequences, strict=True):
@@ -113,8 +108,16 @@ def apply_penalties(
             history.counts > 0
         )
         factors.append(factor)
-    index = torch.from_numpy(np.concatenate(indices)).to(logits.device)
-    repetition, subtrahend = torch.from_numpy(np.concatenate(factors, axis=1)).to(logits.device)
+    return torch.from_numpy(np.concatenate(indices)), torch.from_numpy(np.concatenate(factors, axis=1))
+
+
+def apply_penalties(logits: Tensor, index: Tensor, factors: Tensor) -> None:
+    """Penalise `logits` float32 [rows, vocab] in place at `index` int64 [tokens], places in the flat logits.
+
+    `factors` float32 [2, tokens]: positive logits are divided by the repetition penalty, others multiplied, for tokens of
+    prompt and output; then count x frequency and presence, summed up already, are subtracted for tokens of the output.
+    """
+    repetition, subtrahend = factors
     flat = logits.view(-1)
     values = flat[index]
     flat[index] = torch.where(values > 0, values / repetition, values * repetition) - subtrahend

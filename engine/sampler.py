@@ -1,7 +1,8 @@
 """`Sampler`: logits -> one token per row, each row by its own parameters.
 
 Invariant: a row's token is a function of its logits, parameters, history, seed, choice and position alone: not of
-the batch, the slot or the step. A row that needs an operation pays for it, the others do not.
+the batch, the slot or the step. A row that needs an operation pays for it, the others do not. Nothing waits for the
+device but `PendingTokens.collect`, once per step.
 """
 
 from collections.abc import Collection
@@ -11,24 +12,40 @@ from torch import Tensor
 
 from loraplex.engine.categorical import draw, row_maxima
 from loraplex.engine.kernels.bitmask import apply_bitmask
-from loraplex.engine.logit_constraints import (
-    apply_bias,
-    apply_minimum_length,
-    is_below_minimum,
-)
-from loraplex.engine.logprobs import raw_logprobs
+from loraplex.engine.logit_constraints import apply_bias, apply_minimum_length
+from loraplex.engine.logprobs import raw_logprobs, token_logprobs
 from loraplex.engine.messages import TokenLogprob
-from loraplex.engine.penalties import TokenHistories, apply_penalties, has_penalty
+from loraplex.engine.penalties import TokenHistories, apply_penalties
 from loraplex.engine.plan import SampledToken
-from loraplex.engine.random_numbers import uniform
+from loraplex.engine.sampled_rows import SampledRows
 from loraplex.engine.sequence import Sequence
-from loraplex.engine.truncation import Truncation, truncate
-
-LOWEST_TEMPERATURE = 1e-5
-"""Below it sampling is greedy: the quotient would leave float32."""
+from loraplex.engine.staging import Results, Staging
+from loraplex.engine.truncation import truncate
 
 _NOT_FINITE = -1
 _NOTHING_ALLOWED = -2
+
+
+class PendingTokens:
+    """One step's tokens on their way to the host. `token_ids` int64 [rows] are on the device; negative: none."""
+
+    def __init__(self, token_ids: Tensor, results: Results, logprob_counts: dict[int, int]) -> None:
+        self.token_ids = token_ids
+        self._results = results
+        self._logprob_counts = logprob_counts
+
+    def collect(self) -> list[SampledToken]:
+        """Wait for the device."""
+        token_ids, *logprobs = self._results.wait()
+        ids: list[int] = token_ids.tolist()
+        answers = self._answers(ids, logprobs) if logprobs else {}
+        return [_sampled(token, answers.get(row)) for row, token in enumerate(ids)]
+
+    def _answers(self, ids: list[int], logprobs: list[Tensor]) -> dict[int, TokenLogprob]:
+        rows, counts = list(self._logprob_counts), list(self._logprob_counts.values())
+        chosen, best_ids, best_values = logprobs
+        found = token_logprobs([ids[row] for row in rows], counts, chosen, best_ids, best_values)
+        return dict(zip(rows, found, strict=True))
 
 
 class Sampler:
@@ -39,10 +56,14 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: Collection[int] = (),
         max_histories: int = 4096,
+        staging: Staging | None = None,
     ) -> None:
+        """`staging` None: the logits are on the host."""
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._histories = TokenHistories(max_histories)
+        self._staging = staging or Staging(torch.device("cpu"))
+        self._rows = SampledRows([], vocab_size)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what was remembered of a sequence that left. Forgetting a live one only costs time."""
@@ -51,7 +72,13 @@ class Sampler:
     def sample(
         self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
     ) -> list[SampledToken]:
-        """One token per row of `logits` [rows, vocab], any float type, left unchanged.
+        """One token per row, at once. See `start`."""
+        return self.start(logits, sequences, bitmask).collect()
+
+    def start(
+        self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
+    ) -> PendingTokens:
+        """Begin to choose one token per row of `logits` [rows, vocab], any float type, left unchanged.
 
         `bitmask` int32 [masked, ceil(vocab / 32)], bit set = allowed, has one row for each sequence with a `token_mask`.
         A row whose logits hold NaN or +inf, or only -inf, comes back with `finite` false and `token_id` -1;
@@ -59,16 +86,24 @@ class Sampler:
         """
         self._check(logits, sequences, bitmask)
         if not sequences:
-            return []
+            return PendingTokens(torch.empty(0, dtype=torch.int64), Results([torch.empty(0)], None), {})
+        rows = self._rows_of(sequences)
         maxima, tokens = row_maxima(logits)
-        rows = [row for row, sequence in enumerate(sequences) if _is_special(sequence)]
-        if rows:
-            index = torch.tensor(rows, device=logits.device)
+        if rows.num_special:
+            index = rows["special"]
             work = logits.index_select(0, index).to(torch.float32)
-            tokens[index] = self._process(work, [sequences[row] for row in rows], bitmask)
-        ids: list[int] = torch.where(maxima.isfinite(), tokens, _NOT_FINITE).tolist()
-        logprobs = _logprobs(logits, ids, sequences)
-        return [_sampled(token, logprobs.get(row)) for row, token in enumerate(ids)]
+            tokens[index] = self._process(work, rows, bitmask)
+        tokens = torch.where(maxima.isfinite(), tokens, _NOT_FINITE)
+        results = [tokens]
+        if rows.num_asked:
+            results += raw_logprobs(logits, rows["asked"], tokens[rows["asked"]].clamp_min(0))
+        return PendingTokens(tokens, self._staging.fetch(results), rows.logprob_counts)
+
+    def _rows_of(self, sequences: list[Sequence]) -> SampledRows:
+        if not self._rows.is_of(sequences):
+            self._rows = SampledRows(sequences, self._vocab_size)
+        self._rows.stage(self._staging, self._histories, self._eos_token_ids)
+        return self._rows
 
     def _check(self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None) -> None:
         if logits.shape != (len(sequences), self._vocab_size):
@@ -81,75 +116,37 @@ class Sampler:
         if bitmask is not None and bitmask.shape != (masked, (self._vocab_size + 31) // 32):
             raise ValueError(f"bitmask is {list(bitmask.shape)}, expected {masked} rows of 32-bit words")
 
-    def _process(self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None) -> Tensor:
-        """Token ids [rows] of `logits` float32, which is consumed."""
-        constrained = self._constrain(logits, sequences, bitmask)
+    def _process(self, logits: Tensor, rows: SampledRows, bitmask: Tensor | None) -> Tensor:
+        """Token ids [special rows] of `logits` float32, which is consumed."""
+        _constrain(logits, rows, bitmask)
         maxima, tokens = row_maxima(logits)
-        random = [row for row, sequence in enumerate(sequences) if _is_random(sequence)]
-        if len(random) == len(sequences):
-            tokens = _draw(logits, maxima, sequences)
-        elif random:
-            index = torch.tensor(random, device=logits.device)
-            tokens[index] = _draw(logits[index], maxima[index], [sequences[row] for row in random])
-        if constrained:
+        if rows.num_random == rows.num_special:
+            tokens = _draw(logits, maxima, rows)
+        elif rows.num_random:
+            index = rows["random"]
+            tokens[index] = _draw(logits[index], maxima[index], rows)
+        if rows.is_constrained:
             tokens = torch.where(maxima.isfinite(), tokens, _NOT_FINITE)
             tokens = torch.where(maxima == -torch.inf, _NOTHING_ALLOWED, tokens)
         return tokens
 
-    def _constrain(self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None) -> bool:
-        """Edit `logits` in place; True if any row was."""
-        params = [sequence.request.sampling for sequence in sequences]
-        masked = [i for i, sequence in enumerate(sequences) if sequence.token_mask is not None]
-        biased = [i for i, sampling in enumerate(params) if sampling.logit_bias]
-        penalised = [i for i, sampling in enumerate(params) if has_penalty(sampling)]
-        short = [i for i, sequence in enumerate(sequences) if is_below_minimum(sequence)]
-        if masked and bitmask is not None:
-            apply_bitmask(logits, torch.tensor(masked, device=logits.device), bitmask)
-        if biased:
-            apply_bias(logits, biased, [params[i].logit_bias for i in biased])
-        if penalised:
-            apply_penalties(logits, penalised, [sequences[i] for i in penalised], self._histories)
-        if short:
-            apply_minimum_length(logits, short, [sequences[i] for i in short], self._eos_token_ids)
-        return bool(masked or biased or penalised or short)
+
+def _constrain(logits: Tensor, rows: SampledRows, bitmask: Tensor | None) -> None:
+    """Edit `logits` in place."""
+    if rows.num_masked and bitmask is not None:
+        apply_bitmask(logits, rows["masked"], bitmask)
+    if "bias" in rows:
+        apply_bias(logits, rows["bias index"], rows["bias"])
+    if "penalties" in rows:
+        apply_penalties(logits, rows["penalised"], rows["penalties"])
+    if "short" in rows:
+        apply_minimum_length(logits, rows["short"], rows["ending rows"], rows["ending tokens"])
 
 
-def _is_random(sequence: Sequence) -> bool:
-    return sequence.request.sampling.temperature >= LOWEST_TEMPERATURE
-
-
-def _is_special(sequence: Sequence) -> bool:
-    """True if the row is more than an argmax of its raw logits."""
-    sampling = sequence.request.sampling
-    return (
-        sampling.temperature >= LOWEST_TEMPERATURE
-        or sequence.token_mask is not None
-        or bool(sampling.logit_bias)
-        or has_penalty(sampling)
-        or is_below_minimum(sequence)
-    )
-
-
-def _draw(logits: Tensor, maxima: Tensor, sequences: list[Sequence]) -> Tensor:
+def _draw(logits: Tensor, maxima: Tensor, rows: SampledRows) -> Tensor:
     """Random token ids [rows]; `logits` float32 [rows, vocab] is consumed."""
-    params = [sequence.request.sampling for sequence in sequences]
-    temperatures = torch.tensor([p.temperature for p in params], device=logits.device).unsqueeze(-1)
-    numbers = [uniform(s.seed, s.choice, s.num_output_tokens) for s in sequences]
-    uniforms = torch.tensor(numbers, dtype=torch.float64, device=logits.device)
-    weights = logits.sub_(maxima.unsqueeze(-1)).div_(temperatures).exp_()
-    return draw(truncate(weights, [Truncation(p.top_k, p.top_p, p.min_p) for p in params]), uniforms)
-
-
-def _logprobs(logits: Tensor, ids: list[int], sequences: list[Sequence]) -> dict[int, TokenLogprob]:
-    """Log-probabilities by row, for the rows that ask and have a token."""
-    wanted = {row: sequence.request.sampling.logprobs for row, sequence in enumerate(sequences)}
-    asked = {row: count for row, count in wanted.items() if count is not None and ids[row] >= 0}
-    if not asked:
-        return {}
-    rows = list(asked)
-    return dict(
-        zip(rows, raw_logprobs(logits, rows, [ids[row] for row in rows], list(asked.values())), strict=True)
-    )
+    weights = logits.sub_(maxima.unsqueeze(-1)).div_(rows["temperatures"]).exp_()
+    return draw(truncate(weights, rows.truncations), rows["uniforms"])
 
 
 def _sampled(token: int, logprob: TokenLogprob | None) -> SampledToken:

@@ -7,6 +7,8 @@ import torch
 from loraplex.engine.logit_constraints import (
     apply_bias,
     apply_minimum_length,
+    bias_tensors,
+    ending_tensors,
     is_below_minimum,
 )
 from loraplex.engine.messages import EngineRequest
@@ -27,7 +29,7 @@ def allowed(logits: torch.Tensor) -> list[set[int]]:
 def test_bias_is_added_where_asked() -> None:
     logits = torch.zeros(3, 5)
     logits[2, 4] = -math.inf
-    apply_bias(logits, [0, 2], [{1: 2.5}, {0: -100.0, 4: 100.0}])
+    apply_bias(logits, *bias_tensors([0, 2], [{1: 2.5}, {0: -100.0, 4: 100.0}], logits.shape[1]))
     assert logits.tolist() == [[0.0, 2.5, 0.0, 0.0, 0.0], [0.0] * 5, [-100.0, 0.0, 0.0, 0.0, -math.inf]]
 
 
@@ -44,7 +46,7 @@ def test_minimum_length_forbids_stop_tokens_and_an_eos_that_would_stop() -> None
         sequence(stop_token_ids=(2,), ignore_eos=True),
         sequence(ignore_eos=True),
     ]
-    apply_minimum_length(logits, [0, 1, 3], sequences, frozenset({0}))
+    apply_minimum_length(logits, *ending_tensors([0, 1, 3], sequences, frozenset({0})))
     assert allowed(logits) == [{1, 3, 4}, {0, 1, 3, 4}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4}]
 
 
@@ -52,5 +54,5 @@ def test_a_grammar_that_allows_only_the_end_wins_over_the_minimum() -> None:
     logits = torch.full((2, 5), -math.inf)
     logits[:, 0] = 1.0
     logits[1, 3] = 1.0
-    apply_minimum_length(logits, [0, 1], [sequence(), sequence()], frozenset({0}))
+    apply_minimum_length(logits, *ending_tensors([0, 1], [sequence(), sequence()], frozenset({0})))
     assert allowed(logits) == [{0}, {3}]

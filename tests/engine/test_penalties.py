@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex.engine.messages import EngineRequest
-from loraplex.engine.penalties import TokenHistories, apply_penalties, has_penalty
+from loraplex.engine.penalties import TokenHistories, apply_penalties, has_penalty, penalty_tensors
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence
 
@@ -66,7 +66,7 @@ def test_equals_the_dense_computation_at_every_step(
         expected = logits.clone()
         for row, seq in zip(rows, sequences, strict=True):
             expected[row] = dense(logits[row], seq)
-        apply_penalties(logits, rows, sequences, histories)
+        apply_penalties(logits, *penalty_tensors(rows, sequences, histories, VOCAB))
         torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraplex.engine.truncation import Truncation, truncate
+from loraplex.engine.truncation import Truncation, Truncations, truncate
 
 OFF = Truncation(0, 1.0, 0.0)
 
@@ -33,7 +33,7 @@ def weights_of(rows: int, vocab: int, seed: int, spread: float = 1.0) -> torch.T
 
 
 def kept(weights: torch.Tensor, truncations: list[Truncation]) -> list[set[int]]:
-    result = truncate(weights, truncations)
+    result = truncate(weights, Truncations.of(truncations))
     assert torch.equal(result[result > 0], weights[result > 0])
     return [set(row.nonzero().flatten().tolist()) for row in result]
 
@@ -81,4 +81,7 @@ def test_a_row_without_filters_keeps_everything_beside_one_with() -> None:
 def test_a_row_does_not_depend_on_its_neighbour(neighbour: Truncation) -> None:
     weights = weights_of(2, 1000, seed=3)
     mine = Truncation(0, 0.7, 0.001)
-    assert torch.equal(truncate(weights[:1], [mine])[0], truncate(weights, [mine, neighbour])[0])
+    assert torch.equal(
+        truncate(weights[:1], Truncations.of([mine]))[0],
+        truncate(weights, Truncations.of([mine, neighbour]))[0],
+    )

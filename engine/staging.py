@@ -1,0 +1,112 @@
+"""`Staging`: small host tensors to the device and small results back, one transfer each, neither waiting for the other side.
+
+Invariant: a pinned buffer is written again only after the copy out of it has run, and results are read only after the copy
+into theirs. On a CPU nothing is copied at all.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes at which every tensor starts within a buffer."""
+
+BUFFERS = 2
+"""The copy of one step may wait behind a step that still computes while the next is prepared."""
+
+
+class Results:
+    """Tensors on their way to the host."""
+
+    def __init__(self, tensors: list[Tensor], copied: "torch.cuda.Event | None") -> None:
+        self._tensors = tensors
+        self._copied = copied
+
+    def wait(self) -> list[Tensor]:
+        """The tensors on the host, once they are there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+        return self._tensors
+
+
+class Staging:
+    """Transfers of one user on one device, in the order of the current stream."""
+
+    def __init__(self, device: torch.device, packs: bool | None = None) -> None:
+        """`packs`: whether tensors travel in one buffer. By default unless the device is the host itself."""
+        self._device = device
+        self._packs = device.type != "cpu" if packs is None else packs
+        self._is_cuda = device.type == "cuda"
+        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(BUFFERS)]
+        self._sent: list[torch.cuda.Event | None] = [None] * BUFFERS
+        self._next = 0
+
+    def stage(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The same tensors on the device, which may be views of one buffer. Those given must not change any more."""
+        if not self._packs:
+            return list(tensors)
+        offsets, size = _places(tensors)
+        index = self._next
+        self._next = (index + 1) % BUFFERS
+        buffer = self._buffer(index, size)
+        host = buffer.numpy()
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            host[offset : offset + tensor.nbytes] = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        packed = self._send(index, buffer[:size])
+        return _unpacked(packed, tensors, offsets)
+
+    def fetch(self, tensors: Sequence[Tensor]) -> Results:
+        """Begin to bring tensors to the host. The device may overwrite its own afterwards, in stream order."""
+        if not self._packs:
+            return Results(list(tensors), None)
+        offsets, size = _places(tensors)
+        packed = torch.empty(size, dtype=torch.uint8, device=self._device)
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            packed[offset : offset + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+        host = self._host(size)
+        host.copy_(packed, non_blocking=True)
+        return Results(_unpacked(host, tensors, offsets), self._record())
+
+    def _buffer(self, index: int, size: int) -> Tensor:
+        """A host buffer of at least `size` bytes that no copy reads any more."""
+        sent = self._sent[index]
+        if sent is not None:
+            sent.synchronize()
+        if self._buffers[index].numel() < size:
+            self._buffers[index] = self._host(2 * size)
+        return self._buffers[index]
+
+    def _send(self, index: int, buffer: Tensor) -> Tensor:
+        packed = torch.empty(buffer.numel(), dtype=torch.uint8, device=self._device)
+        packed.copy_(buffer, non_blocking=True)
+        self._sent[index] = self._record()
+        return packed
+
+    def _host(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._is_cuda)
+
+    def _record(self) -> "torch.cuda.Event | None":
+        if not self._is_cuda:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+def _places(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
+    """Where each tensor starts, and the size of them all, in bytes."""
+    offsets: list[int] = []
+    size = 0
+    for tensor in tensors:
+        offsets.append(size)
+        size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return offsets, size
+
+
+def _unpacked(packed: Tensor, tensors: Sequence[Tensor], offsets: Sequence[int]) -> list[Tensor]:
+    return [
+        packed[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for tensor, offset in zip(tensors, offsets, strict=True)
+    ]
