@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits of one step and of the queue."""
+    """Limits of one step and of the queue.
+
+    `overlap` "on" prepares a step while the one before it computes; "auto" does so where the device is not the host.
+    """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
@@ -13,6 +16,7 @@ class SchedulerConfig:
     max_waiting: int = 1024
     max_adapter_wait_s: float = 10.0
     chunked_prefill: bool = True
+    overlap: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

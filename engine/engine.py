@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from loraplex.engine.block_pool import BlockPool
-from loraplex.engine.config import EngineConfig
+from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.errors import EngineError, GrammarFailed, NonFiniteLogits, UnsupportedFeature
 from loraplex.engine.fairness import FairShare, Policy
 from loraplex.engine.kv_cache import allocate_kv_cache
@@ -18,11 +20,13 @@ from loraplex.engine.mask_compilation import MaskCompilation
 from loraplex.engine.mask_filling import MaskFiller
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_runner import ModelRunner
-from loraplex.engine.plan import StepOutput
+from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.prefix_cache import PrefixCache
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.staging import Staging
+from loraplex.engine.step_handle import StepHandle
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
 
@@ -49,17 +53,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`mask_factory` None: requests with a grammar are refused. Side threads may run on the caller's cores."""
-        cache = config.cache
         self.model = model
         self._clock = clock
+        self._block_size = config.cache.block_size
         self._block_pool = BlockPool(model.num_blocks)
-        prefix_cache = PrefixCache(
-            self._block_pool,
-            cache.block_size,
-            model_digest=model.digest,
-            cache_dtype=str(model.kv_dtype),
-            enabled=cache.prefix_caching,
-        )
         self.adapters = open_pool(
             model.decoder.sites,
             source,
@@ -71,7 +68,7 @@ class Engine:
         )
         self.scheduler = Scheduler(
             config.scheduler,
-            prefix_cache,
+            _prefix_cache(model, config.cache, self._block_pool),
             self.adapters,
             policy or FairShare(),
             clock,
@@ -84,15 +81,10 @@ class Engine:
         if mask_factory is not None:
             self._compilation = MaskCompilation(mask_factory, config.grammar.compile_threads)
         self._uncompiled: dict[int, list[Sequence]] = {}
-        sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids)
-        kv_cache = allocate_kv_cache(
-            model.config, model.num_blocks, cache.block_size, model.kv_dtype, model.device
-        )
-        self.runner = ModelRunner(
-            model.decoder, kv_cache, cache.block_size, sampler, self.adapters, self._masks
-        )
+        self.runner = _runner(model, config, self.adapters, self._masks)
         self.runner.warm_up()
-        self._block_size = cache.block_size
+        self._overlaps = overlaps(config.scheduler.overlap, model.device)
+        self._in_flight: StepHandle | None = None
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._steps = self._corrupted = self._aborted = 0
         self._step_seconds = 0.0
@@ -116,7 +108,13 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        return self.scheduler.has_unfinished
+        """Whether there is anything left to do, if only for rows that ended while they were computed."""
+        return self.scheduler.has_unfinished or self.is_ahead
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a launched step waits to be followed."""
+        return self._in_flight is not None
 
     def add(self, request: EngineRequest) -> list[Sequence]:
         """Queue a request and return its choices. Raises `InvalidRequest` or `EngineOverloaded`."""
@@ -144,22 +142,28 @@ class Engine:
         self.runner.forget(sequence)
 
     def step(self) -> StepResult:
-        """Install what has arrived, plan, execute, follow the results."""
+        """Install what has arrived, plan and launch a step, follow the results of the one that is there.
+
+        That is the same one, or with overlap the one before it: the device computes while its results are followed.
+        """
         self.adapters.poll()
         self._take_masks()
         began = self._clock()
         plan = self.scheduler.schedule()
-        if plan is None:
-            return StepResult([], self._failures(), ran=False)
-        outputs = self.scheduler.complete(plan, self.runner.execute(plan))
+        before, self._in_flight = self._in_flight, None
+        launched = None if plan is None else self._launch(plan, is_first=before is None)
+        outputs = [] if before is None else self._land(before)
+        if launched is not None:
+            late = launched.sample(self.scheduler.sampling_rows(launched.plan))
+            self.scheduler.expect(launched.plan, launched.coming, late)
+            if self._overlaps:
+                self._in_flight = launched
+            else:
+                outputs = self._land(launched)
+        ran = before is not None or launched is not None
         failures = self._failures()
-        for output in outputs:
-            self._count(output)
-        self._steps += 1
-        self._step_tokens += plan.num_tokens
-        self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
-        self._step_seconds += self._clock() - began
-        return StepResult(outputs, failures, ran=True)
+        self._step_seconds += ran * (self._clock() - began)
+        return StepResult(outputs, failures, ran)
 
     def stats(self) -> EngineStats:
         """A snapshot of everything countable."""
@@ -211,6 +215,19 @@ class Engine:
         self._masks.close()
         if self._compilation is not None:
             self._compilation.close()
+
+    def _launch(self, plan: StepPlan, is_first: bool) -> StepHandle:
+        """`is_first`: no step is in flight, so that every token is known."""
+        self._steps += 1
+        self._step_tokens += plan.num_tokens
+        self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
+        return self.runner.launch(plan, self.scheduler.sampling_rows(plan) if is_first else None)
+
+    def _land(self, handle: StepHandle) -> list[StepOutput]:
+        outputs = self.scheduler.complete(handle.plan, handle.collect())
+        for output in outputs:
+            self._count(output)
+        return outputs
 
     def _take_masks(self) -> None:
         """Hand compiled grammars to their rows, and let rows go on whose late masks have come."""
@@ -277,3 +294,27 @@ class Engine:
 def _ticket(sequence: Sequence) -> int:
     """What the choices of one request have in common, and no other request ever."""
     return sequence.order - sequence.choice
+
+
+def overlaps(setting: str, device: torch.device) -> bool:
+    """Whether steps are prepared ahead: on a CPU that would take cores from the step that computes."""
+    if setting not in ("auto", "on", "off"):
+        raise ValueError(f"`overlap` must be auto, on or off, got {setting!r}")
+    return setting == "on" or (setting == "auto" and device.type != "cpu")
+
+
+def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> PrefixCache:
+    return PrefixCache(
+        pool,
+        config.block_size,
+        model_digest=model.digest,
+        cache_dtype=str(model.kv_dtype),
+        enabled=config.prefix_caching,
+    )
+
+
+def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: MaskFiller) -> ModelRunner:
+    block_size = config.cache.block_size
+    kv_cache = allocate_kv_cache(model.config, model.num_blocks, block_size, model.kv_dtype, model.device)
+    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, staging=Staging(model.device))
+    return ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks)

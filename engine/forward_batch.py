@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from loraplex.engine.lora.batch import LoraBatch, group_rows
-from loraplex.engine.plan import StepPlan
+from loraplex.engine.plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
+from loraplex.engine.sequence import Sequence
+from loraplex.engine.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,63 +42,117 @@ class ForwardBatch:
     sampled_lora: LoraBatch | None
 
 
-def make_forward_batch(
-    plan: StepPlan, block_size: int, adapter_slots: Mapping[tuple[bytes, str], int], device: torch.device
-) -> ForwardBatch:
-    """Tensors of `plan`. Tokens of an answer decode, each on its own, unless there are many; every other row is a chunk.
+@dataclass(frozen=True, slots=True)
+class UnknownTokens:
+    """Tokens of the step before that only the device knows: `token_ids` int64 [rows], `rows` by sequence."""
 
-    So a token takes the same path whatever the prefix cache and the step's other rows left of its prompt, and whether a
-    grammar forced it along with others: K and V of all are written before any of them attends.
+    rows: Mapping[Sequence, int]
+    token_ids: torch.Tensor
+
+
+def make_forward_batch(
+    plan: StepPlan,
+    block_size: int,
+    adapter_slots: Mapping[tuple[bytes, str], int],
+    device: torch.device,
+    staging: Staging | None = None,
+    unknown: UnknownTokens | None = None,
+) -> ForwardBatch:
+    """Tensors of `plan`, brought to the device in one transfer.
+
+    Tokens of an answer decode, each on its own, unless there are many; every other row is a chunk. So a token takes the
+    same path whatever the prefix cache and the step's other rows left of its prompt, and whether a grammar forced it along
+    with others: K and V of all are written before any of them attends.
     """
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    row_slots: list[int] = []
-    sampled: list[int] = []
-    sampled_slots: list[int] = []
-    decodes: list[tuple[int, ...]] = []
-    chunks: list[PrefillChunk] = []
-    for row in plan.rows:
-        start, count, table = row.start, len(row.token_ids), row.block_table
-        begin = len(positions)
-        slot = -1 if row.adapter is None else adapter_slots[row.adapter.key]
-        token_ids += row.token_ids
-        row_slots += [slot] * count
-        if count == 1:
-            positions.append(start)
-            slots.append(table[start // block_size] * block_size + start % block_size)
-        else:
-            places = range(start, start + count)
-            positions += places
-            slots += [table[p // block_size] * block_size + p % block_size for p in places]
-        if row.decodes and not chunks:
-            decodes += [table] * count
-        else:
-            table_tensor = torch.tensor(table, dtype=torch.int32, device=device)
-            chunks.append(PrefillChunk(begin, begin + count, start + count, table_tensor))
-        if row.samples:
-            sampled.append(len(positions) - 1)
-            sampled_slots.append(slot)
-    every = len(sampled) == len(token_ids)
-    lora = group_rows(row_slots, device, len(decodes))
+    staging = staging or Staging(device)
+    rows = _BatchRows(plan, block_size, adapter_slots)
+    every = len(rows.sampled) == len(rows.token_ids)
+    host = rows.tensors(unknown)
+    token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = staging.stage(host)
+    if unknown is not None and rows.unknown:
+        # A row that got no token is of no use any more: it computes some token.
+        token_ids = token_ids.index_copy(0, at, unknown.token_ids.index_select(0, source).clamp_min(0))
+    lora = group_rows(rows.row_slots, device, len(rows.decodes))
     return ForwardBatch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.tensor(positions, device=device),
-        slots=torch.tensor(slots, device=device),
-        num_decodes=len(decodes),
-        decode_tables=_decode_tables(decodes, device),
-        decode_lengths=torch.tensor(
-            [p + 1 for p in positions[: len(decodes)]], dtype=torch.int32, device=device
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        num_decodes=len(rows.decodes),
+        decode_tables=tables,
+        decode_lengths=lengths,
+        chunks=tuple(
+            PrefillChunk(begin, end, length, table)
+            for (begin, end, length, _), table in zip(rows.chunks, chunks, strict=True)
         ),
-        chunks=tuple(chunks),
-        sampled_tokens=None if every else torch.tensor(sampled, dtype=torch.int64, device=device),
-        num_sampled=len(sampled),
+        sampled_tokens=None if every else sampled,
+        num_sampled=len(rows.sampled),
         lora=lora,
-        sampled_lora=lora if every and not chunks else group_rows(sampled_slots, device),
+        sampled_lora=lora if every and not rows.chunks else group_rows(rows.sampled_slots, device),
     )
 
 
-def _decode_tables(decodes: list[tuple[int, ...]], device: torch.device) -> torch.Tensor:
-    columns = max((len(table) for table in decodes), default=0)
-    padded = [table + (0,) * (columns - len(table)) for table in decodes]
-    return torch.tensor(padded, dtype=torch.int32, device=device).view(len(decodes), columns)
+class _BatchRows:
+    """The rows of a plan one after another, on the host."""
+
+    def __init__(
+        self, plan: StepPlan, block_size: int, adapter_slots: Mapping[tuple[bytes, str], int]
+    ) -> None:
+        self.token_ids: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.row_slots: list[int] = []
+        self.sampled: list[int] = []
+        self.sampled_slots: list[int] = []
+        self.decodes: list[tuple[int, ...]] = []
+        self.chunks: list[tuple[int, int, int, tuple[int, ...]]] = []
+        self.unknown: list[tuple[int, Sequence]] = []
+        self._block_size = block_size
+        for row in plan.rows:
+            self._add(row, -1 if row.adapter is None else adapter_slots[row.adapter.key])
+
+    def tensors(self, unknown: UnknownTokens | None) -> list[torch.Tensor]:
+        """Token ids, positions, slots, block tables and lengths of the decodes, sampled tokens, places of the unknown
+        tokens here and in the step before, then the chunks' tables."""
+        count = len(self.decodes)
+        columns = max((len(table) for table in self.decodes), default=0)
+        padded = [table + (0,) * (columns - len(table)) for table in self.decodes]
+        return [
+            torch.tensor(self.token_ids, dtype=torch.int64),
+            torch.tensor(self.positions, dtype=torch.int64),
+            torch.tensor(self.slots, dtype=torch.int64),
+            torch.tensor(padded, dtype=torch.int32).view(count, columns),
+            torch.tensor([p + 1 for p in self.positions[:count]], dtype=torch.int32),
+            torch.tensor(self.sampled, dtype=torch.int64),
+            torch.tensor([place for place, _ in self.unknown], dtype=torch.int64),
+            torch.tensor(self._sources(unknown), dtype=torch.int64),
+            *(torch.tensor(table, dtype=torch.int32) for *_, table in self.chunks),
+        ]
+
+    def _add(self, row: PlannedRow, adapter_slot: int) -> None:
+        start, count, table = row.start, len(row.token_ids), row.block_table
+        begin, block_size = len(self.positions), self._block_size
+        self.token_ids += row.token_ids
+        self.row_slots += [adapter_slot] * count
+        if count == 1:
+            self.positions.append(start)
+            self.slots.append(table[start // block_size] * block_size + start % block_size)
+            if row.token_ids[0] == UNKNOWN_TOKEN:
+                self.unknown.append((begin, row.sequence))
+        else:
+            places = range(start, start + count)
+            self.positions += places
+            self.slots += [table[p // block_size] * block_size + p % block_size for p in places]
+        if row.decodes and not self.chunks:
+            self.decodes += [table] * count
+        else:
+            self.chunks.append((begin, begin + count, start + count, table))
+        if row.samples:
+            self.sampled.append(len(self.positions) - 1)
+            self.sampled_slots.append(adapter_slot)
+
+    def _sources(self, unknown: UnknownTokens | None) -> list[int]:
+        if not self.unknown:
+            return []
+        if unknown is None:
+            raise ValueError("the plan has unknown tokens, and there is no step before it")
+        return [unknown.rows[sequence] for _, sequence in self.unknown]

@@ -176,7 +176,7 @@ class LocalEngine:
             self._heartbeat = now
             self._stalled = not result.ran
             # Before anybody hears of the results: who saw the last request end finds it in the numbers.
-            idle = not result.ran or not self._engine.has_unfinished
+            idle = not result.ran or not self._engine.scheduler.has_unfinished
             if idle or now - self._stats_at > STATS_INTERVAL_S:
                 self._stats, self._stats_at = self._engine.stats(), now
             if result.outputs or result.failures:
@@ -202,7 +202,7 @@ class LocalEngine:
     def _patience(self) -> float:
         """Seconds to wait for a command: none while sequences run, little while only adapters or masks are awaited."""
         scheduler = self._engine.scheduler
-        if scheduler.num_running and not self._stalled:
+        if (scheduler.num_running or self._engine.is_ahead) and not self._stalled:
             return 0.0
         return 0.002 if scheduler.has_unfinished else IDLE_WAIT_S
 

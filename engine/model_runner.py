@@ -1,25 +1,19 @@
 """`ModelRunner`: executes a step plan: tensors, forward pass, sampling. Knows no queue and decides nothing."""
 
-import time
-
 import torch
 from torch import Tensor
 
-from loraplex.engine.forward_batch import ForwardBatch, PrefillChunk, make_forward_batch
+from loraplex.engine.forward_batch import ForwardBatch, PrefillChunk, UnknownTokens, make_forward_batch
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import group_rows
 from loraplex.engine.lora.pool import AdapterPool
-from loraplex.engine.mask_filling import MaskFiller, Masks
+from loraplex.engine.mask_filling import MaskFiller
 from loraplex.engine.models.decoder import Decoder
-from loraplex.engine.plan import SampledToken, StepPlan
+from loraplex.engine.plan import PlannedRow, StepPlan
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.sequence import Sequence
-
-PATIENCE = 0.25
-"""A step waits for masks at most a quarter as long again as its forward pass took, so that neighbours feel no slow grammar.
-A mask is begun before the pass: one that is not there after it is no quick one."""
-LEAST_PATIENCE_S = 0.005
-MOST_PATIENCE_S = 0.01
+from loraplex.engine.staging import Staging
+from loraplex.engine.step_handle import StepHandle
 
 
 class ModelRunner:
@@ -41,49 +35,27 @@ class ModelRunner:
         self._sampler = sampler
         self._pool = pool
         self._masks = masks
+        self._staging = Staging(decoder.device)
+        self._mask_staging = Staging(decoder.device)
+        self._last: StepHandle | None = None
 
-    def execute(self, plan: StepPlan) -> dict[Sequence, SampledToken]:
-        """Compute every row of the plan and sample those that ask for it, but for those whose mask is late."""
-        sequences = [row.sequence for row in plan.rows if row.samples]
-        masked = [sequence for sequence in sequences if sequence.token_mask is not None]
-        if not masked or self._masks is None:
-            tokens = self._sampler.sample(self.logits(plan), sequences)
-            return dict(zip(sequences, tokens, strict=True))
-        began = time.monotonic()
-        self._masks.begin(masked)
-        logits = self.logits(plan)
-        patience = PATIENCE * (time.monotonic() - began)
-        patience = min(max(LEAST_PATIENCE_S, patience), MOST_PATIENCE_S)
-        masks = self._masks.collect(masked, patience)
-        sampled = self._sample_masked(logits, sequences, masks)
-        self._masks.give_back(masks)
-        return sampled
+    def launch(self, plan: StepPlan, rows: list[PlannedRow] | None = None) -> StepHandle:
+        """Begin the forward pass of `plan`. Unknown tokens are those that the step launched before samples.
 
-    def _sample_masked(
-        self, logits: Tensor, sequences: list[Sequence], masks: Masks
-    ) -> dict[Sequence, SampledToken]:
-        kept = [i for i, s in enumerate(sequences) if s.token_mask is None or s in masks.rows]
-        if len(kept) < len(sequences):
-            logits = logits[torch.tensor(kept, dtype=torch.int64, device=logits.device)]
-            sequences = [sequences[i] for i in kept]
-        rows = [masks.rows[s] for s in sequences if s.token_mask is not None]
-        tokens = self._sampler.sample(logits, sequences, self._bitmask(rows) if rows else None)
-        sampled = dict(zip(sequences, tokens, strict=True))
-        for sequence, error in masks.errors.items():
-            sampled[sequence] = SampledToken(-1, finite=False, error=error)
-        return sampled
+        `rows` are those to be sampled, where that is known already.
+        """
+        handle = StepHandle(plan, self._sampler, self._masks, self._mask_staging)
+        if rows is not None:
+            handle.begin_masks(rows)
+        unknown = None if self._last is None else self._last.tokens
+        handle.computed(self.forward(self._batch(plan, unknown)))
+        self._last = handle
+        return handle
 
-    def _bitmask(self, rows: list[Tensor]) -> Tensor:
-        """The rows as one tensor [rows, words] on the device."""
-        bitmask = torch.cat(rows)
-        if self._decoder.device.type == "cpu":
-            return bitmask
-        return bitmask.pin_memory().to(self._decoder.device, non_blocking=True)
-
-    def logits(self, plan: StepPlan) -> Tensor:
-        """Logits [sampled rows, vocab] of the plan, in its order; K and V are written."""
-        batch = make_forward_batch(plan, self._block_size, self._pool.slots(), self._decoder.device)
-        return self.forward(batch)
+    def _batch(self, plan: StepPlan, unknown: UnknownTokens | None) -> ForwardBatch:
+        return make_forward_batch(
+            plan, self._block_size, self._pool.slots(), self._decoder.device, self._staging, unknown
+        )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits of a batch made elsewhere: benchmarks and tests."""

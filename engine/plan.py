@@ -9,6 +9,9 @@ from loraplex.engine.errors import EngineError, NonFiniteLogits, NothingAllowed
 from loraplex.engine.messages import AdapterRef, FinishReason, TokenLogprob
 from loraplex.engine.sequence import Sequence
 
+UNKNOWN_TOKEN = -1
+"""In place of a token that the step before is still to sample: the runner finds it on the device."""
+
 MOST_DECODES = 32
 """Tokens of one row that decode side by side; each reads the whole context, which a longer chunk reads once."""
 
@@ -17,7 +20,8 @@ MOST_DECODES = 32
 class PlannedRow:
     """`token_ids` are the tokens at positions `start ... start + len - 1`; `block_table` covers them all.
 
-    `samples` is true when the row's last token is the last one known, so that its logits choose the next.
+    `samples` is true when the row's last token is the last one there is, so that its logits choose the next. A row of one
+    token may hold `UNKNOWN_TOKEN`. `epoch` is the sequence's: in a later one the row counts for nothing.
     """
 
     sequence: Sequence
@@ -26,6 +30,12 @@ class PlannedRow:
     block_table: tuple[int, ...]
     adapter: AdapterRef | None
     samples: bool
+    epoch: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The position behind the row's last token."""
+        return self.start + len(self.token_ids)
 
     @property
     def decodes(self) -> bool:
@@ -34,13 +44,17 @@ class PlannedRow:
 
     @classmethod
     def of(cls, sequence: Sequence, count: int) -> "PlannedRow":
-        """The next `count` uncomputed tokens of a sequence."""
-        start = sequence.num_computed_tokens
-        tokens = sequence.token_ids
+        """The next `count` uncomputed tokens of a sequence, all of them known."""
+        start = sequence.num_planned_tokens
         stop = start + count
-        table = sequence.planned_block_table
         return cls(
-            sequence, start, tuple(tokens[start:stop]), table, sequence.request.adapter, stop == len(tokens)
+            sequence,
+            start,
+            tuple(sequence.token_ids[start:stop]),
+            sequence.planned_block_table,
+            sequence.request.adapter,
+            stop == len(sequence.token_ids),
+            sequence.epoch,
         )
 
 

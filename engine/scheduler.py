@@ -4,7 +4,6 @@ Invariant: every limit of a step is enforced here, where its plan is built; the 
 progresses; every sequence added ends exactly once, with its blocks, pin and place given back.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping
 
 from loraplex.engine.adapter_gate import AdapterGate
@@ -19,20 +18,18 @@ from loraplex.engine.errors import (
     RequestTimeout,
 )
 from loraplex.engine.fairness import Policy
+from loraplex.engine.flights import Flights
 from loraplex.engine.lora.residency import AdapterResidency
 from loraplex.engine.messages import EngineRequest, FinishReason, TokenLogprob
 from loraplex.engine.plan import PlannedRow, SampledToken, StepOutput, StepPlan, step_outputs
 from loraplex.engine.prefix_cache import PrefixCache
 from loraplex.engine.request_choices import RequestChoices
+from loraplex.engine.running_batch import RunningBatch
 from loraplex.engine.sequence import Sequence, SequenceStatus
 from loraplex.engine.sequence_blocks import SequenceBlocks
 from loraplex.engine.step_rows import StepRows, by_urgency
 from loraplex.engine.stopping import finish_reason
 from loraplex.engine.token_advance import follow
-
-
-def _order(sequence: Sequence) -> int:
-    return sequence.order
 
 
 def _has_mask(sequence: Sequence) -> bool:
@@ -65,12 +62,10 @@ class Scheduler:
             raise ValueError("max_adapters_per_step must be at least 1")
         self.config = config
         self.cache = cache
-        self.num_preemptions = 0
         self.num_rejections = 0
         self.num_forced_tokens = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
-        self._block_size = cache.block_size
         self._blocks = SequenceBlocks(cache)
         self._policy = policy
         self._clock = clock
@@ -78,23 +73,28 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._is_ready = is_ready
         self._gate = AdapterGate(config, residency, policy, clock)
+        self._flights = Flights(self._gate.leave)
+        self._batch = RunningBatch(config, self._blocks, self._gate, self._flights, max_model_len)
         self._admission = Admission(max_model_len, cache.pool.total * cache.block_size, vocab_size)
         self._deadlines = Deadlines()
         self._requests: dict[str, RequestChoices] = {}
-        self._running: list[Sequence] = []
         self._unready: dict[Sequence, None] = {}
         self._failures: list[tuple[Sequence, EngineError]] = []
         self._num_live = 0
         self._next_order = 0
 
     @property
+    def num_preemptions(self) -> int:
+        return self._batch.num_preemptions
+
+    @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._batch)
 
     @property
     def num_waiting(self) -> int:
         """Sequences not in the batch, those that wait for an adapter, a mask or a sibling included."""
-        return self._num_live - len(self._running)
+        return self._num_live - len(self._batch)
 
     @property
     def num_waiting_for_adapter(self) -> int:
@@ -140,47 +140,45 @@ class Scheduler:
         return sequences
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing can run now."""
+        """The next step, or None when nothing can run now. One more may be planned before the last is completed.
+
+        A sequence whose token is on its way goes on with it, unless that token is its last in any case.
+        """
         self._expire()
         self._wake()
-        preemptions = self.num_preemptions
         step = StepRows(self.config.max_num_batched_tokens)
-        begun = self._plan_decodes(step)
-        room = self.num_preemptions == preemptions
-        if self.config.chunked_prefill:
-            self._plan_chunks(step, begun, room)
-            return step.plan()
-        step.add_chunks(s for s in begun if s.is_past_prompt)
-        return self._plan_whole_prompt([s for s in begun if not s.is_past_prompt], room) or step.plan()
+        begun, preempted = self._batch.plan_decodes(step)
+        for sequence in preempted:
+            self._enqueue(sequence)
+        plan = self._fill(step, begun, room=not preempted)
+        if plan is not None:
+            self._flights.launch(plan)
+        return plan
+
+    def sampling_rows(self, plan: StepPlan) -> list[PlannedRow]:
+        """The rows of `plan` that are to be sampled, once every earlier step is completed."""
+        return self._flights.sampling_rows(plan)
+
+    def expect(self, plan: StepPlan, coming: Collection[Sequence], late: Collection[Sequence] = ()) -> None:
+        """The sampling of `plan` has begun: `coming` get a token, the masks of `late` did not come in time.
+
+        Needed before the next step is planned; a step completed before that tells by its results.
+        """
+        self._flights.expect(plan, coming, frozenset(late))
 
     def complete(self, plan: StepPlan, sampled: Mapping[Sequence, SampledToken]) -> list[StepOutput]:
-        """Follow an executed plan. Rows that ended while it ran are dropped.
+        """Follow an executed plan, steps in their order. Rows that ended while it ran are dropped.
 
         A row whose logits were not finite, or whose constraints left no token, fails its request; the others go on.
         """
+        if not self._flights.is_expected(plan):
+            rows = self._flights.sampling_rows(plan)
+            self.expect(plan, (), [row.sequence for row in rows if row.sequence not in sampled])
+        flight = self._flights.land(plan)
         outputs: list[StepOutput] = []
         for row in plan.rows:
-            sequence = row.sequence
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue
-            token = sampled.get(sequence)
-            if token is not None and not token.finite:
-                self._fail_row(sequence, token.failure)
-                continue
-            known = len(sequence.token_ids)
-            try:
-                reason = None if token is None else self._append(sequence, token.token_id)
-            except GrammarFailed as error:
-                self.fail(sequence, error)
-                continue
-            fresh = len(sequence.token_ids) - known
-            # Logits that brought no token are gone: the row's last token is computed again.
-            sequence.num_computed_tokens += len(row.token_ids) - (row.samples and not fresh)
-            sequence.awaits_mask = row.samples and token is None
-            if sequence.num_computed_tokens // self._block_size != sequence.num_registered_blocks:
-                self._blocks.register(sequence)
-            if token is not None and fresh:
-                outputs += self._follow(sequence, token.logprob, fresh, reason)
+            if self._flights.land_row(flight, row):
+                outputs += self._follow_row(row.sequence, sampled.get(row.sequence))
         return outputs
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -237,7 +235,7 @@ class Scheduler:
         for sequence in [s for s in self._unready if self._is_ready(s)]:
             del self._unready[sequence]
             self._enqueue(sequence)
-        ready, failed = self._gate.advance(self.config.max_num_seqs - len(self._running))
+        ready, failed = self._gate.advance(self._batch.num_free)
         for sequence in ready:
             sequence.status = SequenceStatus.WAITING
             self._policy.push(sequence)
@@ -253,29 +251,17 @@ class Scheduler:
         else:
             self._gate.park(sequence)
 
-    def _plan_decodes(self, step: StepRows) -> list[Sequence]:
-        """Add every sequence with one token to compute; return those with more, oldest first.
-
-        Blocks are taken for all of them, oldest first, so that victims are never planned.
-        """
-        begun: list[Sequence] = []
-        running, block_size = self._running, self._block_size
-        index = 0
-        while index < len(running):
-            sequence = running[index]
-            index += 1
-            last = len(sequence.token_ids) - 1
-            if last // block_size >= len(sequence.block_table) and not self._make_room(sequence):
-                break
-            if last != sequence.num_computed_tokens:
-                begun.append(sequence)
-            elif not sequence.awaits_mask:
-                step.add_last(sequence)
-        return begun
+    def _fill(self, step: StepRows, begun: list[Sequence], room: bool) -> StepPlan | None:
+        """The step with what fits besides its single tokens. Whoever gave way must not come back for another."""
+        if self.config.chunked_prefill:
+            self._plan_chunks(step, begun, room)
+            return step.plan()
+        step.add_chunks(s for s in begun if s.is_past_prompt)
+        return self._plan_whole_prompt([s for s in begun if not s.is_past_prompt], room) or step.plan()
 
     def _plan_chunks(self, step: StepRows, begun: list[Sequence], room: bool) -> None:
         """Fill the step up to its token budget: what was begun before, then new prompts."""
-        step.add_chunks(by_urgency(begun, self._running[0]) if begun else ())
+        step.add_chunks(by_urgency(begun, self._batch.oldest) if begun else ())
         while room and not step.is_full:
             admitted = self._admit_next()
             if admitted is None:
@@ -290,19 +276,16 @@ class Scheduler:
 
     def _admit_next(self) -> Sequence | None:
         """Move the policy's next sequence into the batch; None when no slot or too few blocks are free."""
-        if len(self._running) >= self.config.max_num_seqs:
+        if not self._batch.num_free:
             return None
         sequence = self._policy.peek()
         while sequence is not None and not self._gate.admits(sequence):
             self._policy.remove(sequence)
             self._gate.park(sequence)
             sequence = self._policy.peek()
-        if sequence is None or not self._blocks.open(sequence, len(self._running)):
+        if sequence is None or not self._batch.join(sequence):
             return None
         self._policy.remove(sequence)
-        self._gate.enter(sequence)
-        sequence.status = SequenceStatus.RUNNING
-        insort(self._running, sequence, key=_order)
         self._account(sequence)
         return sequence
 
@@ -319,25 +302,27 @@ class Scheduler:
         if not sequence.num_preemptions:
             self._policy.charge_prompt(sequence, sequence.num_uncomputed_tokens)
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Blocks for all its tokens, preempting the newest as needed; False when that is the sequence itself."""
-        while self._blocks.blocks_for(len(sequence.token_ids)) > len(sequence.block_table):
-            if self._blocks.grow(sequence) or self._blocks.reclaim():
-                continue
-            victim = self._running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._running.pop()
-        self._blocks.close(sequence)
-        self._gate.leave(sequence)
-        sequence.awaits_mask = False
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        self._enqueue(sequence)
+    def _follow_row(self, sequence: Sequence, token: SampledToken | None) -> list[StepOutput]:
+        """What a landed row brings: its token, if it has one, and full blocks."""
+        if token is not None and not token.finite:
+            self._fail_row(sequence, token.failure)
+            return []
+        known = len(sequence.token_ids)
+        try:
+            reason = None if token is None else self._append(sequence, token.token_id)
+        except GrammarFailed as error:
+            self.fail(sequence, error)
+            return []
+        fresh = len(sequence.token_ids) - known
+        if token is not None and not fresh:
+            # Logits that brought no token are gone: the row's last token is computed again.
+            self._flights.forget(sequence)
+            sequence.num_computed_tokens -= 1
+        if sequence.num_computed_tokens // self._blocks.block_size != sequence.num_registered_blocks:
+            self._blocks.register(sequence)
+        if token is None or not fresh:
+            return []
+        return self._follow(sequence, token.logprob, fresh, reason)
 
     def _fail_row(self, sequence: Sequence, error: EngineError) -> None:
         if isinstance(error, NonFiniteLogits):
@@ -377,8 +362,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         """Give back everything a sequence holds, wherever it is."""
         if sequence.status is SequenceStatus.RUNNING:
-            del self._running[bisect_left(self._running, sequence.order, key=_order)]
-            self._gate.leave(sequence)
+            self._batch.leave(sequence)
         else:
             self._policy.remove(sequence)
             self._gate.discard(sequence)

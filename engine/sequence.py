@@ -1,6 +1,7 @@
 """`Sequence`: one choice of one request, from arrival to its last token.
 
-Invariant: the KV of `token_ids[:num_computed_tokens]` lies in `block_table`; what follows is still to be computed.
+Invariant: the KV of `token_ids[:num_computed_tokens]` lies in `block_table`; of what follows, `num_in_flight` tokens are
+being computed by launched steps, and the rest is still to be planned.
 """
 
 import sys
@@ -29,6 +30,8 @@ class Sequence:
     `awaits_mask`: its mask was not filled when its logits were there; it is planned again once it is. `mask_seconds` is
     what its masks took of late, `matcher_seconds` what its grammar took of the step thread in all, `closing_seconds` what
     the search for an end took. A way to close the document is looked for when at most `closing_due` tokens may still come.
+    `num_unknown` is 1 while a launched step samples a token that is not in `token_ids` yet. Rows planned in an earlier
+    `epoch` count for nothing; `num_launched` counts all that have not landed, `num_departures` the pins they still hold.
     """
 
     request: EngineRequest
@@ -52,6 +55,11 @@ class Sequence:
     order: int = 0
     hash_chain: HashChain | None = None
     num_registered_blocks: int = 0
+    num_in_flight: int = 0
+    num_unknown: int = 0
+    num_launched: int = 0
+    num_departures: int = 0
+    epoch: int = 0
     planned_block_table: tuple[int, ...] = ()
     adapter_wait_since: float | None = None
     admitted_at: float | None = None
@@ -66,13 +74,24 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
+    def num_planned_tokens(self) -> int:
+        """Tokens computed, or about to be by a launched step."""
+        return self.num_computed_tokens + self.num_in_flight
+
+    @property
+    def num_expected_tokens(self) -> int:
+        """Tokens known, and the one that is about to be."""
+        return len(self.token_ids) + self.num_unknown
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens that no step has been launched for."""
+        return self.num_expected_tokens - self.num_planned_tokens
 
     @property
     def is_past_prompt(self) -> bool:
-        """Whether what is still to be computed is output alone."""
-        return self.num_computed_tokens >= len(self.request.prompt_token_ids)
+        """Whether what is still to be planned is output alone."""
+        return self.num_planned_tokens >= len(self.request.prompt_token_ids)
 
     @property
     def queue_s(self) -> float:

@@ -12,7 +12,7 @@ class SequenceBlocks:
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._block_size = cache.block_size
+        self.block_size = cache.block_size
         self._forked: dict[Sequence, None] = {}
         self._refused: tuple[Sequence, int] | None = None
 
@@ -44,7 +44,7 @@ class SequenceBlocks:
 
     def register(self, sequence: Sequence) -> None:
         """Publish the blocks that have become full since the last call."""
-        full = sequence.num_computed_tokens // self._block_size
+        full = sequence.num_computed_tokens // self.block_size
         chain = sequence.hash_chain
         if chain is None or full == sequence.num_registered_blocks:
             return
@@ -56,12 +56,12 @@ class SequenceBlocks:
 
     def fork(self, first: Sequence, sibling: Sequence) -> None:
         """Share the full blocks of the prompt `first` has computed; the sibling recomputes only the partial tail."""
-        count = (first.num_prompt_tokens - 1) // self._block_size
+        count = (first.num_prompt_tokens - 1) // self.block_size
         shared = first.block_table[:count]
         self._cache.share(shared)
         sibling.block_table = shared
         sibling.planned_block_table = tuple(shared)
-        sibling.num_computed_tokens = count * self._block_size
+        sibling.num_computed_tokens = count * self.block_size
         sibling.num_registered_blocks = count
         sibling.num_cached_tokens = first.num_cached_tokens
         if first.hash_chain is not None:
@@ -91,7 +91,7 @@ class SequenceBlocks:
         self._cache.forget(sequence.block_table)
 
     def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return -(-num_tokens // self.block_size)
 
     def _take(self, sequence: Sequence, spare: int) -> bool:
         cache = self._cache
@@ -108,7 +108,7 @@ class SequenceBlocks:
             cache.release(matched)
             return False
         if matched:
-            sequence.num_computed_tokens = len(matched) * self._block_size
+            sequence.num_computed_tokens = len(matched) * self.block_size
             sequence.num_registered_blocks = len(matched)
         table += matched
         table += fresh

@@ -6,7 +6,7 @@ computed does not depend on the others.
 
 from collections.abc import Iterable
 
-from loraplex.engine.plan import PlannedRow, StepPlan
+from loraplex.engine.plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.sequence import Sequence
 
 
@@ -23,10 +23,11 @@ class StepRows:
         return self._budget <= 0
 
     def add_last(self, sequence: Sequence) -> None:
-        """The one token that is not computed yet: of the answer, or the last of a prompt that has no answer yet."""
-        start = sequence.num_computed_tokens
-        token, table = sequence.token_ids[start], sequence.planned_block_table
-        row = PlannedRow(sequence, start, (token,), table, sequence.request.adapter, True)
+        """The one token that is not computed yet: of the answer, known or not, or the last of a prompt without an answer."""
+        start = sequence.num_planned_tokens
+        token = UNKNOWN_TOKEN if sequence.num_unknown else sequence.token_ids[start]
+        table, adapter = sequence.planned_block_table, sequence.request.adapter
+        row = PlannedRow(sequence, start, (token,), table, adapter, True, sequence.epoch)
         (self._decodes if sequence.is_past_prompt else self._chunks).append(row)
         self._budget -= 1
 

@@ -7,6 +7,13 @@ from loraplex.engine.messages import FinishReason
 from loraplex.engine.sequence import Sequence
 
 
+def ends_with_unknown(sequence: Sequence, max_model_len: int) -> bool:
+    """Whether a token is on its way that is the sequence's last, whatever it is."""
+    known = len(sequence.token_ids)
+    most = sequence.num_prompt_tokens + sequence.request.sampling.max_tokens
+    return sequence.num_unknown > 0 and known + 1 >= min(most, max_model_len)
+
+
 def finish_reason(
     sequence: Sequence, eos_token_ids: frozenset[int], max_model_len: int
 ) -> FinishReason | None:

@@ -68,6 +68,7 @@ class Settings(BaseSettings):
     max_adapters_per_step: int = Field(default=64, ge=1, le=4096)
     max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
     chunked_prefill: bool = True
+    overlap: Literal["auto", "on", "off"] = "auto"
 
     grammar_deadline_s: float = Field(default=5.0, gt=0, le=60)
     grammar_memory_bytes: int = Field(default=GIB, ge=64 << 20, le=1 << 36)
@@ -129,6 +130,7 @@ class Settings(BaseSettings):
                 max_adapters_per_step=self.max_adapters_per_step,
                 max_waiting=self.max_waiting,
                 chunked_prefill=self.chunked_prefill,
+                overlap=self.overlap,
             ),
             cache=CacheConfig(
                 block_size=self.kv_block_size,

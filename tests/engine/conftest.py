@@ -16,7 +16,7 @@ from loraplex.engine.errors import AdapterError, AdapterLoadFailed, EngineError
 from loraplex.engine.fairness import FairShare, Policy
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.messages import AdapterRef, EngineRequest
-from loraplex.engine.plan import PlannedRow, SampledToken, StepOutput, StepPlan
+from loraplex.engine.plan import UNKNOWN_TOKEN, PlannedRow, SampledToken, StepOutput, StepPlan
 from loraplex.engine.prefix_cache import PrefixCache
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.scheduler import Scheduler
@@ -212,6 +212,14 @@ def next_token(tokens: list[int]) -> int:
     return 10 + hash(tuple(tokens)) % 1000
 
 
+@dataclass
+class _InFlight:
+    """A step whose rows were computed when it was launched: later launches come after it, results are not known yet."""
+
+    plan: StepPlan
+    results: dict[Sequence, SampledToken] = field(default_factory=dict)
+
+
 def _sampled(sequence: Sequence) -> int:
     token = next_token(sequence.token_ids)
     if not isinstance(sequence.token_mask, ScriptedMask):
@@ -231,8 +239,12 @@ class Simulation:
         prefix_caching: bool = True,
         residency: dict[str, Any] | None = None,
         max_model_len: int = 256,
+        overlap: bool = False,
         **config: Any,
     ) -> None:
+        """With `overlap` a step is launched before the results of the one before it are followed, as `Engine` does."""
+        self.overlap = overlap
+        self.in_flight: _InFlight | None = None
         self.now = 0.0
         self.step_s = 0.1
         self.residency = SimulatedResidency(lambda: self.now, **(residency or {}))
@@ -291,35 +303,63 @@ class Simulation:
         plan = self.scheduler.schedule()
         self._check_plan(plan)
         self.now += self.step_s
-        if plan is not None:
-            outputs = self.scheduler.complete(plan, self.execute(plan))
-            self.outputs += outputs
-            self.first_token_at.update({o.sequence: self.now for o in outputs if o.first})
+        if self.overlap:
+            self._step_ahead(plan)
+        elif plan is not None:
+            self._follow(self.scheduler.complete(plan, self.execute(plan)))
         self.failures += self.scheduler.take_failures()
         self.check()
         return plan
 
+    @property
+    def is_busy(self) -> bool:
+        return self.scheduler.has_unfinished or self.in_flight is not None
+
     def run(self, max_steps: int = 2000) -> None:
         for _ in range(max_steps):
-            if not self.scheduler.has_unfinished:
+            if not self.is_busy:
                 return
             self.step()
         raise AssertionError(f"not idle after {max_steps} steps")
 
     def execute(self, plan: StepPlan) -> dict[Sequence, SampledToken]:
+        self._compute(plan, {})
+        return {s: self._token(s) for s in (r.sequence for r in plan.rows if r.samples) if s not in self.late}
+
+    def _step_ahead(self, plan: StepPlan | None) -> None:
+        before, self.in_flight = self.in_flight, None
+        if plan is not None:
+            self.in_flight = _InFlight(plan)
+            self._compute(plan, {} if before is None else before.results)
+        if before is not None:
+            self._follow(self.scheduler.complete(before.plan, before.results))
+        if self.in_flight is not None and plan is not None:
+            sequences = [row.sequence for row in self.scheduler.sampling_rows(plan)]
+            self.in_flight.results = {s: self._token(s) for s in sequences if s not in self.late}
+            late = [s for s in sequences if s in self.late]
+            self.scheduler.expect(plan, self.in_flight.results, late)
+
+    def _follow(self, outputs: list[StepOutput]) -> None:
+        self.outputs += outputs
+        self.first_token_at.update({o.sequence: self.now for o in outputs if o.first})
+
+    def _token(self, sequence: Sequence) -> SampledToken:
+        return SampledToken(_sampled(sequence), finite=sequence not in self.nan)
+
+    def _compute(self, plan: StepPlan, before: dict[Sequence, SampledToken]) -> None:
         for row in plan.rows:
-            self._execute_row(row)
-        return {
-            row.sequence: SampledToken(_sampled(row.sequence), finite=row.sequence not in self.nan)
-            for row in plan.rows
-            if row.samples and row.sequence not in self.late
-        }
+            tokens = list(row.sequence.token_ids)
+            if row.token_ids[-1] == UNKNOWN_TOKEN:
+                tokens.append(before[row.sequence].token_id)
+            self._execute_row(row, tokens)
 
     def check(self) -> None:
         pool = self.pool
         assert pool.num_free + pool.num_cached + pool.num_referenced == pool.total
         held = Counter(block for s in self.sequences for block in s.block_table)
         assert all(pool.references(block) == held[block] for block in range(pool.total))
+        computing = () if self.in_flight is None else self.in_flight.plan.rows
+        assert all(self.residency.pins[row.adapter.key] > 0 for row in computing if row.adapter)
 
     def check_idle(self) -> None:
         """Everything was given back."""
@@ -340,14 +380,14 @@ class Simulation:
             assert plan.num_tokens <= config.max_num_batched_tokens
             running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
             oldest = min(running, key=lambda s: s.order)
-            progresses = oldest.awaits_mask or any(row.sequence is oldest for row in rows)
+            waits = oldest.awaits_mask or oldest.num_unknown
+            progresses = waits or any(row.sequence is oldest for row in rows)
             assert progresses, "the oldest does not progress"
         if plan is None:
             running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
-            assert all(s.awaits_mask for s in running)
+            assert all(s.awaits_mask or s.num_launched for s in running)
 
-    def _execute_row(self, row: PlannedRow) -> None:
-        tokens = row.sequence.token_ids
+    def _execute_row(self, row: PlannedRow, tokens: list[int]) -> None:
         assert row.samples == (row.start + len(row.token_ids) == len(tokens))
         for position in range(row.start + len(row.token_ids)):
             request = row.sequence.request
@@ -355,7 +395,7 @@ class Simulation:
             content = (request.namespace, digest, request.cache_salt, tuple(tokens[: position + 1]))
             slot = (row.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE)
             if position >= row.start:
-                assert row.token_ids[position - row.start] == tokens[position]
+                assert row.token_ids[position - row.start] in (tokens[position], UNKNOWN_TOKEN)
                 self._slots[slot] = content
                 self.computed_tokens += 1
             assert self._slots[slot] == content, "a row reads KV that is not its own"

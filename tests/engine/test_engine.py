@@ -276,14 +276,13 @@ def test_adapters_swap_within_a_budget_that_holds_two(
         reference.check(names[index % len(names)], prompt, engine.outputs[str(index), 0])
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("seed", "overlap"), [(1, "off"), (2, "on"), (3, "on")])
 def test_random_joins_and_leaves_change_no_tokens(
-    reference: Reference, harness: Callable[..., Harness], seed: int
+    reference: Reference, harness: Callable[..., Harness], seed: int, overlap: str
 ) -> None:
     choose = random.Random(seed)
-    engine = harness(
-        num_blocks=40, scheduler={"max_num_batched_tokens": 48, "max_num_seqs": 6, "max_adapters_per_step": 3}
-    )
+    limits = {"max_num_batched_tokens": 48, "max_num_seqs": 6, "max_adapters_per_step": 3}
+    engine = harness(num_blocks=40, scheduler=limits | {"overlap": overlap})
     jobs = {
         str(i): (choose.choice([None, *ADAPTERS]), prompt)
         for i, prompt in enumerate(prompts(24, seed=10 + seed))

@@ -308,3 +308,44 @@ def test_log_probabilities_are_those_of_sampled_tokens_to_the_end(
     assert run.reasons["1", 0] == "stop"
     found = run.logprobs["1", 0]
     assert [entry.token_id for entry in found if entry is not None] == [20, 8, 9]
+
+
+def submit_mixed(run: Harness, mask: "MaskType") -> None:
+    """Rows that need their newest token on the host for the next one: grammars, penalties, endings; and rows that do not."""
+    long = [(20, *[6] * 20, 7), (20, 8, 9)]
+    for seed in range(4):
+        prompt = [5, 9, 17, *range(20, 24 + 3 * seed)]
+        common = {"seed": seed, "ignore_eos": True, "max_tokens": 12 + seed}
+        run.add(f"greedy {seed}", None, prompt, **common)
+        run.add(f"random {seed}", None, prompt, temperature=1.0, top_p=0.9, logprobs=2, n=2, **common)
+        run.add(f"penalised {seed}", None, prompt, repetition_penalty=1.5, frequency_penalty=1.0, **common)
+        run.add(f"stopped {seed}", None, prompt, stop_token_ids=tuple(range(3, 120, 7)), min_tokens=2 + seed)
+        run.add(
+            f"held {seed}", mask(DOCUMENTS, fast_forward=seed % 2 == 0), prompt, temperature=1.0, seed=seed
+        )
+        for logprobs in (None, 1):
+            closing = mask(long, fast_forward=True, closes=True)
+            bias = {6: 100.0}
+            run.add(
+                f"closed {seed} {logprobs}", closing, prompt, max_tokens=8, logprobs=logprobs, logit_bias=bias
+            )
+
+
+@pytest.mark.parametrize("num_blocks", [24, 256])
+def test_running_ahead_of_the_device_changes_no_answer(
+    harness: Callable[..., Harness], scripted_mask: "MaskType", num_blocks: int
+) -> None:
+    runs = []
+    for overlap in ("off", "on"):
+        run = harness(num_blocks=num_blocks, max_num_batched_tokens=48, max_num_seqs=12, overlap=overlap)
+        submit_mixed(run, scripted_mask)
+        run.run()
+        runs.append(run)
+    waiting, ahead = runs
+    assert ahead.outputs == waiting.outputs and ahead.reasons == waiting.reasons
+    assert not ahead.failures and not waiting.failures
+    assert [[p and p.token_id for p in row] for row in ahead.logprobs.values()] == [
+        [p and p.token_id for p in waiting.logprobs[key]] for key in ahead.logprobs
+    ]
+    assert (ahead.engine.stats().preemptions > 0) == (num_blocks == 24)
+    assert {ahead.outputs[f"closed 0 {logprobs}", 0][-1] for logprobs in (None, 1)} == {9}

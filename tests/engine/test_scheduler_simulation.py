@@ -95,6 +95,7 @@ def random_interruption(run: "Simulation", random_: random.Random) -> None:
     budget=st.integers(1, 3),
     cap=st.integers(1, 3),
     sizes_known=st.booleans(),
+    overlap=st.booleans(),
 )
 def test_everything_ends_and_is_given_back(
     simulation: "type[Simulation]",
@@ -107,6 +108,7 @@ def test_everything_ends_and_is_given_back(
     budget: int,
     cap: int,
     sizes_known: bool,
+    overlap: bool,
 ) -> None:
     random_ = random.Random(seed)
     run = simulation(
@@ -119,6 +121,7 @@ def test_everything_ends_and_is_given_back(
         max_adapters_per_step=cap,
         max_adapter_wait_s=1.0,
         chunked_prefill=chunked,
+        overlap=overlap,
     )
     uncompiled: list[Uncompiled] = []
     for _ in range(80):
@@ -128,7 +131,7 @@ def test_everything_ends_and_is_given_back(
         if run.sequences and random_.random() < 0.15:
             random_interruption(run, random_)
         run.step()
-    while run.scheduler.has_unfinished:
+    while run.is_busy:
         random_delays(run, uncompiled, random_)
         run.step()
     run.check_idle()
