@@ -14,6 +14,7 @@ from loraplex.engine.errors import EngineError, GrammarFailed, NonFiniteLogits, 
 from loraplex.engine.fairness import FairShare, Policy
 from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.loading import LoadedModel
+from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.pool_choice import open_pool
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.mask_compilation import MaskCompilation

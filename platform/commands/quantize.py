@@ -35,8 +35,8 @@ def quantize_command(
     """Quantize a base model; exit code 1, and no artefact, if it loses more than the bounds allow."""
     # Imported here: `--help` needs no torch.
     from loraplex.engine.errors import EngineError
-    from loraplex.engine.quantization.quality import bounds_of
-    from loraplex.engine.quantization.release import Release, ReleaseRequest, release_quantized
+    from loraplex.engine.release.quality import bounds_of
+    from loraplex.engine.release.quantized_release import Release, ReleaseRequest, release_quantized
 
     given = {
         "max_perplexity_ratio": max_perplexity_ratio,

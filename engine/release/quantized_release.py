@@ -19,10 +19,12 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.weights import read_parameters
-from loraplex.engine.quantization.artefact import write_checkpoint, write_manifest
-from loraplex.engine.quantization.calibration import InputMoments, watched
-from loraplex.engine.quantization.own_text import sample_text
-from loraplex.engine.quantization.quality import (
+from loraplex.engine.quantization.scheme import NONE, SCHEMES, quantize_parameter
+from loraplex.engine.quantization.weight import QuantizedWeight
+from loraplex.engine.release.artefact import write_checkpoint, write_manifest
+from loraplex.engine.release.calibration import InputMoments, watched
+from loraplex.engine.release.own_text import sample_text
+from loraplex.engine.release.quality import (
     Quality,
     QualityBounds,
     WindowScorer,
@@ -30,8 +32,6 @@ from loraplex.engine.quantization.quality import (
     window_size,
     windows,
 )
-from loraplex.engine.quantization.scheme import NONE, SCHEMES, quantize_parameter
-from loraplex.engine.quantization.weight import QuantizedWeight
 
 CALIBRATED = frozenset({"int4"})
 """Schemes whose rounding follows a text; int8 loses too little for it to matter."""
