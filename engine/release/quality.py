@@ -30,8 +30,8 @@ class QualityBounds:
 
 
 BOUNDS = {
-    "int8": QualityBounds(max_perplexity_ratio=1.02, min_top1_agreement=0.95, max_kl=0.02),
-    "fp8": QualityBounds(max_perplexity_ratio=1.03, min_top1_agreement=0.93, max_kl=0.03),
+    "int8": QualityBounds(max_perplexity_ratio=1.02, min_top1_agreement=0.93, max_kl=0.02),
+    "fp8": QualityBounds(max_perplexity_ratio=1.03, min_top1_agreement=0.92, max_kl=0.03),
     "int4": QualityBounds(max_perplexity_ratio=1.15, min_top1_agreement=0.85, max_kl=0.15),
 }
 """Defaults by scheme."""
