@@ -4,9 +4,10 @@ from typing import Protocol
 
 import torch
 
+from loraplex.engine.kernels.bodies import Body, body_for
 from loraplex.engine.layers.linear import Linear
 from loraplex.engine.layers.quantized_linear import QuantizedLinear
-from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
+from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize
 
 
 class BaseLinear(Protocol):
@@ -29,4 +30,9 @@ def make_linear(
         return Linear(weight, bias)
     if weight.packed.device.type == "cpu" and dtype is torch.float32:
         return Linear(dequantize(weight), bias)
+    if weight.format is not WeightFormat.FP8 and body_for(weight.packed) is Body.COMPILED:
+        # Imported here for the reason `bodies` has.
+        from loraplex.engine.layers.integer_linear import IntegerLinear
+
+        return IntegerLinear(weight, bias)
     return QuantizedLinear(weight, bias)
