@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from loraplex.engine.quantization.nibbles import span_of
+from loraplex.engine.quantization.groups import span_of
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat
 
 INT8_SPAN = 128

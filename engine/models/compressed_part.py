@@ -11,6 +11,7 @@ from torch import Tensor
 from loraplex.engine.errors import ModelError
 from loraplex.engine.models.checkpoint import Checkpoint
 from loraplex.engine.models.parameters import Part
+from loraplex.engine.models.stored_parameters import tensor_name
 from loraplex.engine.quantization.stored_weights import Sharing, StoredWeight
 from loraplex.engine.quantization.weight import WeightFormat
 
@@ -26,15 +27,6 @@ class CompressedPart:
     scales: Tensor
     zeros: Tensor | None
     group_size: int
-
-
-def module_of(part: Part) -> str:
-    """The module whose weight or bias a part is."""
-    return part.source.rpartition(".")[0]
-
-
-def tensor_name(part: Part, tensor: str) -> str:
-    return f"{module_of(part)}.{tensor}"
 
 
 def read_part(checkpoint: Checkpoint, part: Part, scheme: StoredWeight) -> CompressedPart:

@@ -1,89 +1,35 @@
-"""The quantized parameters of a compressed-tensors checkpoint: which they are, and their parts one below the other.
+"""A quantized parameter of a compressed-tensors checkpoint: its parts, one below the other.
 
-Invariant: joining moves integers and repeats scales, and rounds neither; parts in different bits are refused by name.
+Invariant: joining moves integers and repeats scales, and rounds neither.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from loraplex.engine.errors import ModelError
 from loraplex.engine.models.checkpoint import Checkpoint
-from loraplex.engine.models.compressed_part import CompressedPart, module_of, read_part, tensor_name
-from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.models.parameters import Parameter, Part
+from loraplex.engine.models.compressed_part import CompressedPart, read_part
+from loraplex.engine.models.parameters import Parameter
+from loraplex.engine.models.stored_parameters import shared_group_size
 from loraplex.engine.quantization.nibbles import pack_nibbles
-from loraplex.engine.quantization.stored_weights import EMBEDDING, LINEAR, StoredWeight
-from loraplex.engine.quantization.weight import GROUP_SIZES, QuantizedWeight, WeightFormat
-
-_EMBEDDING_MODULE = "model.embed_tokens"
-
-
-def stored_by_module(config: ModelConfig, parameters: Sequence[Parameter]) -> dict[str, StoredWeight]:
-    """What the checkpoint stores quantized, by the module's name. Raises `ModelError`."""
-    if config.compression is None:
-        return {}
-    modules = (module_of(part) for parameter in parameters for part in parameter.parts if part.columns)
-    stored = config.compression.of(
-        (name, EMBEDDING if name == _EMBEDDING_MODULE else LINEAR) for name in modules
-    )
-    if _EMBEDDING_MODULE in stored:
-        raise ModelError(
-            f"config.json: 'quantization_config' quantizes {_EMBEDDING_MODULE}, which is not supported"
-        )
-    for parameter in parameters:
-        _check_alike(parameter, stored)
-    return stored
-
-
-def tensor_names(part: Part, stored: Mapping[str, StoredWeight]) -> Iterator[tuple[str, bool]]:
-    """The tensors that make a part, and whether each must be there."""
-    scheme = stored.get(module_of(part)) if part.columns else None
-    if scheme is None:
-        yield part.source, True
-        return
-    yield tensor_name(part, "weight_packed" if scheme.is_packed else "weight"), True
-    yield tensor_name(part, "weight_scale"), True
-    yield tensor_name(part, "weight_zero_point"), not scheme.symmetric
-    if scheme.is_packed:
-        yield tensor_name(part, "weight_shape"), True
+from loraplex.engine.quantization.stored_weights import StoredWeight
+from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat
 
 
 def read_quantized(
     checkpoint: Checkpoint,
     parameter: Parameter,
-    stored: Mapping[str, StoredWeight],
+    stored: Sequence[StoredWeight],
     device: torch.device | str = "cpu",
 ) -> QuantizedWeight:
-    """The parts of a quantized parameter, one below the other. Raises `ModelError` naming the tensor."""
-    return _moved(
-        _joined([read_part(checkpoint, part, stored[module_of(part)]) for part in parameter.parts]), device
-    )
+    """`stored` says it for each part. Raises `ModelError` naming the tensor."""
+    parts = [read_part(checkpoint, *each) for each in zip(parameter.parts, stored, strict=True)]
+    return _moved(_joined(parts, shared_group_size(stored, parameter.shape[1])), device)
 
 
-def is_quantized(parameter: Parameter, stored: Mapping[str, StoredWeight]) -> bool:
-    return parameter.parts[0].columns is not None and module_of(parameter.parts[0]) in stored
-
-
-def _check_alike(parameter: Parameter, stored: Mapping[str, StoredWeight]) -> None:
-    kinds = {module_of(part): stored.get(module_of(part)) for part in parameter.parts if part.columns}
-    if len({None if kind is None else (kind.num_bits, kind.is_float) for kind in kinds.values()}) > 1:
-        named = ", ".join(f"{module} {_described(kind)}" for module, kind in kinds.items())
-        raise ModelError(
-            f"config.json: 'quantization_config' must quantize the parts of a matrix alike, got {named}"
-        )
-
-
-def _described(kind: StoredWeight | None) -> str:
-    if kind is None:
-        return "not quantized"
-    return f"in {kind.num_bits} bits of {'float' if kind.is_float else 'integer'}"
-
-
-def _joined(parts: list[CompressedPart]) -> QuantizedWeight:
-    group_size = _group_size(parts)
+def _joined(parts: list[CompressedPart], group_size: int) -> QuantizedWeight:
     parts = [_regrouped(part, group_size) for part in parts]
     kind = parts[0].format
     integers = torch.cat([part.integers for part in parts])
@@ -95,14 +41,6 @@ def _joined(parts: list[CompressedPart]) -> QuantizedWeight:
         group_size=group_size,
         shape=(integers.shape[0], integers.shape[1]),
     )
-
-
-def _group_size(parts: list[CompressedPart]) -> int:
-    """The largest that every part's groups are made of; all inputs where a row has one scale."""
-    sizes = {part.group_size for part in parts if part.scales.shape[0] > 1}
-    if not sizes and parts[0].format is not WeightFormat.INT4:
-        return parts[0].integers.shape[1]
-    return next(size for size in GROUP_SIZES if all(stored % size == 0 for stored in sizes))
 
 
 def _regrouped(part: CompressedPart, group_size: int) -> CompressedPart:

@@ -11,14 +11,10 @@ from torch import Tensor
 
 from loraplex.engine.errors import ModelError
 from loraplex.engine.models.checkpoint import Checkpoint
-from loraplex.engine.models.compressed_weights import (
-    is_quantized,
-    read_quantized,
-    stored_by_module,
-    tensor_names,
-)
+from loraplex.engine.models.compressed_weights import read_quantized
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.parameters import Parameter, Part, decoder_parameters
+from loraplex.engine.models.stored_parameters import stored_by_module, stored_parts, tensor_names
 from loraplex.engine.quantization.scheme import NONE, quantize_parameter
 from loraplex.engine.quantization.stored_weights import StoredWeight
 from loraplex.engine.quantization.weight import QuantizedWeight
@@ -89,8 +85,8 @@ def read_parameters(
     _check_names(config, checkpoint, parameters, stored)
     for parameter in parameters:
         weight: Weight
-        if is_quantized(parameter, stored):
-            weight = read_quantized(checkpoint, parameter, stored, device)
+        if parts := stored_parts(parameter, stored):
+            weight = read_quantized(checkpoint, parameter, parts, device)
         else:
             weight = _stack(checkpoint, parameter, dtype, device)
         yield parameter.name, weight

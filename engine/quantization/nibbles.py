@@ -6,13 +6,7 @@ Invariant: byte i of tile t, output n holds inputs t*span + i (low nibble) and t
 import torch
 import torch.nn.functional as F
 
-_LONGEST_SPAN = 128
-"""Inputs of a tile: 64 bytes of an output, what the memory hands out at once."""
-
-
-def span_of(group_size: int) -> int:
-    """Inputs of one tile: whole groups in either half."""
-    return min(_LONGEST_SPAN, 2 * group_size)
+from loraplex.engine.quantization.groups import span_of
 
 
 def pack_nibbles(integers: torch.Tensor, group_size: int) -> torch.Tensor:

@@ -7,13 +7,8 @@ import torch
 
 from loraplex.engine.errors import ModelError
 from loraplex.engine.quantization.gptq import quantize_gptq
-from loraplex.engine.quantization.weight import (
-    GROUP_SIZES,
-    QuantizedWeight,
-    quantize_fp8,
-    quantize_int4,
-    quantize_int8,
-)
+from loraplex.engine.quantization.groups import largest_group
+from loraplex.engine.quantization.weight import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8
 
 NONE = "none"
 FP8 = "fp8"
@@ -54,11 +49,7 @@ def quantize_parameter(
         if scheme == "int8" or name == "lm_head":
             return quantize_int8(weight)
         if moments is not None:
-            return quantize_gptq(weight, moments, _group_size(weight.shape[1]), symmetric=False)
-        return quantize_int4(weight, _group_size(weight.shape[1]))
+            return quantize_gptq(weight, moments, largest_group(weight.shape[1]), symmetric=False)
+        return quantize_int4(weight, largest_group(weight.shape[1]))
     except ValueError as error:
         raise ModelError(f"parameter {name!r} cannot be quantized: {error}") from error
-
-
-def _group_size(inputs: int) -> int:
-    return next((size for size in GROUP_SIZES if inputs % size == 0), GROUP_SIZES[-1])

@@ -16,10 +16,9 @@ from loraplex.engine.quantization.byte_lines import (
     unblock_parameters,
     unpack_lines,
 )
+from loraplex.engine.quantization.groups import GROUP_SIZES
 from loraplex.engine.quantization.nibbles import pack_nibbles, unpack_nibbles
 
-GROUP_SIZES = (128, 64, 32)
-"""Inputs that may share a scale; int8 also knows one scale for all inputs of an output."""
 _LARGEST_INT8 = 127
 _LARGEST_INT4 = 7
 """The largest integer that is used on either side of zero, so that a group's extremes are rounded and never cut off."""

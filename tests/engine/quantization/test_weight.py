@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from loraplex.engine.quantization.nibbles import pack_nibbles, span_of, unpack_nibbles
+from loraplex.engine.quantization.groups import GROUP_SIZES, span_of
+from loraplex.engine.quantization.nibbles import pack_nibbles, unpack_nibbles
 from loraplex.engine.quantization.weight import (
-    GROUP_SIZES,
     QuantizedWeight,
     WeightFormat,
     dequantize,
