@@ -21,11 +21,14 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged KV pool. `num_blocks` None derives the count from `kv_bytes`; `kv_dtype` is auto or fp8."""
+    """The paged KV pool. `num_blocks` None derives the count from `kv_bytes`, which None leaves to `memory_plan`.
+
+    `kv_dtype` is auto or fp8.
+    """
 
     block_size: int = 16
     num_blocks: int | None = None
-    kv_bytes: int = 1 << 30
+    kv_bytes: int | None = None
     kv_dtype: str = "auto"
     prefix_caching: bool = True
 
@@ -56,13 +59,17 @@ class GrammarConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine needs to start. `model` is a directory, a `.gguf` file or a hub id."""
+    """Everything an engine needs to start. `model` is a directory, a `.gguf` file or a hub id.
+
+    `memory_utilization`: the share of a GPU's memory that is planned with, what others hold of it included.
+    """
 
     model: str
     dtype: str = "auto"
     device: str = "auto"
     quantization: str = "none"
     max_model_len: int | None = None
+    memory_utilization: float = 0.9
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     lora: LoraConfig = LoraConfig()

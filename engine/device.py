@@ -1,8 +1,9 @@
-"""The two questions about the machine that are not a tensor's: which device, and which type to compute in."""
+"""The questions about the machine that are not a tensor's: which device, which type to compute in, how much memory."""
 
 import torch
 
 from loraplex.engine.errors import ModelError
+from loraplex.engine.memory_plan import Machine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,3 +32,12 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
     if device.type != "cpu" or wanted is torch.float32:
         return wanted
     return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def machine_of(device: torch.device, dtype: torch.dtype) -> Machine:
+    """For the memory plan. A CPU's memory is not the engine's to fill, so nothing is said of it."""
+    name = str(dtype).removeprefix("torch.")
+    if device.type != "cuda":
+        return Machine(is_cuda=False, dtype=name)
+    free, total = torch.cuda.mem_get_info(device)
+    return Machine(is_cuda=True, dtype=name, memory=total, free=free)

@@ -7,9 +7,11 @@ import torch
 from tokenizers import Tokenizer
 
 from loraplex.engine.config import CacheConfig, EngineConfig
-from loraplex.engine.device import choose_device, choose_dtype
+from loraplex.engine.device import choose_device, choose_dtype, machine_of
 from loraplex.engine.errors import ModelError
 from loraplex.engine.kv_cache import block_bytes, kv_cache_dtype
+from loraplex.engine.memory_advice import memory_advice, told
+from loraplex.engine.memory_plan import MemoryPlan, plan_memory
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import Decoder
@@ -22,7 +24,10 @@ from loraplex.engine.quantization.scheme import check_scheme
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder ready to run. `max_model_len` in tokens, `num_blocks` of the KV pool."""
+    """A decoder ready to run. `max_model_len` in tokens, `num_blocks` of the KV pool.
+
+    `memory` is what was planned before loading, `weights_bytes` what the parameters then took.
+    """
 
     path: str
     digest: str
@@ -34,6 +39,8 @@ class LoadedModel:
     device: torch.device
     max_model_len: int
     num_blocks: int
+    memory: MemoryPlan
+    weights_bytes: int
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -42,22 +49,26 @@ def load_model(config: EngineConfig) -> LoadedModel:
     check_scheme(config.quantization, device)
     path = str(locate_model(config.model))
     model = load_model_config(path)
-    dtype = choose_dtype(config.dtype, _checkpoint_dtype(model), device)
+    dtype = choose_dtype(config.dtype, checkpoint_dtype(model), device)
     kv_dtype = kv_cache_dtype(config.cache.kv_dtype, dtype)
-    num_blocks = _num_blocks(config.cache, model, kv_dtype)
-    max_model_len = _max_model_len(config, model, num_blocks)
+    memory = plan_memory(model, config, machine_of(device, dtype))
+    _check_memory(model, config, memory)
+    num_blocks = _num_blocks(config.cache, memory, model, kv_dtype)
     state = decoder_state(model, open_checkpoint(path, model), dtype, device, config.quantization)
+    weights_bytes = state.num_bytes
     return LoadedModel(
         path=path,
         digest=model_digest(path),
         config=model,
-        decoder=Decoder(model, state, max_model_len),
+        decoder=Decoder(model, state, memory.max_model_len),
         tokenizer=load_tokenizer(path),
         dtype=dtype,
         kv_dtype=kv_dtype,
         device=device,
-        max_model_len=max_model_len,
+        max_model_len=memory.max_model_len,
         num_blocks=num_blocks,
+        memory=memory,
+        weights_bytes=weights_bytes,
     )
 
 
@@ -80,26 +91,30 @@ def load_tokenizer(path: str) -> Tokenizer:
     return backend
 
 
-def _checkpoint_dtype(model: ModelConfig) -> str | None:
+def checkpoint_dtype(model: ModelConfig) -> str | None:
+    """The type its configuration names."""
     name = model.hf_config.get("dtype") or model.hf_config.get("torch_dtype")
     return str(name).removeprefix("torch.") if name else None
 
 
-def _num_blocks(cache: CacheConfig, model: ModelConfig, kv_dtype: torch.dtype) -> int:
+def _num_blocks(cache: CacheConfig, memory: MemoryPlan, model: ModelConfig, kv_dtype: torch.dtype) -> int:
     if cache.num_blocks is not None:
         return cache.num_blocks
-    count = cache.kv_bytes // block_bytes(model, cache.block_size, kv_dtype)
-    if count < 1:
-        raise ModelError(f"`kv_bytes` {cache.kv_bytes} holds not even one block of {cache.block_size} tokens")
-    return count
+    return memory.kv_bytes // block_bytes(model, cache.block_size, kv_dtype)
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
-    """What was asked for, else what the model was made for and the KV pool can hold of one sequence."""
-    if config.max_model_len is None:
-        return min(model.max_position_embeddings, num_blocks * config.cache.block_size)
-    if not 1 <= config.max_model_len <= model.max_position_embeddings:
-        raise ModelError(
-            f"`max_model_len` must lie in 1..{model.max_position_embeddings}, got {config.max_model_len}"
-        )
-    return config.max_model_len
+def _check_memory(model: ModelConfig, config: EngineConfig, memory: MemoryPlan) -> None:
+    """A KV pool whose size was asked for may be smaller than a row may become: such rows are refused when they come."""
+    sized = config.cache.num_blocks is not None or config.cache.kv_bytes is not None
+    is_short = memory.rows < 1 and memory.machine.is_cuda and not sized
+    if memory.is_over_budget or is_short or not memory.kv_tokens:
+        raise ModelError(_does_not_fit(model, config, memory))
+
+
+def _does_not_fit(model: ModelConfig, config: EngineConfig, memory: MemoryPlan) -> str:
+    of = "" if memory.budget is None else f" of {told(memory.budget)} that may be used"
+    lower = " or ".join(advice.text for advice in memory_advice(model, config, memory))
+    return (
+        f"the model does not fit: {told(memory.total)}{of}, with a KV cache for {memory.kv_tokens} tokens where a row "
+        f"may have {memory.context}; it takes {lower}"
+    )

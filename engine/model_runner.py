@@ -39,6 +39,10 @@ class ModelRunner:
         self._mask_staging = Staging(decoder.device)
         self._last: StepHandle | None = None
 
+    @property
+    def kv_cache_bytes(self) -> int:
+        return sum(layer.nbytes for layer in self._kv_cache)
+
     def launch(self, plan: StepPlan, rows: list[PlannedRow] | None = None) -> StepHandle:
         """Begin the forward pass of `plan`. Unknown tokens are those that the step launched before samples.
 

@@ -34,6 +34,11 @@ COMMANDS: Final = {
         "quantize_command",
         "Quantize a base model, if the quality gate lets it pass.",
     ),
+    "plan": (
+        "loraplex.platform.commands.plan",
+        "plan_command",
+        "Work out the memory of a model, its adapters and its KV cache.",
+    ),
     "doctor": ("loraplex.platform.commands.doctor", "app", "Check this machine and its configuration."),
 }
 

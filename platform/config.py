@@ -55,7 +55,8 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(default=None, validation_alias=_url("redis_url"))
     secret: SecretStr | None = None
 
-    kv_cache_bytes: int = Field(default=GIB, ge=1 << 20, le=1 << 44)
+    memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, le=1 << 44)
     kv_block_size: int = Field(default=16, ge=1, le=256)
     prefix_caching: bool = True
     adapter_bytes: int = Field(default=GIB // 2, ge=0, le=1 << 44)
@@ -124,6 +125,7 @@ class Settings(BaseSettings):
             device=self.device,
             quantization=self.quantization,
             max_model_len=self.max_model_len,
+            memory_utilization=self.memory_utilization,
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,

@@ -23,6 +23,7 @@ from loraplex.engine.step_thread import StepThread
 from loraplex.engine.token_mask import TokenMaskFactory
 from loraplex.grammar.backend.compiler import MaskCompiler
 from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.platform.memory_report import report_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def _load(config: EngineConfig, cores: set[int]) -> Engine:
     os.sched_setaffinity(0, cores)
     source = PeftAdapterSource(model.config, model.dtype, model.digest)
     engine = Engine(model, config, source, mask_factory=_mask_factory(model, cores))
+    report_memory(engine, config)
     os.sched_setaffinity(0, bound)
     return engine
 

@@ -30,6 +30,12 @@ Weight: TypeAlias = Tensor | QuantizedWeight
 class DecoderState(dict[str, Weight]):
     """Parameters by name, taken out one by one, so that each can be freed once it is laid out anew."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all parameters; one that serves twice counts once."""
+        distinct = {id(weight): weight for weight in self.values()}.values()
+        return sum(w.num_bytes if isinstance(w, QuantizedWeight) else w.nbytes for w in distinct)
+
     def take_weight(self, name: str) -> Weight:
         """A matrix, quantized or not."""
         return self.pop(name)

@@ -30,6 +30,7 @@ from loraplex.engine.plan import PlannedRow, StepPlan
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.weight_bytes import weight_bytes
 
 HIDDEN, INTERMEDIATE = 256, 512
 Arguments = dict[str, Any]
@@ -184,6 +185,13 @@ def test_weights_are_what_the_oracle_decompresses(compressed: Make, case: str) -
         assert torch.equal(dequantize(weight).to(model.scale_dtype).float(), theirs), name
     head = state["lm_head"]
     assert isinstance(head, Tensor) and torch.equal(head, model.weight("lm_head"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_worksheet_counts_their_bytes(compressed: Make, case: str) -> None:
+    path, dtype = compressed(case).path, compressed(case).scale_dtype
+    told = weight_bytes(load_model_config(str(path)), str(dtype).removeprefix("torch."), "none")
+    assert sum(weight.num_bytes for weight in told) == load_state(path, dtype).num_bytes
 
 
 @pytest.mark.parametrize("case", ["int4-32", "int4-32-asymmetric-half", "int8-packed", "int8-dynamic"])
