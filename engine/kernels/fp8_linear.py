@@ -24,7 +24,7 @@ def serves(x: torch.Tensor, weight: QuantizedWeight) -> bool:
     return weight.inputs % MULTIPLE == 0 and weight.outputs % MULTIPLE == 0
 
 
-@triton.jit(do_not_specialize=["inputs"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
 def round_rows_kernel(  # type: ignore[no-untyped-def]
     x,  # [rows, inputs]
     y,  # [rows, inputs], float8e4nv; a wider type takes the values before they are rounded

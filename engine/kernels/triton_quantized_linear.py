@@ -1,122 +1,23 @@
 """Weight-only quantized products in Triton: integers become exact floats in registers, scales meet the fp32 sums.
 
-Invariant: at decode nothing is rounded but y, once; no atomics, and the order of a sum depends on shape and tile alone.
+Invariant: at decode nothing is rounded but y, once; the order of a sum depends on the weight's shape and the tile alone.
 """
 
-from dataclasses import dataclass
+import math
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
-from loraplex.engine.quantization.groups import span_of
+from loraplex.engine.kernels.quantized_tiles import Tile, span_for, splits_for, tile_for
+from loraplex.engine.kernels.triton_unpacking import byte_to_float, nibbles_to_floats
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat
 
-INT8_SPAN = 128
-"""Inputs of a tile of int8: a line of 128 bytes of an output; a group when groups are shorter."""
+MAX_SPLIT_TILES = 4096
+"""Tiles of y that a split product may have: each has a counter."""
 ASSEMBLY = True
 """Whether bytes are taken apart by PTX or by arithmetic, which costs half as many instructions again; both are exact."""
-
-_NIBBLES_TO_BF16 = tl.constexpr("""
-{
-    .reg .b32 upper;
-    shr.u32 upper, $4, 4;
-    prmt.b32 $0, $4, 0x43434343, 0x4140;
-    prmt.b32 $1, $4, 0x43434343, 0x4342;
-    prmt.b32 $2, upper, 0x43434343, 0x4140;
-    prmt.b32 $3, upper, 0x43434343, 0x4342;
-    and.b32 $0, $0, 0xFF0FFF0F;
-    and.b32 $1, $1, 0xFF0FFF0F;
-    and.b32 $2, $2, 0xFF0FFF0F;
-    and.b32 $3, $3, 0xFF0FFF0F;
-}
-""")
-"""Four bytes to 128 + low nibble and 128 + high nibble: a nibble is the mantissa's end under the exponent of 128."""
-
-_BYTES_ABOVE_2_23 = tl.constexpr("""
-{
-    .reg .b32 raised;
-    xor.b32 raised, $4, 0x80808080;
-    prmt.b32 $0, raised, 0x4B000000, 0x7650;
-    prmt.b32 $1, raised, 0x4B000000, 0x7651;
-    prmt.b32 $2, raised, 0x4B000000, 0x7652;
-    prmt.b32 $3, raised, 0x4B000000, 0x7653;
-}
-""")
-"""Four int8 to 2**23 + 128 + each as fp32."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How one program cuts the product. `spans` tiles of K go side by side, one per warp, and are summed at the end."""
-
-    block_m: int
-    block_n: int
-    spans: int
-    num_warps: int
-    num_stages: int
-
-
-SKINNY_TILES = (Tile(16, 32, 4, 4, 4), Tile(16, 64, 4, 4, 4), Tile(32, 32, 4, 4, 4))
-"""Up to 32 rows, on HMMA: K is shared out among the warps, for 4096 outputs alone are too few for 132 SMs."""
-WIDE_TILES = (Tile(64, 64, 1, 4, 4), Tile(128, 128, 1, 8, 3))
-"""Prefill, on wgmma with both operands in shared memory."""
-FLOAT32_TILE = Tile(16, 32, 4, 4, 1)
-"""For whom exactness is everything: without tensor cores there are no registers for loads that run ahead."""
-_MANY_OUTPUTS = 64 * 132 * 2
-"""From so many outputs on a tile of 64 leaves every SM of an H200 two programs."""
-
-
-def tile_for(x: torch.Tensor, weight: QuantizedWeight) -> Tile:
-    """The tile of a product: by its rows, and for decode by whether the outputs fill the device."""
-    rows = x.shape[0]
-    few, many, more_rows = SKINNY_TILES
-    if x.dtype is torch.float32:
-        return FLOAT32_TILE
-    # Zeros take the registers that the larger ones of these tiles need.
-    is_symmetric = weight.zeros is None
-    if rows <= few.block_m:
-        return many if is_symmetric and weight.outputs >= _MANY_OUTPUTS else few
-    if rows <= more_rows.block_m and is_symmetric:
-        return more_rows
-    return WIDE_TILES[rows > WIDE_TILES[0].block_m]
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def nibbles_to_floats(stored, dtype: tl.constexpr, assembly: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Bytes to the integers of their low and of their high nibbles, each less 8, exactly."""
-    if dtype == tl.bfloat16:
-        if assembly:
-            low, high = tl.inline_asm_elementwise(
-                _NIBBLES_TO_BF16,
-                "=&r,=&r,=&r,=&r,r",
-                [stored],
-                dtype=(tl.bfloat16, tl.bfloat16),
-                is_pure=True,
-                pack=4,
-            )
-        else:
-            low = ((stored.to(tl.int16) & 15) | 0x4300).to(tl.bfloat16, bitcast=True)
-            high = ((stored.to(tl.int16) >> 4) | 0x4300).to(tl.bfloat16, bitcast=True)
-        return low - 136.0, high - 136.0
-    elif dtype == tl.float16:
-        low = ((stored.to(tl.int16) & 15) | 0x6400).to(tl.float16, bitcast=True)
-        high = ((stored.to(tl.int16) >> 4) | 0x6400).to(tl.float16, bitcast=True)
-        return low - 1032.0, high - 1032.0
-    else:
-        return (stored & 15).to(dtype) - 8.0, (stored >> 4).to(dtype) - 8.0
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def byte_to_float(stored, dtype: tl.constexpr, assembly: tl.constexpr):  # type: ignore[no-untyped-def]
-    """An int8, exactly: placed in the mantissa of 2**23, since a converting instruction has a quarter of the rate."""
-    if assembly:
-        raised = tl.inline_asm_elementwise(
-            _BYTES_ABOVE_2_23, "=&r,=&r,=&r,=&r,r", [stored], dtype=tl.float32, is_pure=True, pack=4
-        )
-    else:
-        raised = (((stored.to(tl.int32) & 255) ^ 128) | 0x4B000000).to(tl.float32, bitcast=True)
-    return (raised - 8388736.0).to(dtype)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -172,6 +73,27 @@ def add_int8(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def sum_of_splits(  # type: ignore[no-untyped-def]
+    result, partials, counters, splits, block_m: tl.constexpr, block_n: tl.constexpr
+):
+    """(The sum over all splits in their order, whether this program has it): the one that comes last adds them up."""
+    tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    place = tl.arange(0, block_m)[:, None] * block_n + tl.arange(0, block_n)[None, :]
+    sums = partials + tile.to(tl.int64) * splits * (block_m * block_n)
+    tl.store(sums + tl.program_id(2) * (block_m * block_n) + place, result)
+    # Every thread's part is written before one of them says so, and read after it has seen that all are there.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == splits - 1
+    tl.debug_barrier()
+    total = tl.zeros((block_m, block_n), dtype=tl.float32)
+    for split in range(tl.where(is_last, splits, 0)):
+        total += tl.load(sums + split * (block_m * block_n) + place, cache_modifier=".cg")
+    # The next product finds the counter as this one did.
+    tl.store(counters + tile, 0, mask=is_last)
+    return total, is_last
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "splits"])  # type: ignore[untyped-decorator]
 def skinny_kernel(  # type: ignore[no-untyped-def]
     x,  # [rows, inputs]
     packed,
@@ -179,6 +101,8 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     zeros,
     bias,  # [outputs]
     y,  # [rows, outputs]
+    partials,  # float32 [tiles of y, splits, block_m, block_n]
+    counters,  # int32 [tiles of y], zeros
     rows,
     inputs,
     outputs,
@@ -186,6 +110,8 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     groups,
     tile_stride,
     output_stride,
+    splits,
+    tiles_per_split,  # a multiple of `spans`
     bits: tl.constexpr,
     span: tl.constexpr,
     groups_per_span: tl.constexpr,  # 0: one scale per output
@@ -195,8 +121,9 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     spans: tl.constexpr,
+    is_split: tl.constexpr,
 ) -> None:
-    """`block_n` outputs of one row tile; `spans` tiles of K in every turn."""
+    """`block_n` outputs of one row tile over one split of K; `spans` tiles of K in every turn."""
     width: tl.constexpr = span * bits // 8
     columns = tl.program_id(1) * block_n + tl.arange(0, block_n)
     # Outputs and tiles beyond the last read the last one: cheaper than a mask on every weight. x is 0 there.
@@ -206,13 +133,15 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     x_rows = x + tl.minimum(members, rows - 1).to(tl.int64)[None, :, None] * inputs
     weights = packed + column.to(tl.int64) * output_stride
     within = tl.arange(0, width)
-    place = tl.arange(0, spans)[:, None, None]
+    begin = tl.program_id(2) * tiles_per_split if is_split else 0
+    end = tl.minimum(begin + tiles_per_split, tiles) if is_split else tiles
+    place = tl.arange(0, spans)[:, None, None] + begin
     total = tl.zeros((spans, block_m, block_n), dtype=tl.float32)
     low = group_parameters(scales, zeros, place * groups_per_span, groups, outputs, column, has_zeros)
     high = low
     if groups_per_span == 2:
         high = group_parameters(scales, zeros, place * 2 + 1, groups, outputs, column, has_zeros)
-    for first in range(0, tiles, spans):
+    for first in range(0, end - begin, spans):
         # One turn ahead: nothing else hides the way of a scale from memory.
         group = (place + first + spans) * groups_per_span
         next_low = low
@@ -237,10 +166,13 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     if groups_per_span == 0:
         total *= low[0]
     result = tl.sum(total, axis=0)
+    is_inside = (members < rows)[:, None] & (columns < outputs)[None, :]
+    if is_split:
+        result, is_last = sum_of_splits(result, partials, counters, splits, block_m, block_n)
+        is_inside &= is_last
     if has_bias:
         result += tl.load(bias + tl.minimum(columns, outputs - 1)).to(tl.float32)[None, :]
     target = y + members.to(tl.int64)[:, None] * outputs + columns[None, :]
-    is_inside = (members < rows)[:, None] & (columns < outputs)[None, :]
     tl.store(target, result.to(y.dtype.element_ty), mask=is_inside)
 
 
@@ -258,7 +190,7 @@ def scaled(w, scales, zeros, group, groups, outputs, column, has_zeros: tl.const
     return w
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows", "groups", "splits"])  # type: ignore[untyped-decorator]
 def wide_kernel(  # type: ignore[no-untyped-def]
     x,
     packed,
@@ -266,6 +198,8 @@ def wide_kernel(  # type: ignore[no-untyped-def]
     zeros,
     bias,
     y,
+    partials,
+    counters,
     rows,
     inputs,
     outputs,
@@ -273,6 +207,8 @@ def wide_kernel(  # type: ignore[no-untyped-def]
     groups,
     tile_stride,
     output_stride,
+    splits,
+    tiles_per_split,
     bits: tl.constexpr,
     span: tl.constexpr,
     groups_per_span: tl.constexpr,
@@ -281,8 +217,9 @@ def wide_kernel(  # type: ignore[no-untyped-def]
     assembly: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
+    is_split: tl.constexpr,
 ) -> None:
-    """One tile of y, one tile of K in every turn. The arguments are `skinny_kernel`'s.
+    """One tile of y over one split of K, one tile of K in every turn. The arguments are `skinny_kernel`'s.
 
     Groups' scales are put into the weights here, rounded to x's dtype as any weight is: the sums stay in the tensor
     cores' registers, and a group costs a row of scales instead of a pass over the sums.
@@ -297,7 +234,9 @@ def wide_kernel(  # type: ignore[no-untyped-def]
     within = tl.arange(0, width)
     weights = packed + column.to(tl.int64) * output_stride + within[:, None]
     total = tl.zeros((block_m, block_n), dtype=tl.float32)
-    for tile in range(tiles):
+    begin = tl.program_id(2) * tiles_per_split if is_split else 0
+    end = tl.minimum(begin + tiles_per_split, tiles) if is_split else tiles
+    for tile in range(begin, end):
         address = weights + tl.cast(tile, tl.int64) * tile_stride
         k = tile * span + within[None, :]
         x_low = tl.load(x_rows + k, mask=is_member & (k < inputs), other=0.0)
@@ -319,10 +258,14 @@ def wide_kernel(  # type: ignore[no-untyped-def]
             total = tl.dot(x_high, high, total, input_precision="ieee")
     if groups_per_span == 0:
         total *= tl.load(scales + column).to(tl.float32)
+    is_inside = is_member & (columns < outputs)[None, :]
+    if is_split:
+        total, is_last = sum_of_splits(total, partials, counters, splits, block_m, block_n)
+        is_inside &= is_last
     if has_bias:
         total += tl.load(bias + column).to(tl.float32)
     target = y + members.to(tl.int64)[:, None] * outputs + columns[None, :]
-    tl.store(target, total.to(dtype), mask=is_member & (columns < outputs)[None, :])
+    tl.store(target, total.to(dtype), mask=is_inside)
 
 
 def quantized_linear(
@@ -333,45 +276,76 @@ def quantized_linear(
 
 
 def launch(
-    x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, tile: Tile, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    out: torch.Tensor,
+    tile: Tile,
+    bias: torch.Tensor | None = None,
+    splits: int | None = None,
 ) -> None:
-    """`quantized_linear` with a tile of the caller's choice."""
+    """`quantized_linear` with a tile of the caller's choice; `splits` of K as its shape wants them, if not given."""
     span = span_for(weight)
     is_int8 = weight.format is WeightFormat.INT8
     tiles = triton.cdiv(weight.inputs, span)
     grid = triton.cdiv(x.shape[0], tile.block_m), triton.cdiv(weight.outputs, tile.block_n)
-    kernel, side_by_side = (skinny_kernel, {"spans": tile.spans}) if tile.spans > 1 else (wide_kernel, {})
-    kernel[grid](
-        x,
-        weight.packed,
-        weight.scales,
-        weight.scales if weight.zeros is None else weight.zeros,
-        out if bias is None else bias,
-        out,
-        x.shape[0],
-        weight.inputs,
-        weight.outputs,
-        tiles,
-        weight.scales.shape[0],
-        span if is_int8 else weight.outputs * (span // 2),
-        weight.inputs if is_int8 else span // 2,
-        bits=8 if is_int8 else 4,
-        span=span,
-        groups_per_span=0 if is_int8 and weight.is_per_channel else span // weight.group_size,
-        has_zeros=weight.zeros is not None,
-        has_bias=bias is not None,
-        assembly=ASSEMBLY and x.is_cuda,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-        enable_fp_fusion=True,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        **side_by_side,
-    )
+    operands = {
+        "x": x,
+        "packed": weight.packed,
+        "scales": weight.scales,
+        "zeros": weight.scales if weight.zeros is None else weight.zeros,
+        "bias": out if bias is None else bias,
+        "y": out,
+        "rows": x.shape[0],
+        "inputs": weight.inputs,
+        "outputs": weight.outputs,
+        "tiles": tiles,
+        "groups": weight.scales.shape[0],
+        "tile_stride": span if is_int8 else weight.outputs * (span // 2),
+        "output_stride": weight.inputs if is_int8 else span // 2,
+    }
+    constants = {
+        "bits": weight.bits,
+        "span": span,
+        "groups_per_span": 0 if is_int8 and weight.is_per_channel else span // weight.group_size,
+        "has_zeros": weight.zeros is not None,
+        "has_bias": bias is not None,
+        "assembly": ASSEMBLY and x.is_cuda,
+        "block_m": tile.block_m,
+        "block_n": tile.block_n,
+        "enable_fp_fusion": True,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+    wanted = splits_for(x.shape[0], weight, tile) if splits is None else splits
+    tiles_per_split = triton.cdiv(triton.cdiv(tiles, wanted), tile.spans) * tile.spans
+    splits = triton.cdiv(tiles, tiles_per_split)
+    partials, counters = _split_buffers(x, math.prod(grid), splits, tile)
+    operands |= {
+        "splits": splits,
+        "tiles_per_split": tiles_per_split,
+        "partials": partials,
+        "counters": counters,
+    }
+    constants["is_split"] = splits > 1
+    kernel = skinny_kernel if tile.spans > 1 else wide_kernel
+    if tile.spans > 1:
+        constants["spans"] = tile.spans
+    kernel[(*grid, splits)](**operands, **constants)
 
 
-def span_for(weight: QuantizedWeight) -> int:
-    """Inputs of a tile of K."""
-    if weight.format is WeightFormat.INT4:
-        return span_of(weight.group_size)
-    return INT8_SPAN if weight.is_per_channel else min(INT8_SPAN, weight.group_size)
+def _split_buffers(
+    x: torch.Tensor, tiles_of_y: int, splits: int, tile: Tile
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Partial sums and counters; anything where nothing is split."""
+    if splits == 1:
+        return x, x
+    if tiles_of_y > MAX_SPLIT_TILES:
+        raise ValueError(f"{tiles_of_y} tiles of y; a split product has at most {MAX_SPLIT_TILES}")
+    size = tiles_of_y * splits * tile.block_m * tile.block_n
+    return x.new_empty(size, dtype=torch.float32), _counters(x.device)
+
+
+@cache
+def _counters(device: torch.device) -> torch.Tensor:
+    """Zeros before and after every product, for the one stream that products run on."""
+    return torch.zeros(MAX_SPLIT_TILES, dtype=torch.int32, device=device)
