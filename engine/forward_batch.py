@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from loraplex.engine.lora.batch import LoraBatch, group_rows
+from loraplex.engine.kernels.group_rows import group_rows
+from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.staging import Staging

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.forward_batch import ForwardBatch, PrefillChunk, UnknownTokens, make_forward_batch
+from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.kernels.sgmv import sgmv
-from loraplex.engine.lora.batch import group_rows
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.mask_filling import MaskFiller
 from loraplex.engine.models.decoder import Decoder

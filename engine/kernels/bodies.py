@@ -24,4 +24,9 @@ def _cpu_body() -> Body:
 
 def body_for(tensor: torch.Tensor) -> Body:
     """The choice is by the tensor's device, never by a flag in the model."""
-    return Body.TRITON if tensor.is_cuda else _cpu_body()
+    return body_on(tensor.device)
+
+
+def body_on(device: torch.device) -> Body:
+    """Which body serves the tensors of a device."""
+    return Body.TRITON if device.type == "cuda" else _cpu_body()

@@ -4,23 +4,48 @@ import torch
 
 from loraplex.engine.kernels.bodies import Body, body_for
 from loraplex.engine.kernels.reference import sgmv as reference
-from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.batch import HostLoraBatch, LoraBatch
+from loraplex.engine.lora.device_batch import Branch, DeviceLoraBatch, InLine, hidden_for
 from loraplex.engine.lora.site import LoraSite
 
 
 def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: LoraBatch) -> None:
     """Add every adapter's delta to `y` in place. x [rows, inputs], y [rows, outputs], both contiguous."""
-    body = body_for(x)
-    if body is Body.TRITON:
-        from loraplex.engine.kernels import triton_sgmv
+    if isinstance(batch, DeviceLoraBatch):
+        expand(shrink(x, site, batch), y, site, batch)
+    elif isinstance(batch, HostLoraBatch):
+        _sgmv_on_host(x, y, site, batch)
 
-        triton_sgmv.sgmv(x, y, site, batch.groups)
-    elif body is Body.COMPILED and site.page_dtype is None:
-        from loraplex.engine.kernels.compiled import sgmv as compiled
 
-        if batch.decodes is not None:
-            compiled.sgmv(x, y, site, batch.decodes)
-        if batch.chunks is not None:
-            reference.sgmv(x, y, site, batch.chunks)
-    else:
+def shrink(x: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> torch.Tensor:
+    """Begin: the hidden values of every adapted row, for `expand`. What follows on the current stream runs beside it."""
+    from loraplex.engine.kernels import triton_shrink
+
+    hidden = hidden_for(site, batch)
+    with _branch(batch).fork():
+        triton_shrink.shrink(x, site, batch, hidden)
+    return hidden
+
+
+def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> None:
+    """End: wait for `shrink`, and add its rows' deltas to `y` in place."""
+    from loraplex.engine.kernels import triton_expand
+
+    _branch(batch).join()
+    triton_expand.expand(hidden, y, site, batch)
+
+
+def _branch(batch: DeviceLoraBatch) -> Branch:
+    return InLine() if batch.workspace is None else batch.workspace.branch
+
+
+def _sgmv_on_host(x: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: HostLoraBatch) -> None:
+    if body_for(x) is not Body.COMPILED or site.page_dtype is not None:
         reference.sgmv(x, y, site, batch.groups)
+        return
+    from loraplex.engine.kernels.compiled import sgmv as compiled
+
+    if batch.decodes is not None:
+        compiled.sgmv(x, y, site, batch.decodes)
+    if batch.chunks is not None:
+        reference.sgmv(x, y, site, batch.chunks)

@@ -3,7 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.batch import HostLoraBatch, LoraBatch
+from loraplex.engine.lora.device_batch import DeviceLoraBatch
 from loraplex.engine.lora.site import LoraSite
 
 
@@ -18,11 +19,15 @@ class Embedding:
     def __call__(self, token_ids: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
         """token_ids [rows] -> [rows, hidden]. Few adapters train it, so groups without a part cost nothing."""
         hidden = F.embedding(token_ids, self._weight)
-        if lora is not None and self._site.slots:
+        if isinstance(lora, DeviceLoraBatch) and lora.acts_at(self._site):
+            from loraplex.engine.kernels import triton_embedding
+
+            triton_embedding.add_embedding(token_ids, hidden, self._site, lora)
+        elif isinstance(lora, HostLoraBatch) and self._site.slots:
             self._add(token_ids, hidden, lora)
         return hidden if self._multiplier == 1.0 else hidden * self._multiplier
 
-    def _add(self, token_ids: torch.Tensor, hidden: torch.Tensor, lora: LoraBatch) -> None:
+    def _add(self, token_ids: torch.Tensor, hidden: torch.Tensor, lora: HostLoraBatch) -> None:
         groups = lora.groups
         for index, slot in enumerate(groups.host_slots):
             (part,) = self._site.slots.get(slot, (None,))

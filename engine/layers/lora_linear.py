@@ -2,9 +2,10 @@
 
 import torch
 
-from loraplex.engine.kernels.sgmv import sgmv
+from loraplex.engine.kernels.sgmv import expand, sgmv, shrink
 from loraplex.engine.layers.base_linear import BaseLinear
 from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.device_batch import DeviceLoraBatch
 from loraplex.engine.lora.site import LoraSite
 
 
@@ -17,7 +18,14 @@ class LoraLinear:
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
         """x [rows, inputs] -> [rows, outputs]. A batch without adapters pays one comparison."""
-        y = self.base(x)
-        if lora is not None and self._site.slots:
+        if lora is None or not lora.acts_at(self._site):
+            return self.base(x)
+        if isinstance(lora, DeviceLoraBatch):
+            # Both need x alone: the device does one beside the other.
+            hidden = shrink(x, self._site, lora)
+            y = self.base(x)
+            expand(hidden, y, self._site, lora)
+        else:
+            y = self.base(x)
             sgmv(x, y, self._site, lora)
         return y

@@ -1,4 +1,4 @@
-"""`LoraBatch`: the rows of one step grouped by adapter slot, as a CSR list (Punica's segments).
+"""`LoraBatch`: the rows of one step grouped by adapter slot, as a CSR list (Punica's segments), here for a CPU.
 
 Invariant: rows of the base model stand in no group, so no kernel can ever touch them.
 """
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from loraplex.engine.lora.site import LoraSite
 
 GROUP_ROWS = 16
 """Rows of a decode group at most; an adapter with more has several groups, each read from cache after the first."""
@@ -27,8 +29,18 @@ class LoraGroups:
         return self.host_starts[-1]
 
 
-@dataclass(frozen=True, slots=True)
 class LoraBatch:
+    """Which rows of a step have which adapter: a `HostLoraBatch` on a CPU, a `DeviceLoraBatch` where Triton runs."""
+
+    __slots__ = ()
+
+    def acts_at(self, site: LoraSite) -> bool:
+        """Whether any row may have an adapter with a part at `site`."""
+        return bool(site.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoraBatch(LoraBatch):
     """All groups; `decodes` and `chunks` partition them by what their rows are, never by how many share an adapter.
 
     The bodies of the two may round differently, so a row must not change sides with its neighbours.
@@ -41,7 +53,7 @@ class LoraBatch:
 
 def group_rows(
     row_slots: Sequence[int], device: torch.device, num_decodes: int | None = None
-) -> LoraBatch | None:
+) -> HostLoraBatch | None:
     """Group rows by slot; -1 is the base model. Rows from `num_decodes` on belong to prefill chunks.
 
     None when no row has an adapter.
@@ -52,7 +64,7 @@ def group_rows(
     if not decodes and not chunks:
         return None
     groups = _groups(decodes + chunks, device)
-    return LoraBatch(
+    return HostLoraBatch(
         groups=groups,
         decodes=groups if not chunks else _groups(decodes, device) if decodes else None,
         chunks=groups if not decodes else _groups(chunks, device) if chunks else None,

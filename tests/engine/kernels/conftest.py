@@ -4,15 +4,15 @@ Invariant: base rows, absent slices, and the memory around every matrix are pois
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor
 
 from loraplex.engine.kernels.compiled import machine
-from loraplex.engine.lora.batch import LoraBatch, group_rows
-from loraplex.engine.lora.site import ALIGNMENT, LoraSite, LoraSlice, make_site
+from loraplex.engine.lora.batch import HostLoraBatch, group_rows
+from loraplex.engine.lora.site import A_PAGES, ALIGNMENT, PAGE_RANKS, LoraSite, LoraSlice, make_site
 
 Ranks = dict[int, tuple[int, ...]]
 
@@ -46,6 +46,7 @@ SHAPES = {
     "many adapters": Shape(
         128, (72,), {slot: (1 + 5 * slot,) for slot in range(13)}, tuple(range(13)) + (-1, 12, 0)
     ),
+    "many pages": Shape(48, (40, 8), {0: (256, 17), 1: (0, 100)}, (1, 0, -1, 1)),
     "long rows": Shape(2100, (264,), {0: (17,), 6: (64,)}, (6, 0, -1, 6)),
 }
 
@@ -58,7 +59,8 @@ class Problem:
     site: LoraSite
     x: Tensor
     y: Tensor
-    batch: LoraBatch | None
+    batch: HostLoraBatch | None
+    pages: list[Tensor] = field(default_factory=list)
 
     def expected(self) -> Tensor:
         """Row by row in float64; what no adapter changes is `y` itself."""
@@ -68,6 +70,8 @@ class Problem:
                 if part is not None:
                     columns = slice(self.site.host_offsets[s], self.site.host_offsets[s + 1])
                     hidden = part.a.double() @ self.x[row].double()
+                    if part.scales is not None:
+                        hidden *= part.scales.double()
                     result[row, columns] += hidden @ part.b.double()
         return result
 
@@ -79,6 +83,24 @@ class Problem:
                 if part is not None:
                     touched[row, self.site.host_offsets[s] : self.site.host_offsets[s + 1]] = True
         return touched
+
+    def scatter(self, seed: int = 0) -> "Problem":
+        """Move every page to memory of its own, in any order, between bytes that are NaN (or -1)."""
+        generator = torch.Generator().manual_seed(seed)
+        places = []
+        for slot, parts in self.site.slots.items():
+            for s, part in enumerate(parts):
+                for first, matrix in ((0, part.a), (self.site.max_pages, part.b)) if part is not None else ():
+                    pages = enumerate(torch.split(matrix, PAGE_RANKS))
+                    places += [(slot, s, A_PAGES + first + i, page) for i, page in pages]
+        for i in torch.randperm(len(places), generator=generator).tolist():
+            slot, s, column, page = places[i]
+            fence = 8 * ALIGNMENT
+            memory = torch.full((page.nbytes + 2 * fence,), 0xFF, dtype=torch.uint8, device=page.device)
+            memory[fence : fence + page.nbytes] = page.contiguous().view(torch.uint8).flatten()
+            self.pages.append(memory)
+            self.site.table[slot, s, column] = memory.data_ptr() + fence
+        return self
 
     def check(self, result: Tensor) -> None:
         """Close where adapters act; elsewhere the same bits as before."""
@@ -103,7 +125,29 @@ def fenced(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor)
 
 
-def make_problem(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
+def quantized(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows as `dtype` and their scales."""
+    most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    scales = values.abs().amax(dim=1).float() / most
+    scaled = values.float() / scales[:, None]
+    return (scaled if dtype.is_floating_point else scaled.round()).to(dtype), scales
+
+
+def make_slice(a: Tensor, b: Tensor, page_dtype: torch.dtype | None) -> LoraSlice:
+    """A [rank, inputs] and B [rank, outputs] as pages hold them."""
+    if page_dtype is None:
+        return LoraSlice(a, b)
+    (qa, a_scales), (qb, b_scales) = quantized(a, page_dtype), quantized(b, page_dtype)
+    return LoraSlice(qa, qb, fenced(a_scales * b_scales))
+
+
+def make_problem(
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int = 0,
+    page_dtype: torch.dtype | None = None,
+) -> Problem:
     """Values of about 1 everywhere, so that a tolerance is about the type and not about the shape."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -115,10 +159,13 @@ def make_problem(shape: Shape, dtype: torch.dtype, device: torch.device, seed: i
     names = tuple(f"slice {s}" for s in range(len(shape.sizes)))
     site = make_site(names, shape.inputs, shape.sizes, slots, device)
     x, y = random(len(shape.rows), shape.inputs), random(len(shape.rows), sum(shape.sizes))
+    site.page_dtype = page_dtype
     for slot, ranks in shape.ranks.items():
         parts = tuple(
-            LoraSlice(
-                random(rank, shape.inputs, scale=shape.inputs**-0.5), random(rank, size, scale=rank**-0.5)
+            make_slice(
+                random(rank, shape.inputs, scale=shape.inputs**-0.5),
+                random(rank, size, scale=rank**-0.5),
+                page_dtype,
             )
             if rank
             else None
@@ -135,7 +182,7 @@ def make_problem(shape: Shape, dtype: torch.dtype, device: torch.device, seed: i
 
 
 @pytest.fixture
-def problem_of() -> Callable[[Shape, torch.dtype, torch.device], Problem]:
+def problem_of() -> Callable[..., Problem]:
     return make_problem
 
 

@@ -1,0 +1,81 @@
+"""The rows of a step by adapter slot, grouped where the kernels that read them run: on the device or on the host."""
+
+from collections.abc import Sequence
+
+import torch
+
+from loraplex.engine.kernels.bodies import Body, body_on
+from loraplex.engine.lora import batch as host
+from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.device_batch import (
+    DECODE_ROWS,
+    FEW_ADAPTERS,
+    PREFILL_ROWS,
+    ChunkBuffers,
+    DeviceLoraBatch,
+    LoraWorkspace,
+    chunk_bound,
+    make_chunk_buffers,
+)
+
+
+def group_rows(
+    row_slots: Sequence[int],
+    device: torch.device,
+    num_decodes: int | None = None,
+    *,
+    workspace: LoraWorkspace | None = None,
+    deterministic: bool = False,
+) -> LoraBatch | None:
+    """Group rows by slot; -1 is the base model. Rows from `num_decodes` on belong to prefill chunks.
+
+    None when no row has an adapter. Nothing waits for the device.
+    """
+    if body_on(device) is not Body.TRITON:
+        return host.group_rows(row_slots, device, num_decodes)
+    adapters = len(set(row_slots) - {-1})
+    if not adapters:
+        return None
+    slots = torch.tensor(row_slots, dtype=torch.int32)
+    if device.type == "cuda":
+        slots = slots.pin_memory().to(device, non_blocking=True)
+    return group_on_device(
+        slots,
+        adapters,
+        is_decode=num_decodes is None or num_decodes == len(row_slots),
+        workspace=workspace,
+        deterministic=deterministic,
+    )
+
+
+def group_on_device(
+    row_slots: torch.Tensor,
+    adapters: int,
+    *,
+    is_decode: bool,
+    is_static: bool = False,
+    buffers: ChunkBuffers | None = None,
+    workspace: LoraWorkspace | None = None,
+    deterministic: bool = False,
+) -> DeviceLoraBatch:
+    """Group `row_slots` int32 [rows], which are on the device; they hold at most `adapters` slots besides -1.
+
+    The launches may be captured: a replay groups what `row_slots` holds then, with kernels and grids as of now.
+    `deterministic`: one path for every step, whoever is in it.
+    """
+    from loraplex.engine.kernels import triton_group_rows
+
+    num_rows = row_slots.shape[0]
+    chunk_rows = DECODE_ROWS if is_decode or deterministic else PREFILL_ROWS
+    num_chunks = chunk_bound(num_rows, adapters, chunk_rows)
+    chunks = buffers or make_chunk_buffers(num_rows, num_chunks, row_slots.device)
+    triton_group_rows.group_rows(row_slots, num_chunks, chunk_rows, chunks)
+    return DeviceLoraBatch(
+        row_slots=row_slots,
+        chunks=chunks,
+        num_chunks=num_chunks,
+        chunk_rows=chunk_rows,
+        by_row=is_decode and adapters > FEW_ADAPTERS and not deterministic,
+        is_static=is_static,
+        workspace=workspace,
+    )
