@@ -18,8 +18,10 @@ from loraplex.engine.sequence import Sequence, SequenceStatus
 
 AdapterKey: TypeAlias = tuple[bytes, str]
 
-ADAPTERS_AHEAD = 4
-"""Adapters that may be brought to the device although no sequence slot is free for them yet."""
+LEAST_AHEAD = 4
+AHEAD_SHARE = 8
+"""Adapters that may be brought to the device although no sequence slot is free for them yet: an eighth of those of a step.
+Rows end a few per step, so more would only drive out what others come back to."""
 
 LOADS_PER_REVIEW = 8
 REVIEW_INTERVAL_S = 0.05
@@ -35,6 +37,7 @@ class _Queue:
     adapter: AdapterRef
     sequences: dict[Sequence, None] = field(default_factory=dict)
     load_began: float = 0.0
+    charged_s: float = 0.0
 
     def add(self, sequence: Sequence) -> None:
         last = next(reversed(self.sequences), None)
@@ -72,6 +75,8 @@ class AdapterGate:
         self._draining: set[AdapterKey] = set()
         self._changed = False
         self._next_review = 0.0
+        self._ahead = max(LEAST_AHEAD, config.max_adapters_per_step // AHEAD_SHARE)
+        self._parked: list[tuple[float, int, Sequence]] = []
 
     @property
     def num_parked(self) -> int:
@@ -117,12 +122,13 @@ class AdapterGate:
             raise ValueError("a sequence without an adapter never waits for one")
         if sequence.adapter_wait_since is None:
             sequence.adapter_wait_since = self._clock()
+            heapq.heappush(self._parked, (sequence.adapter_wait_since, sequence.order, sequence))
         sequence.status = SequenceStatus.LOADING
         self._arrived.pop(adapter.key, None)
         group = self._group(adapter)
         queue = group.get(adapter.key)
         if queue is None:
-            queue = group[adapter.key] = _Queue(adapter)
+            queue = group[adapter.key] = _Queue(adapter, load_began=self._clock())
             self._changed = True
         queue.add(sequence)
 
@@ -185,6 +191,7 @@ class AdapterGate:
             if state is AdapterState.ABSENT:
                 self._absent[key] = queue
             elif state is AdapterState.RESIDENT:
+                self._settle(queue)
                 self._hold_if_overdue(queue.adapter)
                 self._resident[key] = queue
             else:
@@ -201,24 +208,28 @@ class AdapterGate:
                 self._drain_one_more()
             if key in self._absent or key in self._loading:
                 return
+        room = free_slots + self._ahead - len(self._loading) - len(self._arrived)
+        if room <= 0 or not self._absent:
+            return
         rank = self._policy.rank
-        ahead = [rank(queue.head) for queue in self._loading.values()]
-        ahead += [rank(sequence) for sequence in self._arrived.values()]
         ranked = ((rank(queue.head), key) for key, queue in self._absent.items())
-        for position, key in heapq.nsmallest(LOADS_PER_REVIEW, ranked):
-            if sum(other <= position for other in ahead) >= free_slots + ADAPTERS_AHEAD:
-                return
-            if self._load(key):
-                ahead.append(position)
+        for _, key in heapq.nsmallest(min(room, LOADS_PER_REVIEW), ranked):
+            self._load(key)
 
     def _load(self, key: AdapterKey) -> bool:
         queue = self._absent[key]
         if not self._residency.prefetch(queue.adapter):
             return False
-        self._policy.charge_adapter_load(queue.head)
+        queue.charged_s = self._residency.load_seconds(queue.adapter)
+        self._policy.charge_adapter_load(queue.head, queue.charged_s)
         queue.load_began = self._clock()
         self._loading[key] = self._absent.pop(key)
         return True
+
+    def _settle(self, queue: _Queue) -> None:
+        """Charge what a load took beyond what was expected of it, or give back what it took less."""
+        took = self._residency.load_seconds(queue.adapter)
+        self._policy.charge_adapter_load(queue.head, took - queue.charged_s)
 
     def _release_resident(self) -> list[Sequence]:
         """Let those adapters go on for which there is room, in the order of the policy."""
@@ -251,12 +262,23 @@ class AdapterGate:
         if self._overdue is not None:
             return
         bound = now - self._config.max_adapter_wait_s
+        if not self._oldest_wait() < bound:
+            return
         late = [head for head in self._waiting_heads() if _waiting_since(head) < bound]
         if late:
             self._overdue = min(late, key=self._policy.rank)
             adapter = self._overdue.adapter
             if adapter is not None and adapter.key in self._resident:
                 self._hold_if_overdue(adapter)
+
+    def _oldest_wait(self) -> float:
+        """When the longest wait began that has not ended. Amortised O(log waiting)."""
+        while self._parked:
+            since, _, sequence = self._parked[0]
+            if sequence.adapter_wait_since == since and sequence.status is not SequenceStatus.FINISHED:
+                return since
+            heapq.heappop(self._parked)
+        return float("inf")
 
     def _waiting_heads(self) -> Iterable[Sequence]:
         for group in (self._absent, self._loading, self._resident):

@@ -3,10 +3,14 @@
 Invariant: a policy orders sequences and counts service; it never decides whether one fits.
 """
 
-from typing import Protocol
+import heapq
+from typing import Protocol, TypeAlias
 
 from loraplex.engine.arrival_queue import ArrivalQueue
 from loraplex.engine.sequence import Sequence
+
+_Place: TypeAlias = tuple[float, int, bytes]
+"""A tenant's counter, its head's order, its namespace."""
 
 
 class Policy(Protocol):
@@ -38,8 +42,8 @@ class Policy(Protocol):
         """Tokens sampled."""
         ...
 
-    def charge_adapter_load(self, sequence: Sequence) -> None:
-        """One adapter brought to the device for this sequence."""
+    def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
+        """The loading of an adapter for this sequence; below 0 gives back what was charged too much."""
         ...
 
 
@@ -70,7 +74,7 @@ class FirstComeFirstServed:
     def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
         """Service is not counted."""
 
-    def charge_adapter_load(self, sequence: Sequence) -> None:
+    def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
         """Service is not counted."""
 
 
@@ -79,17 +83,20 @@ class FairShare:
 
     A tenant whose queue was empty is lifted to the smallest counter of the queued ones, so that idle time earns
     nothing. While two tenants of equal weight both queue, their service differs by at most twice what one step plus
-    one admission can serve. Costs are in prompt tokens, divided by `EngineRequest.weight`.
+    one admission can serve. Costs are in prompt tokens, divided by `EngineRequest.weight`; a load costs as many as its
+    bytes take of a second, by default what a mid-sized model prefills meanwhile.
     """
 
     def __init__(
-        self, *, prompt_cost: float = 1.0, output_cost: float = 2.0, adapter_load_cost: float = 64.0
+        self, *, prompt_cost: float = 1.0, output_cost: float = 2.0, load_second_cost: float = 4096.0
     ) -> None:
         self._prompt_cost = prompt_cost
         self._output_cost = output_cost
-        self._adapter_load_cost = adapter_load_cost
+        self._load_second_cost = load_second_cost
         self._counters: dict[bytes, float] = {}
         self._queues: dict[bytes, ArrivalQueue] = {}
+        self._places: list[_Place] = []
+        self._place_of: dict[bytes, _Place] = {}
         self._last_left = 0.0
         self._num_queued = 0
         self._prune_at = 4096
@@ -111,18 +118,23 @@ class FairShare:
         before = len(queue)
         queue.push(sequence)
         self._num_queued += len(queue) - before
+        self._rise(namespace)
 
     def peek(self) -> Sequence | None:
-        best: tuple[float, int] | None = None
-        chosen: Sequence | None = None
-        for namespace, queue in self._queues.items():
-            counter = self._counters[namespace]
-            if best is not None and counter > best[0]:
+        """Amortised O(log tenants): a place is looked at again only when it comes up."""
+        while self._places:
+            place = self._places[0]
+            namespace = place[2]
+            head = self._queues[namespace].peek() if namespace in self._queues else None
+            if head is None or self._place_of.get(namespace) is not place:
+                heapq.heappop(self._places)
                 continue
-            head = queue.peek()
-            if head is not None and (best is None or (counter, head.order) < best):
-                best, chosen = (counter, head.order), head
-        return chosen
+            counter = self._counters[namespace]
+            if (counter, head.order) == place[:2]:
+                return head
+            self._place_of[namespace] = (counter, head.order, namespace)
+            heapq.heapreplace(self._places, self._place_of[namespace])
+        return None
 
     def remove(self, sequence: Sequence) -> None:
         namespace = sequence.request.namespace
@@ -133,7 +145,7 @@ class FairShare:
         queue.remove(sequence)
         self._num_queued -= before - len(queue)
         if not len(queue):
-            del self._queues[namespace]
+            del self._queues[namespace], self._place_of[namespace]
             self._last_left = self._counters[namespace]
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
@@ -145,15 +157,31 @@ class FairShare:
     def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
         self._charge(sequence, self._output_cost * num_tokens)
 
-    def charge_adapter_load(self, sequence: Sequence) -> None:
-        self._charge(sequence, self._adapter_load_cost)
+    def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
+        self._charge(sequence, self._load_second_cost * seconds)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
         request = sequence.request
         self._counters[request.namespace] = self.counter(request.namespace) + cost / request.weight
+        if cost < 0:
+            self._rise(request.namespace)
+
+    def _rise(self, namespace: bytes) -> None:
+        """Let a tenant come up before its noted place does, if it should. Falling back needs no note."""
+        queue = self._queues.get(namespace)
+        head = None if queue is None else queue.peek()
+        if head is None:
+            return
+        place = (self._counters[namespace], head.order, namespace)
+        noted = self._place_of.get(namespace)
+        if noted is None or place < noted:
+            self._place_of[namespace] = place
+            heapq.heappush(self._places, place)
 
     def _floor(self) -> float:
-        return min((self._counters[namespace] for namespace in self._queues), default=self._last_left)
+        """The smallest counter of the tenants that queue."""
+        head = self.peek()
+        return self._last_left if head is None else self._counters[head.request.namespace]
 
     def _prune(self) -> None:
         """Forget idle tenants that would be lifted past their counter anyway; bounds memory."""

@@ -50,8 +50,8 @@ class AdapterMemory(Protocol):
         """Whether there is room now."""
         ...
 
-    def fits_beside(self, packed: PackedAdapter, kept: Iterable[Placement]) -> bool:
-        """Whether there would be room if nothing but `kept` were there."""
+    def victims(self, packed: PackedAdapter, idle: Iterable[Placement]) -> int | None:
+        """How many of `idle`, from the first on, must be removed for it to fit; None: all are too few."""
         ...
 
     def place(self, slot: int, packed: PackedAdapter) -> Placement:

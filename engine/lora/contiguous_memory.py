@@ -63,8 +63,14 @@ class ContiguousMemory:
     def fits(self, packed: PackedAdapter) -> bool:
         return self._used_bytes + packed.nbytes <= self._max_bytes
 
-    def fits_beside(self, packed: PackedAdapter, kept: Iterable[Placement]) -> bool:
-        return sum(placement.nbytes for placement in kept) + packed.nbytes <= self._max_bytes
+    def victims(self, packed: PackedAdapter, idle: Iterable[Placement]) -> int | None:
+        missing, count = self._used_bytes + packed.nbytes - self._max_bytes, 0
+        for placement in idle:
+            if missing <= 0:
+                break
+            missing -= placement.nbytes
+            count += 1
+        return count if missing <= 0 else None
 
     def place(self, slot: int, packed: PackedAdapter) -> Placement:
         self._used_bytes += packed.nbytes

@@ -105,7 +105,7 @@ class PagedMemory:
 
     def pack(self, weights: LoraWeights) -> PackedAdapter:
         packed = self._packed(weights)
-        if not self._arena.fits_beside(packed.need, ()):
+        if not self._arena.fits_empty(packed.need):
             raise AdapterTooLarge(
                 f"adapter {weights.digest} takes {packed.blob.nbytes} bytes in pages; the arena of"
                 f" {self._arena.num_slabs} slabs of {self._arena.slab_bytes} bytes cannot hold it"
@@ -115,9 +115,8 @@ class PagedMemory:
     def fits(self, packed: PackedAdapter) -> bool:
         return self._arena.fits(packed.need)
 
-    def fits_beside(self, packed: PackedAdapter, kept: Iterable[Placement]) -> bool:
-        allocations = (p.allocation for p in kept)
-        return self._arena.fits_beside(packed.need, (a for a in allocations if a is not None))
+    def victims(self, packed: PackedAdapter, idle: Iterable[Placement]) -> int | None:
+        return self._arena.victims(packed.need, map(_allocation_of, idle))
 
     def place(self, slot: int, packed: PackedAdapter) -> Placement:
         allocation = self._arena.allocate(packed.need)

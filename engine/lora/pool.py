@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed, AdapterQuarantined
@@ -249,15 +250,12 @@ class AdapterPool:
 
     def _make_room(self, packed: PackedAdapter) -> bool:
         """Evict unpinned adapters, least recently used first, until it fits; evict nothing if it never does."""
-        if self._free_slots and self._memory.fits(packed):
-            return True
-        if not self._idle:
+        count = self._memory.victims(packed, (resident.placement for resident in self._idle.values()))
+        if count is None or not (self._free_slots or self._idle):
             return False
-        kept = [r.placement for held in (self._pinned, self._moving) for r in held.values()]
-        if not self._memory.fits_beside(packed, kept):
-            return False
-        while not self._free_slots or not self._memory.fits(packed):
-            self._evict(next(iter(self._idle)))
+        victims = islice(self._idle, count if self._free_slots else max(count, 1))
+        for key in list(victims):
+            self._evict(key)
         return True
 
     def _evict(self, key: Key) -> None:

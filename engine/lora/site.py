@@ -6,6 +6,7 @@ A fused projection (qkv, gate_up) is one site of several slices; an adapter may 
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 MAX_RANK = 256
@@ -101,6 +102,13 @@ def _pages(matrix: torch.Tensor, max_pages: int) -> list[int]:
     return [matrix.data_ptr() + page * page_bytes for page in range(pages)] + [0] * (max_pages - pages)
 
 
+def empty_table(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """int64 zeros; on a CPU they take memory only where somebody writes, which `torch.zeros` does at once."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(shape, dtype=np.int64))
+    return torch.zeros(shape, dtype=torch.int64, device=device)
+
+
 def make_site(
     names: tuple[str, ...],
     inputs: int,
@@ -118,7 +126,7 @@ def make_site(
         names=names,
         inputs=inputs,
         slice_sizes=slice_sizes,
-        table=torch.zeros(max_slots, len(names), A_PAGES + 2 * max_pages, dtype=torch.int64, device=device),
+        table=empty_table((max_slots, len(names), A_PAGES + 2 * max_pages), device),
         offsets=torch.tensor(offsets, dtype=torch.int64, device=device),
         host_offsets=tuple(offsets),
     )

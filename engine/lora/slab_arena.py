@@ -4,7 +4,6 @@ Invariant: pages never overlap, never move and never leave the budget; a slab ho
 last page does. A slab is taken only when no page of the wanted size is free, so unused bytes of a size lie in its own slabs.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -74,16 +73,33 @@ class SlabArena:
         free = {size: self._sizes[size].num_free for size in need if size in self._sizes}
         return self._slabs_for(need, free) <= len(self._free_slabs)
 
-    def fits_beside(self, need: Mapping[int, int], kept: Iterable[Allocation]) -> bool:
-        """Whether `allocate` would have room if nothing but `kept` were allocated."""
-        held: Counter[int] = Counter()
-        for allocation in kept:
-            for slab, bits in allocation.slabs.items():
-                held[slab] += bits.bit_count()
-        free: Counter[int] = Counter()
-        for slab, count in held.items():
-            free[self._slabs[slab].page_bytes] += self._slabs[slab].pages - count
-        return self._slabs_for(need, free) <= self.num_slabs - len(held)
+    def fits_empty(self, need: Mapping[int, int]) -> bool:
+        """Whether `allocate` would have room if nothing were allocated. Constant: on any thread."""
+        return self._slabs_for(need, {}) <= self.num_slabs
+
+    def victims(self, need: Mapping[int, int], candidates: Iterable[Allocation]) -> int | None:
+        """How many of `candidates`, from the first on, must be freed for `allocate` to have room; None: all are too few."""
+        free = {size: self._sizes[size].num_free if size in self._sizes else 0 for size in need}
+        free_slabs = len(self._free_slabs)
+        freed: dict[int, int] = {}
+        count = 0
+        for allocation in candidates:
+            if self._slabs_for(need, free) <= free_slabs:
+                return count
+            count += 1
+            for index, bits in allocation.slabs.items():
+                free_slabs += self._free_in_thought(index, bits, free, freed)
+        return count if self._slabs_for(need, free) <= free_slabs else None
+
+    def _free_in_thought(self, index: int, bits: int, free: dict[int, int], freed: dict[int, int]) -> bool:
+        """Count what freeing `bits` of a slab would bring; true when the whole slab would return."""
+        slab = self._slabs[index]
+        before = slab.free | freed.get(index, 0)
+        freed[index] = freed.get(index, 0) | bits
+        returns = (before | bits).bit_count() == slab.pages
+        if slab.page_bytes in free:
+            free[slab.page_bytes] += -before.bit_count() if returns else bits.bit_count()
+        return returns
 
     def allocate(self, need: Mapping[int, int]) -> Allocation:
         """Raises `ValueError` when it does not fit; nothing is allocated then."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.lora.packed import PackedAdapter
-from loraplex.engine.lora.site import A_PAGES, PAGE_RANKS, RANK, SCALES, LoraPart, LoraSite
+from loraplex.engine.lora.site import A_PAGES, PAGE_RANKS, RANK, SCALES, LoraPart, LoraSite, empty_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SlotTables:
         self._columns = A_PAGES + 2 * self._max_pages
         self._pinned = device.type == "cuda"
         entries = max_slots * len(self._names) * self._columns
-        self._flat = torch.zeros(entries, dtype=torch.int64, device=device)
+        self._flat = empty_table((entries,), device)
         # Of slot 0, and how far the next slot's lie: both by site, since a site's slots stand one after another.
         places: list[Tensor] = []
         steps: list[Tensor] = []

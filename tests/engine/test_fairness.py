@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loraplex.engine.fairness import FairShare, FirstComeFirstServed, Policy
 from loraplex.engine.messages import EngineRequest
@@ -78,12 +80,14 @@ def test_idle_time_earns_nothing() -> None:
 
 
 def test_output_tokens_and_adapter_loads_cost_more_than_prompt_tokens() -> None:
-    policy = FairShare(prompt_cost=1, output_cost=2, adapter_load_cost=64)
+    policy = FairShare(prompt_cost=1, output_cost=2, load_second_cost=1000)
     item = sequence("t", 0, weight=2.0)
     policy.push(item)
     policy.charge_prompt(item, 10)
     policy.charge_output(item, 10)
-    policy.charge_adapter_load(item)
+    policy.charge_adapter_load(item, 0.1)
+    assert policy.rank(item) == ((10 + 20 + 100) / 2, 0)
+    policy.charge_adapter_load(item, -0.036)
     assert policy.rank(item) == ((10 + 20 + 64) / 2, 0)
 
 
@@ -95,6 +99,29 @@ def test_idle_tenants_are_forgotten() -> None:
         policy.charge_prompt(item, 1)
         policy.remove(item)
     assert len(policy._counters) < 5_000
+
+
+@given(st.data())
+def test_the_next_one_is_always_the_least_served_tenants_oldest(data: st.DataObject) -> None:
+    """Against looking at every tenant, with charges and refunds to any of them at any time."""
+    policy = FairShare()
+    known = [sequence(tenant, order) for order, tenant in enumerate("abcabcab")]
+    queued: set[Sequence] = set()
+    for _ in range(data.draw(st.integers(1, 40))):
+        one = data.draw(st.sampled_from(known))
+        match data.draw(st.sampled_from(["push", "push", "remove", "charge", "refund", "next"])):
+            case "push":
+                policy.push(one)
+                queued.add(one)
+            case "remove":
+                policy.remove(one)
+                queued.discard(one)
+            case "charge":
+                policy.charge_output(one, data.draw(st.integers(0, 5)))
+            case "refund":
+                policy.charge_adapter_load(one, -0.001)
+        assert policy.peek() is min(queued, key=policy.rank, default=None)
+        assert len(policy) == len(queued)
 
 
 def service(run: "Simulation", tenant: bytes) -> int:

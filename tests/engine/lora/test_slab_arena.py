@@ -52,16 +52,19 @@ class ArenaMachine(RuleBasedStateMachine):
                 self.arena.free(allocation)
 
     @rule(need=needs, data=st.data())
-    def what_would_fit_beside_some_fits_once_the_others_are_gone(
-        self, need: dict[int, int], data: st.DataObject
-    ) -> None:
-        kept = data.draw(st.lists(st.sampled_from(self.live), unique_by=id)) if self.live else []
-        promised = self.arena.fits_beside(need, kept)
-        for allocation in self.live:
-            if not any(allocation is one for one in kept):
-                self.arena.free(allocation)
-        self.live = kept
-        assert self.arena.fits(need) is promised
+    def as_many_as_are_told_must_go_and_no_fewer(self, need: dict[int, int], data: st.DataObject) -> None:
+        candidates = data.draw(st.lists(st.sampled_from(self.live), unique_by=id)) if self.live else []
+        count = self.arena.victims(need, candidates)
+        for number, allocation in enumerate(candidates):
+            assert self.arena.fits(need) is (count is not None and number >= count)
+            self.arena.free(allocation)
+            self.live = [one for one in self.live if one is not allocation]
+        assert self.arena.fits(need) is (count is not None)
+
+    @rule(need=needs)
+    def what_fits_the_empty_arena_fits_once_all_are_gone(self, need: dict[int, int]) -> None:
+        fits = self.arena.fits_empty(need)
+        assert fits is (self.arena.victims(need, self.live) is not None)
 
     @invariant()
     def holds(self) -> None:
@@ -112,7 +115,7 @@ def test_pages_taken_together_lie_side_by_side() -> None:
 def test_a_page_larger_than_a_slab_never_fits() -> None:
     arena = SlabArena(1000, 100)
     assert not arena.fits({101: 1}) and arena.fits({100: 10}) and not arena.fits({100: 11})
-    assert not arena.fits_beside({101: 1}, [])
+    assert not arena.fits_empty({101: 1}) and arena.victims({101: 1}, []) is None
 
 
 def test_slabs_waste_little_at_their_end() -> None:
