@@ -62,6 +62,8 @@ class EngineConfig:
     """Everything an engine needs to start. `model` is a directory, a `.gguf` file or a hub id.
 
     `memory_utilization`: the share of a GPU's memory that is planned with, what others hold of it included.
+    `cuda_graphs` "auto" replays decode steps where there is CUDA, "off" never. With `deterministic` a row's answer has the
+    same bits whoever shares its batch: every projection multiplies a fixed number of rows, adapters have one kind of kernel.
     """
 
     model: str
@@ -70,6 +72,8 @@ class EngineConfig:
     quantization: str = "none"
     max_model_len: int | None = None
     memory_utilization: float = 0.9
+    cuda_graphs: str = "auto"
+    deterministic: bool = False
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
     lora: LoraConfig = LoraConfig()

@@ -12,6 +12,10 @@ from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.errors import EngineError, GrammarFailed, NonFiniteLogits, UnsupportedFeature
 from loraplex.engine.fairness import FairShare, Policy
+from loraplex.engine.graphs.buckets import MOST_ROWS
+from loraplex.engine.graphs.capture import capture_decodes
+from loraplex.engine.graphs.decode_graphs import KindLimits
+from loraplex.engine.graphs.static_inputs import StaticShape
 from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.loading import LoadedModel
 from loraplex.engine.lora.pool import AdapterPool
@@ -83,7 +87,6 @@ class Engine:
             self._compilation = MaskCompilation(mask_factory, config.grammar.compile_threads)
         self._uncompiled: dict[int, list[Sequence]] = {}
         self.runner = _runner(model, config, self.adapters, self._masks)
-        self.runner.warm_up()
         self._overlaps = overlaps(config.scheduler.overlap, model.device)
         self._in_flight: StepHandle | None = None
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -304,6 +307,13 @@ def overlaps(setting: str, device: torch.device) -> bool:
     return setting == "on" or (setting == "auto" and device.type != "cpu")
 
 
+def replays(setting: str, device: torch.device) -> bool:
+    """Whether decode steps are replayed as CUDA graphs."""
+    if setting not in ("auto", "off"):
+        raise ValueError(f"`cuda_graphs` must be auto or off, got {setting!r}")
+    return setting == "auto" and device.type == "cuda"
+
+
 def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> PrefixCache:
     return PrefixCache(
         pool,
@@ -315,7 +325,26 @@ def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> P
 
 
 def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: MaskFiller) -> ModelRunner:
-    block_size = config.cache.block_size
-    kv_cache = allocate_kv_cache(model.config, model.num_blocks, block_size, model.kv_dtype, model.device)
-    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, staging=Staging(model.device))
-    return ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks)
+    """A runner that has run every kernel once. What replayed steps pad with has a block that the pool never hands out."""
+    block_size, device = config.cache.block_size, model.device
+    is_replaying = replays(config.cuda_graphs, device)
+    num_blocks = model.num_blocks + is_replaying
+    kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
+    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, staging=Staging(device))
+    runner = ModelRunner(
+        model.decoder, kv_cache, block_size, sampler, pool, masks, deterministic=config.deterministic
+    )
+    runner.warm_up()
+    if is_replaying:
+        rows = min(config.scheduler.max_num_seqs, MOST_ROWS)
+        shape = StaticShape(rows, -(-model.max_model_len // block_size), block_size, model.num_blocks)
+        runner.replay(
+            capture_decodes(
+                model.decoder,
+                kv_cache,
+                shape,
+                lambda row_slots, kind: None,
+                KindLimits(few=0, is_one=config.deterministic),
+            )
+        )
+    return runner

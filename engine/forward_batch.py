@@ -56,44 +56,18 @@ def make_forward_batch(
     block_size: int,
     adapter_slots: Mapping[tuple[bytes, str], int],
     device: torch.device,
-    staging: Staging | None = None,
-    unknown: UnknownTokens | None = None,
 ) -> ForwardBatch:
-    """Tensors of `plan`, brought to the device in one transfer.
+    """Tensors of a `plan` whose tokens are all known."""
+    return BatchRows(plan, block_size, adapter_slots).batch(device, Staging(device))
+
+
+class BatchRows:
+    """The rows of a plan one after another, on the host: lists, from which tensors are made.
 
     Tokens of an answer decode, each on its own, unless there are many; every other row is a chunk. So a token takes the
     same path whatever the prefix cache and the step's other rows left of its prompt, and whether a grammar forced it along
     with others: K and V of all are written before any of them attends.
     """
-    staging = staging or Staging(device)
-    rows = _BatchRows(plan, block_size, adapter_slots)
-    every = len(rows.sampled) == len(rows.token_ids)
-    host = rows.tensors(unknown)
-    token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = staging.stage(host)
-    if unknown is not None and rows.unknown:
-        # A row that got no token is of no use any more: it computes some token.
-        token_ids = token_ids.index_copy(0, at, unknown.token_ids.index_select(0, source).clamp_min(0))
-    lora = group_rows(rows.row_slots, device, len(rows.decodes))
-    return ForwardBatch(
-        token_ids=token_ids,
-        positions=positions,
-        slots=slots,
-        num_decodes=len(rows.decodes),
-        decode_tables=tables,
-        decode_lengths=lengths,
-        chunks=tuple(
-            PrefillChunk(begin, end, length, table)
-            for (begin, end, length, _), table in zip(rows.chunks, chunks, strict=True)
-        ),
-        sampled_tokens=None if every else sampled,
-        num_sampled=len(rows.sampled),
-        lora=lora,
-        sampled_lora=lora if every and not rows.chunks else group_rows(rows.sampled_slots, device),
-    )
-
-
-class _BatchRows:
-    """The rows of a plan one after another, on the host."""
 
     def __init__(
         self, plan: StepPlan, block_size: int, adapter_slots: Mapping[tuple[bytes, str], int]
@@ -111,12 +85,60 @@ class _BatchRows:
         for row in plan.rows:
             self._add(row, -1 if row.adapter is None else adapter_slots[row.adapter.key])
 
-    def tensors(self, unknown: UnknownTokens | None) -> list[torch.Tensor]:
+    @property
+    def is_decode_only(self) -> bool:
+        """Whether every row is one token of an answer, and all are sampled."""
+        return not self.chunks and len(self.sampled) == len(self.token_ids)
+
+    def unknown_places(self, tokens: UnknownTokens | None) -> tuple[list[int], list[int]]:
+        """Where the unknown tokens stand here, and where in `tokens`. Raises `ValueError` if there are no `tokens`."""
+        if not self.unknown:
+            return [], []
+        if tokens is None:
+            raise ValueError("the plan has unknown tokens, and there is no step before it")
+        return [place for place, _ in self.unknown], [tokens.rows[sequence] for _, sequence in self.unknown]
+
+    def batch(
+        self,
+        device: torch.device,
+        staging: Staging,
+        unknown: UnknownTokens | None = None,
+        *,
+        deterministic: bool = False,
+    ) -> ForwardBatch:
+        """The tensors, brought to the device in one transfer. `deterministic`: one kind of adapters' kernel for all rows."""
+        token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = staging.stage(
+            self._tensors(unknown)
+        )
+        if unknown is not None and self.unknown:
+            # A row that got no token is of no use any more: it computes some token.
+            token_ids = token_ids.index_copy(0, at, unknown.token_ids.index_select(0, source).clamp_min(0))
+        every = len(self.sampled) == len(self.token_ids)
+        lora = group_rows(self.row_slots, device, None if deterministic else len(self.decodes))
+        return ForwardBatch(
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            num_decodes=len(self.decodes),
+            decode_tables=tables,
+            decode_lengths=lengths,
+            chunks=tuple(
+                PrefillChunk(begin, end, length, table)
+                for (begin, end, length, _), table in zip(self.chunks, chunks, strict=True)
+            ),
+            sampled_tokens=None if every else sampled,
+            num_sampled=len(self.sampled),
+            lora=lora,
+            sampled_lora=lora if every and not self.chunks else group_rows(self.sampled_slots, device),
+        )
+
+    def _tensors(self, unknown: UnknownTokens | None) -> list[torch.Tensor]:
         """Token ids, positions, slots, block tables and lengths of the decodes, sampled tokens, places of the unknown
         tokens here and in the step before, then the chunks' tables."""
         count = len(self.decodes)
         columns = max((len(table) for table in self.decodes), default=0)
         padded = [table + (0,) * (columns - len(table)) for table in self.decodes]
+        places, sources = self.unknown_places(unknown)
         return [
             torch.tensor(self.token_ids, dtype=torch.int64),
             torch.tensor(self.positions, dtype=torch.int64),
@@ -124,8 +146,8 @@ class _BatchRows:
             torch.tensor(padded, dtype=torch.int32).view(count, columns),
             torch.tensor([p + 1 for p in self.positions[:count]], dtype=torch.int32),
             torch.tensor(self.sampled, dtype=torch.int64),
-            torch.tensor([place for place, _ in self.unknown], dtype=torch.int64),
-            torch.tensor(self._sources(unknown), dtype=torch.int64),
+            torch.tensor(places, dtype=torch.int64),
+            torch.tensor(sources, dtype=torch.int64),
             *(torch.tensor(table, dtype=torch.int32) for *_, table in self.chunks),
         ]
 
@@ -150,10 +172,3 @@ class _BatchRows:
         if row.samples:
             self.sampled.append(len(self.positions) - 1)
             self.sampled_slots.append(adapter_slot)
-
-    def _sources(self, unknown: UnknownTokens | None) -> list[int]:
-        if not self.unknown:
-            return []
-        if unknown is None:
-            raise ValueError("the plan has unknown tokens, and there is no step before it")
-        return [unknown.rows[sequence] for _, sequence in self.unknown]

@@ -60,7 +60,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         path=path,
         digest=model_digest(path),
         config=model,
-        decoder=Decoder(model, state, memory.max_model_len),
+        decoder=Decoder(model, state, memory.max_model_len, deterministic=config.deterministic),
         tokenizer=load_tokenizer(path),
         dtype=dtype,
         kv_dtype=kv_dtype,

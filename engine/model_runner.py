@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from loraplex.engine.forward_batch import ForwardBatch, PrefillChunk, UnknownTokens, make_forward_batch
+from loraplex.engine.forward_batch import BatchRows, ForwardBatch, PrefillChunk, UnknownTokens
+from loraplex.engine.graphs.decode_graphs import DecodeGraphs
 from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.pool import AdapterPool
@@ -27,8 +28,11 @@ class ModelRunner:
         sampler: Sampler,
         pool: AdapterPool,
         masks: MaskFiller | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         """`masks` None: no planned sequence has a `token_mask`."""
+        self._deterministic = deterministic
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._block_size = block_size
@@ -38,6 +42,7 @@ class ModelRunner:
         self._staging = Staging(decoder.device)
         self._mask_staging = Staging(decoder.device)
         self._last: StepHandle | None = None
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -52,14 +57,17 @@ class ModelRunner:
         if rows is not None:
             handle.begin_masks(rows)
         unknown = None if self._last is None else self._last.tokens
-        handle.computed(self.forward(self._batch(plan, unknown)))
+        handle.computed(self._logits(BatchRows(plan, self._block_size, self._pool.slots()), unknown))
         self._last = handle
         return handle
 
-    def _batch(self, plan: StepPlan, unknown: UnknownTokens | None) -> ForwardBatch:
-        return make_forward_batch(
-            plan, self._block_size, self._pool.slots(), self._decoder.device, self._staging, unknown
-        )
+    def _logits(self, rows: BatchRows, unknown: UnknownTokens | None) -> Tensor:
+        """Logits [sampled rows, vocab] in the plan's order; K and V are written."""
+        logits = None if self._graphs is None else self._graphs.run(rows, unknown)
+        if logits is not None:
+            return logits
+        batch = rows.batch(self._decoder.device, self._staging, unknown, deterministic=self._deterministic)
+        return self.forward(batch)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits of a batch made elsewhere: benchmarks and tests."""
@@ -75,6 +83,10 @@ class ModelRunner:
         x = torch.zeros(1, site.inputs, dtype=self._decoder.dtype, device=self._decoder.device)
         if rows is not None:
             sgmv(x, x.new_zeros(1, site.outputs), site, rows)
+
+    def replay(self, graphs: DecodeGraphs) -> None:
+        """From now on have decode steps replayed where they were captured."""
+        self._graphs = graphs
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what the sampler remembers of a sequence that ended."""

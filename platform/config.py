@@ -70,6 +70,8 @@ class Settings(BaseSettings):
     max_waiting: int = Field(default=1024, ge=0, le=1 << 20)
     chunked_prefill: bool = True
     overlap: Literal["auto", "on", "off"] = "auto"
+    cuda_graphs: Literal["auto", "off"] = "auto"
+    deterministic: bool = False
 
     grammar_deadline_s: float = Field(default=5.0, gt=0, le=60)
     grammar_memory_bytes: int = Field(default=GIB, ge=64 << 20, le=1 << 36)
@@ -126,6 +128,8 @@ class Settings(BaseSettings):
             quantization=self.quantization,
             max_model_len=self.max_model_len,
             memory_utilization=self.memory_utilization,
+            cuda_graphs=self.cuda_graphs,
+            deterministic=self.deterministic,
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,

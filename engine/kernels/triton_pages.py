@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from loraplex.engine.kernels.triton_quantized_linear import byte_to_float
+from loraplex.engine.kernels.triton_unpacking import byte_to_float
 from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
 
 MAX_SLICES = 3

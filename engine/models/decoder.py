@@ -11,14 +11,16 @@ from torch import Tensor
 from loraplex.engine.forward_batch import ForwardBatch
 from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.layers.attention import Attention
-from loraplex.engine.layers.base_linear import make_linear
+from loraplex.engine.layers.base_linear import BaseLinear, make_linear
 from loraplex.engine.layers.embedding import Embedding
+from loraplex.engine.layers.fixed_rows_linear import FixedRowsLinear
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.layers.mlp import MLP
 from loraplex.engine.lora.site import LoraSite, make_site
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.rope import rope_tables
 from loraplex.engine.models.weights import DecoderState
+from loraplex.engine.quantization.weight import QuantizedWeight
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
@@ -44,9 +46,15 @@ class Decoder:
         state: DecoderState,
         max_model_len: int,
         max_adapter_slots: int = 1024,
+        *,
+        deterministic: bool = False,
     ) -> None:
-        """`state` as `decoder_state` makes it; it is emptied, so that each weight can be freed once it is packed."""
+        """`state` as `decoder_state` makes it; it is emptied, so that each weight can be freed once it is packed.
+
+        `deterministic`: no projection's sums depend on how many rows there are.
+        """
         self.config = config
+        self._deterministic = deterministic
         self.sites: list[LoraSite] = []
         self.projections: dict[str, LoraLinear] = {}
         self.max_adapter_slots = max_adapter_slots
@@ -58,7 +66,7 @@ class Decoder:
         self._layers = [self._layer(i, state, (rope[0], rope[1])) for i in range(config.num_layers)]
         self._norm = state.take_tensor("norm")
         head_site = self._site(("lm_head",), config.hidden_size, (config.vocab_size,))
-        self._head = LoraLinear(make_linear(state.take_weight("lm_head"), None, self.dtype), head_site)
+        self._head = LoraLinear(self._base_linear(state.take_weight("lm_head"), None), head_site)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv_cache: list[Tensor]) -> Tensor:
@@ -122,13 +130,15 @@ class Decoder:
         shapes: dict[str, tuple[int, int]],
         state: DecoderState,
     ) -> LoraLinear:
-        base = make_linear(
-            state.take_weight(prefix + name), state.take_bias(f"{prefix}{name}_bias"), self.dtype
-        )
+        base = self._base_linear(state.take_weight(prefix + name), state.take_bias(f"{prefix}{name}_bias"))
         names = tuple(prefix + projection for projection in projections)
         layer = LoraLinear(base, self._site(names, base.inputs, tuple(shapes[p][0] for p in projections)))
         self.projections[prefix + name] = layer
         return layer
+
+    def _base_linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> BaseLinear:
+        base = make_linear(weight, bias, self.dtype)
+        return FixedRowsLinear(base) if self._deterministic else base
 
     def _site(self, names: tuple[str, ...], inputs: int, slice_sizes: tuple[int, ...]) -> LoraSite:
         site = make_site(names, inputs, slice_sizes, self.max_adapter_slots, self.device)

@@ -126,6 +126,7 @@ class Harness:
             model=str(reference.path),
             dtype=config.pop("dtype", "float32"),
             device="cpu",
+            deterministic=config.pop("deterministic", False),
             cache=CacheConfig(block_size=8, num_blocks=config.pop("num_blocks", 256)),
             scheduler=SchedulerConfig(**config.pop("scheduler", {})),
             lora=LoraConfig(**config),
@@ -318,10 +319,13 @@ def test_seeded_samples_do_not_depend_on_the_batch(harness: Callable[..., Harnes
     assert together.outputs["0", 0] != together.outputs["0", 1]
 
 
-def test_bfloat16_logprobs_are_bitwise_independent_of_the_batch(harness: Callable[..., Harness]) -> None:
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"deterministic": True}])
+def test_logprobs_are_bitwise_independent_of_the_batch(
+    harness: Callable[..., Harness], settings: dict[str, Any]
+) -> None:
     """Neighbours share adapters, so that groups and prefill chunks differ from those of a lone run."""
     jobs = [(prompt, [None, *ADAPTERS][i % 4]) for i, prompt in enumerate(prompts(12, seed=8))]
-    together, alone = harness(dtype="bfloat16"), harness(dtype="bfloat16")
+    together, alone = harness(**settings), harness(**settings)
     for index, (prompt, adapter) in enumerate(jobs):
         together.add(str(index), prompt, adapter, logprobs=3)
     together.run()

@@ -100,8 +100,10 @@ def test_frozen() -> None:
 
 
 def test_engine_config_carries_the_limits() -> None:
-    flags = {"max_num_seqs": 3, "kv_cache_bytes": 1 << 21, "kv_cache_dtype": "fp8", "adapter_bytes": 0}
-    config = load_settings(flags).engine_config("/m")
+    given = {"max_num_seqs": 3, "kv_cache_bytes": 1 << 21, "kv_cache_dtype": "fp8", "adapter_bytes": 0}
+    given |= {"overlap": "on", "cuda_graphs": "off", "deterministic": True}
+    config = load_settings(given).engine_config("/m")
+    assert (config.scheduler.overlap, config.cuda_graphs, config.deterministic) == ("on", "off", True)
     assert (config.model, config.scheduler.max_num_seqs, config.cache.kv_bytes) == ("/m", 3, 1 << 21)
     assert (config.cache.kv_dtype, config.lora.max_bytes) == ("fp8", 0)
 
