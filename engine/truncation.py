@@ -1,7 +1,8 @@
 """Cutoffs of min-p (Nguyen et al. 2024), top-k and top-p (Holtzman et al. 2020), applied in this order.
 
 Invariant: a filter is one number per row, the lowest weight it keeps; tokens tied with it are kept too. The number
-is exact: a short `topk` decides most rows, the others are sorted whole, and both give the same number.
+is exact: a short `topk` decides most rows, the others are sorted whole, and both give the same number; on CUDA it is
+found by bisection.
 """
 
 from collections.abc import Sequence
@@ -84,9 +85,14 @@ def truncate(weights: Tensor, truncations: Truncations) -> Tensor:
 def _rank(weights: Tensor, truncations: Truncations, lowest: Tensor) -> None:
     """Raise `lowest` [rows of weights, 1] in place for the rows that need a ranking.
 
-    On a CPU the top of the ranking decides most rows; elsewhere to ask whether it did would cost more than a sort.
+    On a CPU the top of the ranking decides most rows. Elsewhere nobody asks whether it did: that would wait for the device.
     """
     _, index, *filters = truncations.tensors
+    if weights.is_cuda:
+        from loraplex.engine.kernels.triton_truncation import raise_cutoffs
+
+        raise_cutoffs(weights, lowest, index, *filters)
+        return
     vocab = weights.shape[1]
     chosen = weights if truncations.num_ranked == weights.shape[0] else weights.index_select(0, index)
     filters.append(lowest.index_select(0, index))

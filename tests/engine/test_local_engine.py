@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from loraplex.engine.config import CacheConfig, EngineConfig
+from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import AdapterLoadFailed, EngineUnavailable
 from loraplex.engine.loading import LoadedModel, load_model
@@ -87,9 +88,12 @@ def source() -> Source:
     return Source()
 
 
-@pytest.fixture
-def core(model: LoadedModel, settings: EngineConfig, source: Source) -> Engine:
-    return Engine(model, settings, source)
+@pytest.fixture(params=["off", "on"])
+def core(
+    request: pytest.FixtureRequest, model: LoadedModel, settings: EngineConfig, source: Source
+) -> Engine:
+    """With a step ahead of the results, and without."""
+    return Engine(model, replace(settings, scheduler=SchedulerConfig(overlap=request.param)), source)
 
 
 @pytest.fixture

@@ -1,0 +1,126 @@
+"""Cutoffs in Triton against those by sorting: interpreted on the CPU, in a process of its own, compiled for sm_90 without
+a GPU, and on CUDA where there is one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from loraplex.engine.truncation import Truncation, Truncations, truncate
+
+pytest.importorskip("triton")
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+ROOT = Path(__file__).parents[3]
+
+FILTERS = [
+    Truncation(1, 1.0, 0.0),
+    Truncation(40, 1.0, 0.0),
+    Truncation(10**6, 1.0, 0.0),
+    Truncation(0, 0.1, 0.0),
+    Truncation(0, 0.95, 0.0),
+    Truncation(0, 1e-9, 0.0),
+    Truncation(0, 0.9, 0.05),
+    Truncation(30, 0.8, 0.001),
+    Truncation(0, 1.0, 0.1),
+]
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where this process can run kernels."""
+    if (request.param == "interpreter") is not INTERPRETING:
+        pytest.skip("the interpreter has a process of its own")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device("cpu" if request.param == "interpreter" else "cuda")
+
+
+def raised(weights: torch.Tensor, filters: list[Truncation]) -> torch.Tensor:
+    from loraplex.engine.kernels.triton_truncation import raise_cutoffs
+
+    lowest, *rest = (tensor.to(weights.device) for tensor in Truncations.of(filters).tensors)
+    raise_cutoffs(weights, lowest, *rest)
+    return torch.where(weights >= lowest, weights, 0.0).cpu()
+
+
+@pytest.mark.parametrize(("vocab", "spread"), [(9, 0.2), (8200, 0.2), (8200, 4.0)])
+def test_keeps_what_a_sort_keeps(vocab: int, spread: float, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    scores = torch.randn(len(FILTERS), vocab, generator=generator) * spread
+    weights = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+    assert torch.equal(
+        raised(weights.to(device), FILTERS), truncate(weights.clone(), Truncations.of(FILTERS))
+    )
+
+
+def test_ties_are_kept_and_rows_are_their_own(device: torch.device) -> None:
+    weights = torch.tensor([[1.0, 0.4, 0.4, 0.4, 0.1]]).repeat(4, 1)
+    filters = [
+        Truncation(2, 1.0, 0.0),
+        Truncation(0, 1.0, 0.0),
+        Truncation(0, 0.6, 0.0),
+        Truncation(0, 0.3, 0),
+    ]
+    weights[3] = torch.nan
+    kept = [(row > 0).sum().item() for row in raised(weights.to(device), filters)]
+    assert kept[:3] == [4, 5, 4]
+
+
+@pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
+def test_interpreted() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
+    done = subprocess.run(
+        command,
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) == 4
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from loraplex.engine.kernels import triton_truncation as module
+
+source = ASTSource(
+    module.cutoff_kernel,
+    signature={
+        "weights": "*fp32", "index": "*i64", "top_k": "*i64", "top_p": "*fp64", "lowest": "*fp32",
+        "vocab": "i32", "block": "constexpr",
+    },
+    constexprs={(6,): module.BLOCK},
+    attrs={(i,): [["tt.divisibility", 16]] for i in range(6)},
+)
+binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": module.NUM_WARPS})
+ptx = binary.asm["ptx"]
+print(binary.metadata.shared, "ld.global.v4" in ptx or "v4.b32" in ptx, ".local" in ptx)
+"""
+
+
+@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
+def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        check=False,
+        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": ".src"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    shared, wide_loads, spills = done.stdout.split()
+    assert int(shared) <= 8192 and wide_loads == "True" and spills == "False"
