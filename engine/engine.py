@@ -12,12 +12,13 @@ from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.errors import EngineError, GrammarFailed, NonFiniteLogits, UnsupportedFeature
 from loraplex.engine.fairness import FairShare, Policy
+from loraplex.engine.forward_batch import AdapterPath
 from loraplex.engine.graphs.buckets import MOST_ROWS
 from loraplex.engine.graphs.capture import capture_decodes
-from loraplex.engine.graphs.decode_graphs import KindLimits
 from loraplex.engine.graphs.static_inputs import StaticShape
 from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.loading import LoadedModel
+from loraplex.engine.lora.device_batch import make_workspace
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.pool_choice import open_pool
 from loraplex.engine.lora.source import AdapterSource
@@ -331,20 +332,21 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     num_blocks = model.num_blocks + is_replaying
     kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
     sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, staging=Staging(device))
-    runner = ModelRunner(
-        model.decoder, kv_cache, block_size, sampler, pool, masks, deterministic=config.deterministic
-    )
+    path = _adapter_path(model, config)
+    runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     runner.warm_up()
     if is_replaying:
         rows = min(config.scheduler.max_num_seqs, MOST_ROWS)
         shape = StaticShape(rows, -(-model.max_model_len // block_size), block_size, model.num_blocks)
-        runner.replay(
-            capture_decodes(
-                model.decoder,
-                kv_cache,
-                shape,
-                lambda row_slots, kind: None,
-                KindLimits(few=0, is_one=config.deterministic),
-            )
-        )
+        adapters = path if pool.max_bytes else None
+        runner.replay(capture_decodes(model.decoder, kv_cache, shape, adapters))
     return runner
+
+
+def _adapter_path(model: LoadedModel, config: EngineConfig) -> AdapterPath:
+    """Once the pool is there: what the kernels need depends on the greatest rank."""
+    if model.device.type == "cpu" or not config.lora.max_bytes:
+        return AdapterPath(config.deterministic)
+    rows = config.scheduler.max_num_batched_tokens
+    workspace = make_workspace(model.decoder.sites, rows, model.device)
+    return AdapterPath(config.deterministic, workspace, rows)

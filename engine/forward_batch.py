@@ -7,6 +7,7 @@ import torch
 
 from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.device_batch import LoraWorkspace
 from loraplex.engine.plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.staging import Staging
@@ -41,6 +42,26 @@ class ForwardBatch:
     num_sampled: int
     lora: LoraBatch | None
     sampled_lora: LoraBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPath:
+    """How the adapters of a step are computed: with memory of their kernels for steps of up to `workspace_rows`, and in one
+    way whoever is in the step if it is `deterministic`."""
+
+    deterministic: bool = False
+    workspace: LoraWorkspace | None = None
+    workspace_rows: int = 0
+
+    def group(self, row_slots: list[int], device: torch.device, num_decodes: int) -> LoraBatch | None:
+        """The rows by slot, those from `num_decodes` on of chunks; None when none has an adapter."""
+        return group_rows(
+            row_slots,
+            device,
+            None if self.deterministic else num_decodes,
+            workspace=self.workspace if len(row_slots) <= self.workspace_rows else None,
+            deterministic=self.deterministic,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +124,9 @@ class BatchRows:
         device: torch.device,
         staging: Staging,
         unknown: UnknownTokens | None = None,
-        *,
-        deterministic: bool = False,
+        adapters: AdapterPath = AdapterPath(),
     ) -> ForwardBatch:
-        """The tensors, brought to the device in one transfer. `deterministic`: one kind of adapters' kernel for all rows."""
+        """The tensors, brought to the device in one transfer."""
         token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = staging.stage(
             self._tensors(unknown)
         )
@@ -114,7 +134,7 @@ class BatchRows:
             # A row that got no token is of no use any more: it computes some token.
             token_ids = token_ids.index_copy(0, at, unknown.token_ids.index_select(0, source).clamp_min(0))
         every = len(self.sampled) == len(self.token_ids)
-        lora = group_rows(self.row_slots, device, None if deterministic else len(self.decodes))
+        lora = adapters.group(self.row_slots, device, len(self.decodes))
         return ForwardBatch(
             token_ids=token_ids,
             positions=positions,
@@ -129,7 +149,9 @@ class BatchRows:
             sampled_tokens=None if every else sampled,
             num_sampled=len(self.sampled),
             lora=lora,
-            sampled_lora=lora if every and not self.chunks else group_rows(self.sampled_slots, device),
+            sampled_lora=lora
+            if every and not self.chunks
+            else adapters.group(self.sampled_slots, device, len(self.sampled_slots)),
         )
 
     def _tensors(self, unknown: UnknownTokens | None) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from loraplex.engine.forward_batch import BatchRows, ForwardBatch, PrefillChunk, UnknownTokens
+from loraplex.engine.forward_batch import AdapterPath, BatchRows, ForwardBatch, PrefillChunk, UnknownTokens
 from loraplex.engine.graphs.decode_graphs import DecodeGraphs
 from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.kernels.sgmv import sgmv
@@ -28,11 +28,10 @@ class ModelRunner:
         sampler: Sampler,
         pool: AdapterPool,
         masks: MaskFiller | None = None,
-        *,
-        deterministic: bool = False,
+        adapters: AdapterPath | None = None,
     ) -> None:
         """`masks` None: no planned sequence has a `token_mask`."""
-        self._deterministic = deterministic
+        self._adapters = adapters or AdapterPath()
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._block_size = block_size
@@ -66,8 +65,7 @@ class ModelRunner:
         logits = None if self._graphs is None else self._graphs.run(rows, unknown)
         if logits is not None:
             return logits
-        batch = rows.batch(self._decoder.device, self._staging, unknown, deterministic=self._deterministic)
-        return self.forward(batch)
+        return self.forward(rows.batch(self._decoder.device, self._staging, unknown, self._adapters))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits of a batch made elsewhere: benchmarks and tests."""

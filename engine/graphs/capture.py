@@ -5,19 +5,24 @@ import logging
 import torch
 from torch import Tensor
 
+from loraplex.engine.forward_batch import AdapterPath
 from loraplex.engine.graphs.buckets import Buckets
-from loraplex.engine.graphs.decode_graphs import DecodeGraphs, Grouping, KindLimits
+from loraplex.engine.graphs.decode_graphs import DecodeGraphs, KindLimits
 from loraplex.engine.graphs.replay import CudaReplayer
+from loraplex.engine.graphs.static_groups import StaticGroups
 from loraplex.engine.graphs.static_inputs import StaticInputs, StaticShape
+from loraplex.engine.lora.device_batch import FEW_ADAPTERS
 from loraplex.engine.models.decoder import Decoder
 
 _logger = logging.getLogger(__name__)
 
 
 def capture_decodes(
-    decoder: Decoder, kv_cache: list[Tensor], shape: StaticShape, grouping: Grouping, limits: KindLimits
+    decoder: Decoder, kv_cache: list[Tensor], shape: StaticShape, adapters: AdapterPath | None
 ) -> DecodeGraphs:
-    """Capture every bucket of `shape`, for every kind of adapters that `limits` tells apart."""
+    """Capture every bucket of `shape`, for every kind of adapters; for none if `adapters` is None."""
+    path = adapters or AdapterPath()
+    few = FEW_ADAPTERS if adapters is not None else 0
     device = decoder.device
     buckets = Buckets(shape.rows)
     graphs = DecodeGraphs(
@@ -26,8 +31,8 @@ def capture_decodes(
         torch.empty(buckets.most, decoder.config.vocab_size, dtype=decoder.dtype, device=device),
         buckets,
         CudaReplayer(device),
-        grouping,
-        limits,
+        StaticGroups(path, device),
+        KindLimits(few, is_one=path.deterministic),
     )
     report = graphs.capture()
     _logger.info(

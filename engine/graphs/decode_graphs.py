@@ -41,11 +41,13 @@ class KindLimits:
     few: int
     is_one: bool = False
 
-    @property
-    def kinds(self) -> tuple[AdapterKind, ...]:
+    def kinds(self, rows: int) -> tuple[AdapterKind, ...]:
+        """What steps of at most so many rows can be."""
         if not self.few:
             return (AdapterKind.BASE,)
-        return (AdapterKind.BASE, AdapterKind.MANY) if self.is_one else tuple(AdapterKind)
+        if self.is_one:
+            return (AdapterKind.BASE, AdapterKind.MANY)
+        return tuple(AdapterKind) if rows > self.few else (AdapterKind.BASE, AdapterKind.FEW)
 
     def of(self, adapters: int) -> AdapterKind:
         """The kind of a step with so many distinct adapters."""
@@ -92,7 +94,7 @@ class DecodeGraphs:
         """Capture every bucket and kind, the largest first, so that the smaller ones find room in its memory."""
         began = time.monotonic()
         for bucket in reversed(self._buckets.sizes):
-            for kind in reversed(self._limits.kinds):
+            for kind in reversed(self._limits.kinds(bucket)):
                 self._replays[bucket, kind] = self._replayer.capture(self._step(bucket, kind))
         return CaptureReport(len(self._replays), self._replayer.nbytes, time.monotonic() - began)
 
