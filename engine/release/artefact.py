@@ -70,9 +70,14 @@ def quantization_config(quantized: Mapping[str, QuantizedWeight]) -> dict[str, A
     projections = next(iter(kinds.values()))
     if any(kind != projections for kind in kinds.values()):
         raise ModelError("the projections of one model must be quantized alike")
-    groups = {"group_0": {"targets": ["Linear"], **projections}}
-    if head is not None and head != projections:
-        groups["group_1"] = {"targets": ["re:.*lm_head"], **head}
+    if head is None or head == projections:
+        groups = {"group_0": {"targets": ["Linear"], **projections}}
+    else:
+        # By name on both sides: a head is a `Linear` too.
+        groups = {
+            "group_0": {"targets": ["re:.*_proj$"], **projections},
+            "group_1": {"targets": ["re:.*lm_head$"], **head},
+        }
     formats = {group["format"] for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",

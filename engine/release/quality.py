@@ -30,9 +30,9 @@ class QualityBounds:
 
 
 BOUNDS = {
-    "int8": QualityBounds(max_perplexity_ratio=1.02, min_top1_agreement=0.93, max_kl=0.02),
-    "fp8": QualityBounds(max_perplexity_ratio=1.03, min_top1_agreement=0.92, max_kl=0.03),
-    "int4": QualityBounds(max_perplexity_ratio=1.15, min_top1_agreement=0.85, max_kl=0.15),
+    "int8": QualityBounds(max_perplexity_ratio=1.02, min_top1_agreement=0.90, max_kl=0.02),
+    "fp8": QualityBounds(max_perplexity_ratio=1.03, min_top1_agreement=0.90, max_kl=0.03),
+    "int4": QualityBounds(max_perplexity_ratio=1.15, min_top1_agreement=0.80, max_kl=0.15),
 }
 """Defaults by scheme."""
 
