@@ -1,22 +1,13 @@
-"""y = x W^T + b with W in 8 or 4 bits: dequantized in registers on CUDA, exact sums of integers on a CPU.
+"""y = x W^T + b with W in 8 or 4 bits, as it is stored: dequantized in registers on CUDA, by the reference elsewhere.
 
-Invariant: on a CPU a row's result is a function of the row and the weight, whoever shares the batch.
+A CPU with compiled bodies has a layout and a product of its own, see `compiled.integer_linear`.
 """
 
 import torch
 
 from loraplex.engine.kernels.bodies import Body, body_for
 from loraplex.engine.kernels.reference import quantized_linear as reference
-from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, WeightLayout, with_lines
-
-LONGEST_INTEGER_SUM = 1 << 16
-"""Inputs that may share a scale in the CPU's body: so many products of two bytes fit 32 bits."""
-
-
-def with_cpu_layout(weight: QuantizedWeight) -> QuantizedWeight:
-    """The weight as the CPU's body reads it, instead of the plain one; as it is where there is no such body."""
-    are_integers = weight.format is not WeightFormat.FP8 and weight.group_size <= LONGEST_INTEGER_SUM
-    return with_lines(weight) if are_integers and body_for(weight.packed) is Body.COMPILED else weight
+from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat
 
 
 def quantized_linear(
@@ -34,10 +25,6 @@ def quantized_linear(
         return out
     if body_for(x) is Body.TRITON:
         _on_cuda(x.contiguous(), weight, out, bias)
-    elif _is_compiled(x, weight):
-        from loraplex.engine.kernels.compiled import quantized_linear as compiled
-
-        compiled.quantized_linear(x.contiguous(), weight, out, bias)
     else:
         reference.quantized_linear(x, weight, out, bias)
     return out
@@ -52,11 +39,6 @@ def _on_cuda(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, bias: 
         fp8_linear.fp8_linear(x, weight, out, bias)
     else:
         reference.quantized_linear(x, weight, out, bias)
-
-
-def _is_compiled(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    is_served = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return is_served and weight.layout is WeightLayout.LINES and body_for(x) is Body.COMPILED
 
 
 def _output(

@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.quantized_linear import quantized_linear, with_cpu_layout
+from loraplex.engine.kernels.quantized_linear import quantized_linear
 from loraplex.engine.quantization.weight import QuantizedWeight
 
 
@@ -11,7 +11,7 @@ class QuantizedLinear:
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
-        self._weight = with_cpu_layout(weight)
+        self._weight = weight
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,19 +3,12 @@
 Invariant: w[n, k] = (q[n, k] - zero[k // G, n]) * scale[k // G, n]; only int4 has zeros, without any they are 8; fp8 is per channel.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
 import torch.nn.functional as F
 
-from loraplex.engine.quantization.byte_lines import (
-    block_parameters,
-    inputs_of_line,
-    pack_lines,
-    unblock_parameters,
-    unpack_lines,
-)
 from loraplex.engine.quantization.groups import GROUP_SIZES
 from loraplex.engine.quantization.nibbles import pack_nibbles, unpack_nibbles
 
@@ -34,20 +27,10 @@ class WeightFormat(Enum):
     FP8 = "fp8"
 
 
-class WeightLayout(Enum):
-    """Where the integers, scales and zeros of a weight lie."""
-
-    PLAIN = "plain"
-    """As `QuantizedWeight` says: what is made, stored, and read on CUDA."""
-    LINES = "lines"
-    """As `byte_lines` says, packed [blocks, lines, 64] uint8 and scales and zeros [blocks, groups, 16]: for a CPU."""
-
-
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """A weight [outputs, inputs] whose integers share a scale per output and group of `group_size` inputs.
 
-    In the plain layout:
     packed: INT8 [outputs, inputs] int8; INT4 [tiles, outputs, bytes] uint8, see `nibbles`; FP8 [outputs, inputs] float8_e4m3fn.
     scales: [groups, outputs] bfloat16 or float32; ours are bfloat16, so that no body has to round them again.
     zeros: [groups, outputs] uint8 of 0..15, or None: symmetric. group_size: `inputs` for one scale per output.
@@ -59,7 +42,6 @@ class QuantizedWeight:
     zeros: torch.Tensor | None
     group_size: int
     shape: tuple[int, int]
-    layout: WeightLayout = WeightLayout.PLAIN
 
     @property
     def outputs(self) -> int:
@@ -78,16 +60,6 @@ class QuantizedWeight:
     def bits(self) -> int:
         """Of an element."""
         return 4 if self.format is WeightFormat.INT4 else 8
-
-    @property
-    def groups(self) -> int:
-        """Scales of an output."""
-        return -(-self.inputs // self.group_size)
-
-    @property
-    def zero_point(self) -> int:
-        """The integer that means 0, where there are no zeros and integers are stored without a sign."""
-        return 1 << self.bits - 1
 
     @property
     def num_bytes(self) -> int:
@@ -171,41 +143,16 @@ def quantize_fp8(weight: torch.Tensor) -> QuantizedWeight:
 
 def dequantize(weight: QuantizedWeight) -> torch.Tensor:
     """[outputs, inputs] float32, exact: an integer times a bfloat16 scale fits the mantissa (a float32 scale rounds once)."""
-    if weight.format is WeightFormat.FP8:
-        return weight.packed.float().mul_(_spread(weight.scales, weight))
-    integers = unsigned_integers(weight).float()
-    integers -= weight.zero_point if weight.zeros is None else _spread(weight.zeros, weight)
+    if weight.format is WeightFormat.INT4:
+        integers = unpack_nibbles(weight.packed, weight.group_size, weight.inputs).float()
+        integers -= 8 if weight.zeros is None else _spread(weight.zeros, weight)
+    else:
+        integers = weight.packed.float()
     return integers.mul_(_spread(weight.scales, weight))
 
 
-def unsigned_integers(weight: QuantizedWeight) -> torch.Tensor:
-    """[outputs, inputs] uint8: 0..15 of int4, int8 + 128. Not for fp8."""
-    if weight.layout is WeightLayout.LINES:
-        return unpack_lines(weight.packed, weight.bits, weight.outputs)[:, : weight.inputs]
-    if weight.format is WeightFormat.INT8:
-        return weight.packed.view(torch.uint8) ^ 128
-    return unpack_nibbles(weight.packed, weight.group_size, weight.inputs)
-
-
-def with_lines(weight: QuantizedWeight) -> QuantizedWeight:
-    """The same weight in the layout `LINES`. Not for fp8."""
-    if weight.layout is WeightLayout.LINES:
-        return weight
-    # A last group that is not full begins with a line of its own as any other, so only its end is padded.
-    padded = F.pad(unsigned_integers(weight), (0, -weight.inputs % inputs_of_line(weight.bits)))
-    return replace(
-        weight,
-        packed=pack_lines(padded, weight.bits),
-        scales=block_parameters(weight.scales),
-        zeros=None if weight.zeros is None else block_parameters(weight.zeros),
-        layout=WeightLayout.LINES,
-    )
-
-
 def _spread(parameters: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    """Scales or zeros in the weight's layout -> [outputs, inputs] float32."""
-    if weight.layout is WeightLayout.LINES:
-        parameters = unblock_parameters(parameters, weight.outputs)
+    """[groups, outputs] -> [outputs, inputs] float32."""
     spread = parameters.float().t().repeat_interleave(weight.group_size, dim=1)
     return spread[:, : weight.inputs]
 

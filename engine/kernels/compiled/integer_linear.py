@@ -3,6 +3,7 @@
 Invariant: a row's result is a function of the row and the weight alone; weights are read from memory once, in order.
 """
 
+import threading
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,8 @@ from loraplex.engine.kernels.compiled.machine import ParallelBody, barrier, thre
 from loraplex.engine.kernels.compiled.vector_code import LANES, has_byte_products
 
 DTYPES = (torch.bfloat16, torch.float16)
+LONG_PRODUCT = 8 << 20
+"""From so many multiplications on, 0.1 ms and more, other threads of Python may run meanwhile."""
 
 
 @cache
@@ -116,14 +119,14 @@ def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: in
     return ParallelBody(round_multiply, 12, as_written=True)
 
 
-class Workspace:
-    """The rows' blocks of one product, grown as needed. What is in it lives as long as one parallel region."""
+class Workspace(threading.local):
+    """The rows' blocks of a calling thread's product, grown as needed. What is in it lives as long as one parallel region."""
 
     def __init__(self) -> None:
         self._blocks = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, size: int) -> torch.Tensor:
-        """At least `size` bytes; whoever reserved them holds them while another thread's engine grows them."""
+        """At least `size` bytes."""
         if self._blocks.numel() < size:
             self._blocks = torch.empty(size, dtype=torch.uint8)
         return self._blocks
@@ -165,5 +168,6 @@ def integer_linear(
         weight.weight_groups,
         groups,
         weight.excess,
+        releases_gil=rows * weight.inputs * weight.outputs >= LONG_PRODUCT,
     )
     return y if weight.padded_outputs == weight.outputs else y[:, : weight.outputs].contiguous()

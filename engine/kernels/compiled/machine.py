@@ -113,8 +113,6 @@ _load_constant_float = _loader(_FLOAT, types.float32, lambda builder, value: val
 _store_bfloat16 = _storer(_I16, types.float32, _narrow_bfloat16)
 _store_float16 = _storer(_HALF, types.float32, lambda builder, value: builder.fptrunc(value, _HALF))
 store_float = _storer(_FLOAT, types.float32, lambda builder, value: value)
-store_int = _storer(_I32, types.int32, lambda builder, value: value)
-store_byte = _storer(ir.IntType(8), types.int32, lambda builder, value: builder.trunc(value, ir.IntType(8)))
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -153,27 +151,6 @@ def width(kind: int) -> int:
     """Bytes of an element."""
     return 4 if kind == 2 else 2
 
-
-def _conversion(source: types.Type, target: types.Type, convert: Callable[[Any, Any], Any]) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
-    def converted(typing_context: Any, value: Any) -> tuple[Signature, Codegen]:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return convert(builder, arguments[0])
-
-        return target(source), codegen
-
-    return converted
-
-
-def _nearest(builder: Any, number: Any) -> Any:
-    rounded = builder.call(builder.module.declare_intrinsic("llvm.rint", [_FLOAT]), [number])
-    return builder.fptosi(rounded, _I32)
-
-
-bits_of = _conversion(types.float32, types.int32, lambda builder, value: builder.bitcast(value, _I32))
-float_of = _conversion(types.int32, types.float32, lambda builder, value: builder.bitcast(value, _FLOAT))
-round_to_int = _conversion(types.float32, types.int32, _nearest)
-"""To the nearest integer, ties to even; finite numbers within int32 only."""
 
 _EXP_COEFFICIENTS = (1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0)
 

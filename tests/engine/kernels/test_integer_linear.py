@@ -1,11 +1,13 @@
 """The CPU's integer product against exact sums of the integers it says it makes, on awkward shapes, to the bit where it promises so."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from loraplex.engine.kernels.compiled import integer_linear as module
 from loraplex.engine.kernels.compiled import machine
 from loraplex.engine.kernels.compiled.integer_linear import integer_linear
 from loraplex.engine.kernels.compiled.integer_weight import lay_out
@@ -92,6 +94,18 @@ def test_a_row_is_bitwise_the_same_alone_and_in_company(threads: int) -> None:
                 for begin in range(0, 33 - count, count):
                     rows = slice(begin, begin + count)
                     assert torch.equal(integer_linear(x[rows], laid_out), together[rows]), (name, count)
+
+
+def test_engines_on_several_threads_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long products run without the GIL, so that two of them are in their buffers at once."""
+    monkeypatch.setattr(module, "LONG_PRODUCT", 0)
+    weight = lay_out(weights_of((96, 384))["int8"], None)
+    batches = [rows_of(rows, 384) for rows in (3, 40)]
+    wanted = [integer_linear(x, weight) for x in batches]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            results = pool.map(lambda x: integer_linear(x, weight), batches)
+            assert all(torch.equal(result, one) for result, one in zip(results, wanted, strict=True))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -12,7 +12,6 @@ from loraplex.engine.quantization.weight import (
     quantize_fp8,
     quantize_int4,
     quantize_int8,
-    with_lines,
 )
 
 SHAPES = ((1, 1), (3, 31), (5, 128), (17, 129), (16, 192), (33, 320))
@@ -112,32 +111,6 @@ def test_nibbles_come_back(inputs: int, group_size: int) -> None:
     assert packed[0, 3, 0] & 15 == integers[3, 0]
     if inputs > span // 2:
         assert packed[0, 3, 0] >> 4 == integers[3, span // 2]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_lines_hold_the_same_weight(shape: tuple[int, int]) -> None:
-    weight = matrix(shape)
-    plain = [quantize_int8(weight), quantize_int8(weight, 64), quantize_int4(weight, 32)]
-    for quantized in (*plain, quantize_int4(weight, 32, symmetric=False)):
-        lines = with_lines(quantized)
-        assert lines.packed.shape[0] == -(-shape[0] // 16) and lines.packed.shape[2] == 64
-        assert torch.equal(dequantize(lines), dequantize(quantized))
-        assert with_lines(lines) is lines
-
-
-def test_a_line_is_sixteen_outputs_by_four_bytes() -> None:
-    quantized = QuantizedWeight(
-        format=WeightFormat.INT8,
-        packed=torch.arange(32 * 8).view(32, 8).to(torch.uint8).view(torch.int8),
-        scales=torch.ones(1, 32),
-        zeros=None,
-        group_size=8,
-        shape=(32, 8),
-    )
-    packed = with_lines(quantized).packed
-    assert packed.shape == (2, 2, 64)
-    # Block 1, line 1, output 3 of the block: inputs 4..7 of output 19, without a sign.
-    assert packed[1, 1, 12:16].tolist() == [(19 * 8 + k) % 256 ^ 128 for k in range(4, 8)]
 
 
 def test_size_is_what_a_product_reads() -> None:
