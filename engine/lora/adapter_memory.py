@@ -62,8 +62,8 @@ class AdapterMemory(Protocol):
         """Whether all of it has come; never waits."""
         ...
 
-    def install(self, placement: Placement) -> None:
-        """Let kernels reach what is there."""
+    def install(self, placement: Placement) -> Placement:
+        """Let kernels reach what is there. What is returned holds no host memory but what they read."""
         ...
 
     def remove(self, placement: Placement) -> None:

@@ -6,15 +6,17 @@ were to be quantized are quantized and expanded again, which shows what it does 
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from loraplex.engine.errors import AdapterTooLarge
 from loraplex.engine.lora.adapter_memory import Placement
-from loraplex.engine.lora.packed import PackedAdapter, PackedModule, pack
+from loraplex.engine.lora.packed import PackedAdapter, pack
 from loraplex.engine.lora.page_format import PageFormat
 from loraplex.engine.lora.site import LoraSite, LoraSlice
 from loraplex.engine.lora.slot_tables import Contents, SlotTables
+from loraplex.engine.lora.table_rows import ModulePages
 from loraplex.engine.lora.weights import LoraWeights
 
 
@@ -26,7 +28,6 @@ class ContiguousMemory:
     ) -> None:
         self._sites = sites
         self._pages = pages
-        self._names = [name for site in sites for name in site.names]
         self._tables = SlotTables(sites, max_slots, max_rank, torch.device("cpu"))
         self._max_bytes = max_bytes
         self._max_slots = max_slots
@@ -55,9 +56,16 @@ class ContiguousMemory:
             raise AdapterTooLarge(
                 f"adapter {weights.digest} takes {nbytes} bytes of at most {self._max_bytes}"
             )
-        modules, report = self._pages.rounded(weights, self._names)
+        modules, report = self._pages.rounded(weights, self._tables.names)
         return pack(
-            weights.digest, modules, self._pages.model_dtype, by_size=False, pinned=False, report=report
+            weights.digest,
+            modules,
+            self._pages.model_dtype,
+            names=self._tables.names,
+            max_pages=self._tables.max_pages,
+            by_size=False,
+            pinned=False,
+            report=report,
         )
 
     def fits(self, packed: PackedAdapter) -> bool:
@@ -79,13 +87,13 @@ class ContiguousMemory:
     def is_there(self, placement: Placement) -> bool:
         return True
 
-    def install(self, placement: Placement) -> None:
+    def install(self, placement: Placement) -> Placement:
         packed, slot = placement.packed, placement.slot
-        base = packed.blob.data_ptr()
-        rows = self._tables.rows(packed, [base + page.start for page in packed.pages])
-        parts = [tuple(self._slice(packed, site, s) for s in range(len(site.names))) for site in self._sites]
-        Contents(rows, parts).enter(self._sites, slot)
+        starts = np.array([page.start for page in packed.pages], dtype=np.int64)
+        rows = self._tables.rows(packed, starts + packed.blob.data_ptr())
+        Contents(rows, [self._slices(packed, site) for site in self._sites]).enter(self._sites, slot)
         self._tables.write(slot, rows)
+        return placement
 
     def remove(self, placement: Placement) -> None:
         self._tables.clear(placement.slot)
@@ -96,6 +104,10 @@ class ContiguousMemory:
     def close(self) -> None:
         """Nothing runs."""
 
+    def _slices(self, packed: PackedAdapter, site: LoraSite) -> tuple[LoraSlice | None, ...]:
+        slices = tuple(self._slice(packed, site, s) for s in range(len(site.names)))
+        return slices if any(part is not None for part in slices) else ()
+
     def _slice(self, packed: PackedAdapter, site: LoraSite, s: int) -> LoraSlice | None:
         module = packed.modules.get(site.names[s])
         if module is None:
@@ -103,9 +115,7 @@ class ContiguousMemory:
         a = self._matrix(packed, module, module.a, site.inputs)
         return LoraSlice(a, self._matrix(packed, module, module.b, site.slice_sizes[s]))
 
-    def _matrix(
-        self, packed: PackedAdapter, module: PackedModule, pages: Sequence[int], width: int
-    ) -> Tensor:
+    def _matrix(self, packed: PackedAdapter, module: ModulePages, pages: Sequence[int], width: int) -> Tensor:
         dtype = self._pages.model_dtype
         start = packed.pages[pages[0]].start
         content = packed.blob[start : start + module.rank * width * dtype.itemsize]

@@ -133,13 +133,17 @@ class LoaderThread:
         torch.set_num_threads(1)
         while (adapter := self._requests.get()) is not None:
             self._wait_for_room()
-            began = self._clock()
-            result = self._load(adapter)
-            if isinstance(result, PackedAdapter):
-                with self._room:
-                    self._waiting_bytes += result.blob.nbytes
-            self._loaded.put(Arrival(adapter, result, self._clock() - began))
-            self._on_loaded.set()
+            self._bring(adapter)
+
+    def _bring(self, adapter: AdapterRef) -> None:
+        """In a call of its own, so that no blob is held until the next one comes."""
+        began = self._clock()
+        result = self._load(adapter)
+        if isinstance(result, PackedAdapter):
+            with self._room:
+                self._waiting_bytes += result.blob.nbytes
+        self._loaded.put(Arrival(adapter, result, self._clock() - began))
+        self._on_loaded.set()
 
     def _wait_for_room(self) -> None:
         with self._room:

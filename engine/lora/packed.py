@@ -4,8 +4,8 @@ Invariant: a page holds rows of one matrix only, and no more of them than the ra
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from loraplex.engine.lora.rank_quantization import QuantizationReport, QuantizedModule
 from loraplex.engine.lora.site import ALIGNMENT, PAGE_RANKS
+from loraplex.engine.lora.table_rows import ModulePages, TableRows, table_rows
 from loraplex.engine.lora.weights import LoraModule
 
 LEAST_SCALE_BYTES = 64
@@ -27,16 +28,6 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedModule:
-    """Pages of A [rank, in], of B [rank, out] and of the fp32 scales, as numbers in `PackedAdapter.pages`."""
-
-    rank: int
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    scales: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class PackedAdapter:
     """`blob` uint8; `layers` are the page numbers (begin, end) of each layer, in the order of use.
 
@@ -46,12 +37,17 @@ class PackedAdapter:
     digest: str
     blob: Tensor
     pages: tuple[Page, ...]
-    modules: Mapping[str, PackedModule]
+    modules: Mapping[str, ModulePages]
+    rows: TableRows
     layers: tuple[tuple[int, int], ...]
     need: Mapping[int, int]
     nbytes: int
     host_nbytes: int
     report: QuantizationReport | None
+
+    def without_blob(self) -> "PackedAdapter":
+        """What is worth knowing of an adapter whose pages are elsewhere."""
+        return replace(self, blob=torch.empty(0, dtype=torch.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +65,33 @@ def pack(
     modules: Mapping[str, LoraModule | QuantizedModule],
     dtype: torch.dtype,
     *,
+    names: Sequence[str],
+    max_pages: int,
     by_size: bool,
     pinned: bool,
     report: QuantizationReport | None = None,
 ) -> PackedAdapter:
-    """Pages of `dtype`. `modules` in the order of use.
+    """Pages of `dtype`. `modules` in the order of use; `names` are all modules of the model, as tables hold them.
 
     `by_size`: a layer's pages of one size stand side by side, so that few copies bring them to pages that do too;
     otherwise those of a matrix do, so that it is whole.
     """
     parts: list[_Part] = []
     layers: list[tuple[int, int]] = []
-    for _, names in groupby(modules, key=lambda name: name.rpartition(".")[0]):
+    for _, members in groupby(modules, key=lambda name: name.rpartition(".")[0]):
         begin = len(parts)
-        layer = [part for name in names for part in _parts(name, modules[name], dtype)]
+        layer = [part for name in members for part in _parts(name, modules[name], dtype)]
         # A matrix's last page, the one that may be shorter, stays behind its others.
         parts += sorted(layer, key=lambda part: -part.nbytes) if by_size else layer
         layers.append((begin, len(parts)))
+    numbered = _numbered(parts, modules)
     blob = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, pin_memory=pinned)
     return PackedAdapter(
         digest=digest,
         blob=blob,
         pages=tuple(_fill(blob, parts, dtype)),
-        modules=_numbered(parts, modules),
+        modules=numbered,
+        rows=table_rows(numbered, names, max_pages),
         layers=tuple(layers),
         need=Counter(part.nbytes for part in parts),
         nbytes=sum(part.rows.numel() * _item_bytes(part, dtype) for part in parts),
@@ -127,14 +127,14 @@ def _fill(blob: Tensor, parts: Iterable[_Part], dtype: torch.dtype) -> Iterator[
         start += part.nbytes
 
 
-def _numbered(parts: list[_Part], modules: Iterable[str]) -> dict[str, PackedModule]:
+def _numbered(parts: list[_Part], modules: Iterable[str]) -> dict[str, ModulePages]:
     numbers: dict[tuple[str, str], list[int]] = {}
     ranks: Counter[str] = Counter()
     for number, part in enumerate(parts):
         numbers.setdefault((part.module, part.matrix), []).append(number)
         ranks[part.module] += part.rows.shape[0] if part.matrix == "a" else 0
     return {
-        name: PackedModule(
+        name: ModulePages(
             rank=ranks[name],
             a=tuple(numbers[name, "a"]),
             b=tuple(numbers[name, "b"]),

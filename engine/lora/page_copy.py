@@ -130,11 +130,19 @@ class CopyThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while (copy := self._copies.get()) is not None:
-            try:
-                self._copier.copy(copy)
-            except Exception as error:  # noqa: BLE001 - raised in the step loop, which asks for the copy
-                copy.fail(error)
+        while self._issue_next():
+            pass
+
+    def _issue_next(self) -> bool:
+        """In a call of its own, so that no blob is held until the next one comes. False at the end."""
+        copy = self._copies.get()
+        if copy is None:
+            return False
+        try:
+            self._copier.copy(copy)
+        except Exception as error:  # noqa: BLE001 - raised in the step loop, which asks for the copy
+            copy.fail(error)
+        return True
 
 
 class _CudaMark:

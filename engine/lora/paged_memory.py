@@ -4,21 +4,25 @@ Invariant: no load calls the device's allocator, moves an adapter or waits for t
 no more: its last page is as short as it can be, because no kernel reads beyond the rank.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from loraplex.engine.errors import AdapterTooLarge
 from loraplex.engine.lora.adapter_memory import Placement
-from loraplex.engine.lora.packed import PackedAdapter, PackedModule, pack, page_bytes
+from loraplex.engine.lora.packed import PackedAdapter, pack, page_bytes
 from loraplex.engine.lora.page_copy import CopyStream, PageCopy
 from loraplex.engine.lora.page_format import PageFormat
+from loraplex.engine.lora.rank_quantization import QuantizationReport, QuantizedModule
 from loraplex.engine.lora.site import PAGE_RANKS, LoraPart, LoraSite
 from loraplex.engine.lora.slab_arena import Allocation, SlabArena, choose_slab_bytes
 from loraplex.engine.lora.slot_tables import Contents, SlotTables
-from loraplex.engine.lora.weights import LoraWeights
+from loraplex.engine.lora.table_rows import ModulePages
+from loraplex.engine.lora.weights import LoraModule, LoraWeights
 
 LEAST_SLAB_BYTES = 1 << 20
 LEAST_SLABS = 64
@@ -55,6 +59,57 @@ class PagedSlice:
             yield content.view(self.dtype).view(rows, width)
 
 
+class PagedParts(Sequence[LoraPart | None]):
+    """An adapter's parts of one site, made when they are asked for: on a GPU nobody does, but for embeddings."""
+
+    def __init__(
+        self,
+        storage: Tensor,
+        dtype: torch.dtype,
+        modules: Mapping[str, ModulePages],
+        starts: Sequence[int],
+        site: LoraSite,
+    ) -> None:
+        self._storage = storage
+        self._dtype = dtype
+        self._modules = modules
+        self._starts = starts
+        self._site = site
+
+    def __len__(self) -> int:
+        return len(self._site.names)
+
+    @overload
+    def __getitem__(self, index: int) -> LoraPart | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LoraPart | None]: ...
+
+    def __getitem__(self, index: int | slice) -> LoraPart | None | Sequence[LoraPart | None]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        module = self._modules.get(self._site.names[index])
+        if module is None:
+            return None
+        return PagedSlice(
+            storage=self._storage,
+            starts=(self._places(module.a), self._places(module.b)),
+            widths=(self._site.inputs, self._site.slice_sizes[index]),
+            dtype=self._dtype,
+            rank=module.rank,
+            scales=self._scales(module),
+        )
+
+    def _places(self, pages: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._starts[page] for page in pages)
+
+    def _scales(self, module: ModulePages) -> Tensor | None:
+        if module.scales is None:
+            return None
+        start = self._starts[module.scales]
+        return self._storage[start : start + torch.float32.itemsize * module.rank].view(torch.float32)
+
+
 class PagedMemory:
     """Implements `AdapterMemory`. `start_copy` sets a copy going; `stream` is where it will go."""
 
@@ -73,7 +128,6 @@ class PagedMemory:
     ) -> None:
         self._sites = sites
         self._pages = pages
-        self._names = [name for site in sites for name in site.names]
         self._tables = SlotTables(sites, max_slots, max_rank, device)
         self._max_bytes = max_bytes
         self._arena = SlabArena(max_bytes, _slab_bytes(sites, pages, max_bytes))
@@ -127,10 +181,11 @@ class PagedMemory:
     def is_there(self, placement: Placement) -> bool:
         return _copy_of(placement).is_done()
 
-    def install(self, placement: Placement) -> None:
+    def install(self, placement: Placement) -> Placement:
         contents = _copy_of(placement).contents
         contents.enter(self._sites, placement.slot)
         self._tables.write(placement.slot, contents.rows)
+        return replace(placement, packed=placement.packed.without_blob(), copy=None)
 
     def remove(self, placement: Placement) -> None:
         self._tables.clear(placement.slot)
@@ -142,38 +197,34 @@ class PagedMemory:
         self._end_copies()
 
     def _packed(self, weights: LoraWeights) -> PackedAdapter:
-        pages, names = self._pages, self._names
+        pages, names = self._pages, self._tables.names
+        report: QuantizationReport | None = None
+        modules: Mapping[str, LoraModule | QuantizedModule]
         if pages.page_dtype is None:
             modules = {name: weights.modules[name] for name in names if name in weights.modules}
-            return pack(weights.digest, modules, pages.dtype, by_size=True, pinned=self._pinned)
-        quantized, report = pages.quantized(weights, names)
-        return pack(weights.digest, quantized, pages.dtype, by_size=True, pinned=self._pinned, report=report)
-
-    def _contents(self, packed: PackedAdapter, starts: Sequence[int]) -> Contents:
-        rows = self._tables.rows(packed, [self._base + start for start in starts])
-        parts = [
-            tuple(self._part(packed, starts, site, s) for s in range(len(site.names))) for site in self._sites
-        ]
-        return Contents(rows, parts)
-
-    def _part(self, packed: PackedAdapter, starts: Sequence[int], site: LoraSite, s: int) -> LoraPart | None:
-        module = packed.modules.get(site.names[s])
-        if module is None:
-            return None
-        return PagedSlice(
-            storage=self._storage,
-            starts=(tuple(starts[page] for page in module.a), tuple(starts[page] for page in module.b)),
-            widths=(site.inputs, site.slice_sizes[s]),
-            dtype=self._pages.dtype,
-            rank=module.rank,
-            scales=self._scales(module, starts),
+        else:
+            modules, report = pages.quantized(weights, names)
+        return pack(
+            weights.digest,
+            modules,
+            pages.dtype,
+            names=names,
+            max_pages=self._tables.max_pages,
+            by_size=True,
+            pinned=self._pinned,
+            report=report,
         )
 
-    def _scales(self, module: PackedModule, starts: Sequence[int]) -> Tensor | None:
-        if module.scales is None:
-            return None
-        start = starts[module.scales]
-        return self._storage[start : start + 4 * module.rank].view(torch.float32)
+    def _contents(self, packed: PackedAdapter, starts: Sequence[int]) -> Contents:
+        rows = self._tables.rows(packed, np.array(starts, dtype=np.int64) + self._base)
+        return Contents(rows, [self._parts(packed, starts, site) for site in self._sites])
+
+    def _parts(
+        self, packed: PackedAdapter, starts: Sequence[int], site: LoraSite
+    ) -> Sequence[LoraPart | None]:
+        if not any(name in packed.modules for name in site.names):
+            return ()
+        return PagedParts(self._storage, self._pages.dtype, packed.modules, starts, site)
 
 
 def _slab_bytes(sites: Sequence[LoraSite], pages: PageFormat, max_bytes: int) -> int:

@@ -267,13 +267,14 @@ class AdapterPool:
         self.num_evictions += 1
 
     def _install(self, key: Key, resident: _Resident) -> None:
-        self._memory.install(resident.placement)
+        seconds = self._clock() - resident.began
+        self._ledger.device.note(resident.placement.packed.blob.nbytes, seconds)
+        self._ledger.end(key)
+        resident.placement = self._memory.install(resident.placement)
         self._slots[key] = resident.placement.slot
         self._idle[key] = resident
         self._room_changed = True
         self.num_loads += 1
-        self._ledger.device.note(resident.placement.packed.blob.nbytes, self._clock() - resident.began)
-        self._ledger.end(key)
 
     def _drop(self, key: Key, waiting: _Waiting) -> None:
         """What was loaded is not placed."""

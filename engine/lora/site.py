@@ -3,6 +3,7 @@
 A fused projection (qkv, gate_up) is one site of several slices; an adapter may lack any of them, at any rank.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,7 +67,7 @@ class LoraSite:
     offsets: torch.Tensor
     host_offsets: tuple[int, ...]
     page_dtype: torch.dtype | None = None
-    slots: dict[int, tuple[LoraPart | None, ...]] = field(default_factory=dict)
+    slots: dict[int, Sequence[LoraPart | None]] = field(default_factory=dict)
 
     @property
     def outputs(self) -> int:

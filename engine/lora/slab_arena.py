@@ -159,15 +159,18 @@ class SlabArena:
         return offsets
 
     def _take_of(self, index: int, size: _Size, count: int, slabs: dict[int, int]) -> list[int]:
-        """At most `count` pages of one slab, lowest first."""
+        """At most `count` pages of one slab, lowest first, a run of free ones at a time."""
         slab = self._slabs[index]
         left, taken = slab.free, 0
         positions: list[int] = []
         while left and len(positions) < count:
-            lowest = left & -left
-            left ^= lowest
-            taken |= lowest
-            positions.append(lowest.bit_length() - 1)
+            start = (left & -left).bit_length() - 1
+            ones = left >> start
+            run = min((~ones & (ones + 1)).bit_length() - 1, count - len(positions))
+            bits = ((1 << run) - 1) << start
+            left ^= bits
+            taken |= bits
+            positions += range(start, start + run)
         slab.free = left
         size.num_free -= len(positions)
         if not left:

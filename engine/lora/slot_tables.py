@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.engine.lora.packed import PackedAdapter
-from loraplex.engine.lora.site import A_PAGES, PAGE_RANKS, RANK, SCALES, LoraPart, LoraSite, empty_table
+from loraplex.engine.lora.site import A_PAGES, PAGE_RANKS, LoraPart, LoraSite, empty_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,12 @@ class Contents:
     """What an installed adapter writes into the sites: its table rows, and its parts by site."""
 
     rows: Tensor
-    parts: Sequence[tuple[LoraPart | None, ...]]
+    parts: Sequence[Sequence[LoraPart | None]]
 
     def enter(self, sites: Iterable[LoraSite], slot: int) -> None:
-        """Make the parts known; a site none of whose modules the adapter has does not hear of it."""
+        """Make the parts known; a site none of whose modules the adapter has, without parts, does not hear of it."""
         for site, parts in zip(sites, self.parts, strict=True):
-            if any(part is not None for part in parts):
+            if parts:
                 site.slots[slot] = parts
 
 
@@ -34,42 +35,30 @@ class SlotTables:
     def __init__(
         self, sites: Sequence[LoraSite], max_slots: int, max_rank: int, device: torch.device
     ) -> None:
-        self._names = [name for site in sites for name in site.names]
-        self._max_pages = -(-max_rank // PAGE_RANKS)
-        self._columns = A_PAGES + 2 * self._max_pages
+        self.names = tuple(name for site in sites for name in site.names)
+        self.max_pages = -(-max_rank // PAGE_RANKS)
+        columns = A_PAGES + 2 * self.max_pages
         self._pinned = device.type == "cuda"
-        entries = max_slots * len(self._names) * self._columns
+        entries = max_slots * len(self.names) * columns
         self._flat = empty_table((entries,), device)
         # Of slot 0, and how far the next slot's lie: both by site, since a site's slots stand one after another.
         places: list[Tensor] = []
         steps: list[Tensor] = []
         begin = 0
         for site in sites:
-            size = len(site.names) * self._columns
+            size = len(site.names) * columns
             end = begin + max_slots * size
-            site.table = self._flat[begin:end].view(max_slots, len(site.names), self._columns)
+            site.table = self._flat[begin:end].view(max_slots, len(site.names), columns)
             places.append(torch.arange(begin, begin + size))
             steps.append(torch.full((size,), size))
             begin = end
         self._places = torch.cat(places or [torch.empty(0, dtype=torch.int64)]).to(device)
         self._steps = torch.cat(steps or [torch.empty(0, dtype=torch.int64)]).to(device)
 
-    def rows(self, packed: PackedAdapter, addresses: Sequence[int]) -> Tensor:
+    def rows(self, packed: PackedAdapter, addresses: NDArray[np.int64]) -> Tensor:
         """An adapter's entries of all sites, in host memory; `addresses[i]` is where its page i lies."""
-        rows = np.zeros((len(self._names), self._columns), dtype=np.int64)
-        for number, name in enumerate(self._names):
-            module = packed.modules.get(name)
-            if module is None:
-                continue
-            row = rows[number]
-            row[RANK] = module.rank
-            row[SCALES] = 0 if module.scales is None else addresses[module.scales]
-            for column, page in enumerate(module.a, A_PAGES):
-                row[column] = addresses[page]
-            for column, page in enumerate(module.b, A_PAGES + self._max_pages):
-                row[column] = addresses[page]
-        flat = torch.from_numpy(rows.reshape(-1))
-        return flat.pin_memory() if self._pinned else flat
+        rows = torch.from_numpy(packed.rows.at(addresses))
+        return rows.pin_memory() if self._pinned else rows
 
     def write(self, slot: int, rows: Tensor) -> None:
         """Enter what `rows` made. Kernels launched from here on see it."""

@@ -151,7 +151,8 @@ def test_adapters_take_what_they_are_packed_into(rank: int, page_dtype: torch.dt
             module = LoraModule(torch.ones(rank, inputs), torch.ones(outputs, rank))
             quantized = page_dtype is not torch.bfloat16
             modules[f"layers.{layer}.{name}"] = quantize_module(module, page_dtype) if quantized else module
-    packed = pack("d", modules, page_dtype, by_size=True, pinned=False)
+    names = tuple(modules)
+    packed = pack("d", modules, page_dtype, names=names, max_pages=4, by_size=True, pinned=False)
     name = {torch.bfloat16: "bfloat16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}[page_dtype]
     assert adapter_bytes(model, rank, name) == packed.blob.nbytes
 

@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from loraplex.engine.lora.host_tier import HostTier
 from loraplex.engine.lora.packed import PackedAdapter
+from loraplex.engine.lora.table_rows import table_rows
 
 
 def blob(nbytes: int) -> PackedAdapter:
-    return PackedAdapter("d", torch.zeros(0), (), {}, (), {}, nbytes, nbytes, None)
+    return PackedAdapter("d", torch.zeros(0), (), {}, table_rows({}, (), 1), (), {}, nbytes, nbytes, None)
 
 
 def key(name: str) -> tuple[bytes, str]:

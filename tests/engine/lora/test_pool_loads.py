@@ -1,8 +1,11 @@
 """Loads: on a thread of their own, bounded in bytes, and nothing a source does ends it. The host tier spares a second one."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
+import torch
 from tests.engine.lora.driven_pool import (
     ABSENT,
     FAILED,
@@ -19,6 +22,7 @@ from tests.engine.lora.driven_pool import (
 
 from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.lora.load_ledger import LOADS_AT_FIRST
+from loraplex.engine.lora.packed import PackedAdapter
 from loraplex.engine.lora.weights import LoraWeights
 
 MakePool = Callable[..., DrivenPool]
@@ -192,3 +196,21 @@ def test_a_load_from_host_memory_costs_less_than_one_from_the_source(make_pool: 
     pool.bring("b", rank=2)
     assert pool.state(ref("a")) is ABSENT
     assert 0 < pool.load_seconds(ref("a")) < pool.load_seconds(ref("c")) and read > 0
+
+
+def test_a_blob_leaves_host_memory_when_its_pages_are_on_the_device(make_pool: MakePool) -> None:
+    """Without a tier nobody needs it any more; the report on it stays."""
+    pool = make_pool(100, memory=paged)
+    blobs: list[weakref.ref[torch.Tensor]] = []
+    pack = pool.memory.pack
+
+    def noted(adapter: LoraWeights) -> PackedAdapter:
+        packed = pack(adapter)
+        blobs.append(weakref.ref(packed.blob))
+        return packed
+
+    pool._loader._pack = noted  # type: ignore[attr-defined]
+    pool.bring("a", rank=9)
+    assert pool.state(ref("a")) is RESIDENT and pool.num_loads == 1
+    gc.collect()
+    assert [blob() for blob in blobs] == [None]
