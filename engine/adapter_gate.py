@@ -214,7 +214,8 @@ class AdapterGate:
         rank = self._policy.rank
         ranked = ((rank(queue.head), key) for key, queue in self._absent.items())
         for _, key in heapq.nsmallest(min(room, LOADS_PER_REVIEW), ranked):
-            self._load(key)
+            if not self._load(key):
+                return
 
     def _load(self, key: AdapterKey) -> bool:
         queue = self._absent[key]

@@ -124,6 +124,18 @@ def test_the_next_one_is_always_the_least_served_tenants_oldest(data: st.DataObj
         assert len(policy) == len(queued)
 
 
+def test_a_load_costs_what_it_took_and_not_what_was_expected_of_it(simulation: "type[Simulation]") -> None:
+    policy = FairShare()
+    run = simulation(policy=policy, residency={"load_s": 0.4})
+    expected, took = 0.125, 0.5
+    run.residency.load_seconds = lambda adapter: took if run.now >= 0.4 else expected  # type: ignore[method-assign]
+    run.submit([2] * 8, tenant="t", adapter="a", max_tokens=3)
+    run.step()
+    assert policy.counter(b"t") == expected * 4096
+    run.run()
+    assert policy.counter(b"t") == took * 4096 + 8 + 2 * 3
+
+
 def service(run: "Simulation", tenant: bytes) -> int:
     """Cost served so far, as the default `FairShare` counts it."""
     own = [s for s in run.sequences if s.request.namespace == tenant]
