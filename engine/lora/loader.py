@@ -4,6 +4,7 @@ Invariant: nothing a source does or a tenant stored ends the thread; it loads no
 loaded before wait for room on the device, so that host memory is bounded whatever is asked for.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from loraplex.engine.lora.site import LoraSite
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,21 @@ class LoaderThread:
         try:
             weights = self._source.load(adapter)
             self._fitting.check(adapter, weights)
-            return self._pack(weights)
+            packed = self._pack(weights)
+            _log_quantization(packed)
+            return packed
         except AdapterError as error:
             return error
         except Exception as error:  # noqa: BLE001 - no tenant's blob may end the loader
             return AdapterLoadFailed(f"adapter {adapter.digest} could not be loaded: {error}")
+
+
+def _log_quantization(packed: PackedAdapter) -> None:
+    report = packed.report
+    if report is not None:
+        _logger.info(
+            "adapter %s in 8-bit pages: the delta of %s changes most, by %.3g of its norm",
+            packed.digest,
+            report.worst_module,
+            report.worst,
+        )

@@ -6,9 +6,9 @@ whether all has come is asked, never awaited.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ from loraplex.engine.lora.slot_tables import Contents
 
 LAYERS_IN_FLIGHT = 4
 """Layers whose copies are queued at once: a step's own small copies wait behind no more than these (some 10 MB, 0.2 ms)."""
+
+
+Span: TypeAlias = tuple[int, int, int]
+"""First byte of the source, first byte of the target, number of bytes."""
 
 
 class Mark(Protocol):
@@ -40,7 +44,9 @@ class CopyStream(Protocol):
         """Copies from here on happen after `mark`."""
         ...
 
-    def copy(self, target: Tensor, source: Tensor) -> None: ...
+    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
+        """Bytes of one tensor to the other."""
+        ...
 
     def mark(self) -> Mark: ...
 
@@ -66,8 +72,8 @@ class PageCopy:
         self._last: Mark | None = None
         self._error: BaseException | None = None
 
-    def layers(self) -> Iterator[list[tuple[int, int, int]]]:
-        """(from, to, bytes) of each layer's copies; pages that are neighbours on both sides go together."""
+    def layers(self) -> Iterator[list[Span]]:
+        """Each layer's copies; pages that are neighbours on both sides go together."""
         for begin, end in self.packed.layers:
             yield _joined(self.packed, self.starts, begin, end)
 
@@ -107,8 +113,7 @@ class PageCopier:
         for spans in copy.layers():
             if len(marks) == LAYERS_IN_FLIGHT:
                 marks.popleft().wait()
-            for source, target, nbytes in spans:
-                stream.copy(storage[target : target + nbytes], blob[source : source + nbytes])
+            stream.copy(storage, blob, spans)
             marks.append(stream.mark())
         copy.issued(marks[-1] if marks else stream.mark())
 
@@ -170,9 +175,10 @@ class CudaCopyStream:
         if isinstance(mark, _CudaMark):
             self._stream.wait_event(mark.event)
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
+    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
         with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
+            for begin, to, nbytes in spans:
+                target[to : to + nbytes].copy_(source[begin : begin + nbytes], non_blocking=True)
 
     def mark(self) -> Mark:
         return self._recorded(self._stream)
@@ -200,15 +206,16 @@ class ImmediateStream:
     def follow(self, mark: Mark | None) -> None:
         """Everything is over."""
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source)
+    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
+        for begin, to, nbytes in spans:
+            target[to : to + nbytes] = source[begin : begin + nbytes]
 
     def mark(self) -> Mark:
         return _Reached()
 
 
-def _joined(packed: PackedAdapter, starts: Sequence[int], begin: int, end: int) -> list[tuple[int, int, int]]:
-    spans: list[tuple[int, int, int]] = []
+def _joined(packed: PackedAdapter, starts: Sequence[int], begin: int, end: int) -> list[Span]:
+    spans: list[Span] = []
     for number in range(begin, end):
         page, target = packed.pages[number], starts[number]
         if spans:

@@ -4,7 +4,6 @@ Invariant: the step loop calls everything here, and nothing here waits or costs 
 row's adapter is pinned, and what is pinned or on its way never moves. RESIDENT is an adapter all of which has arrived.
 """
 
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -22,8 +21,6 @@ from loraplex.engine.lora.loader import AdapterLoader, Arrival
 from loraplex.engine.lora.packed import PackedAdapter
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.messages import AdapterRef
-
-_logger = logging.getLogger(__name__)
 
 Key = tuple[bytes, str]
 
@@ -227,7 +224,6 @@ class AdapterPool:
         self._ledger.learn(key, result.blob.nbytes)
         self._ledger.source.note(result.blob.nbytes, arrival.seconds)
         self._host.keep(key, result)
-        _log_quantization(result)
         waiting = _Waiting(result, is_read=True)
         if is_wanted or (self._free_slots and self._memory.fits(result)):
             self._wait_for_room(key, waiting)
@@ -285,14 +281,3 @@ class AdapterPool:
     def _release(self, waiting: _Waiting) -> None:
         if waiting.is_read:
             self._loader.release(waiting.packed.blob.nbytes)
-
-
-def _log_quantization(packed: PackedAdapter) -> None:
-    report = packed.report
-    if report is not None:
-        _logger.info(
-            "adapter %s in 8-bit pages: the delta of %s changes most, by %.3g of its norm",
-            packed.digest,
-            report.worst_module,
-            report.worst,
-        )

@@ -22,7 +22,7 @@ from loraplex.engine.lora.fault_memory import FaultMemory
 from loraplex.engine.lora.host_tier import HostTier
 from loraplex.engine.lora.load_ledger import LoadLedger
 from loraplex.engine.lora.loader import Arrival
-from loraplex.engine.lora.page_copy import Mark, PageCopier
+from loraplex.engine.lora.page_copy import ImmediateStream, Mark, PageCopier, Span
 from loraplex.engine.lora.page_format import PageFormat
 from loraplex.engine.lora.paged_memory import PagedMemory
 from loraplex.engine.lora.pool import AdapterPool
@@ -77,8 +77,8 @@ class TimedStream:
     def follow(self, mark: Mark | None) -> None:
         """Nothing computes."""
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source)
+    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
+        ImmediateStream().copy(target, source, spans)
 
     def mark(self) -> Mark:
         self._free_at = max(self._free_at, self._clock()) + COPY_S

@@ -1,13 +1,22 @@
 """Copies on a side stream: paced by layers, after what was launched before, and an adapter is there with its last byte."""
 
 import threading
+from collections.abc import Iterable
 
 import pytest
 import torch
 from tests.engine.lora.driven_pool import CPU, DrivenPool, Source, paged, ref
 from torch import Tensor
 
-from loraplex.engine.lora.page_copy import LAYERS_IN_FLIGHT, CopyThread, Mark, PageCopier, PageCopy
+from loraplex.engine.lora.page_copy import (
+    LAYERS_IN_FLIGHT,
+    CopyThread,
+    ImmediateStream,
+    Mark,
+    PageCopier,
+    PageCopy,
+    Span,
+)
 from loraplex.engine.lora.page_format import PageFormat
 from loraplex.engine.lora.paged_memory import PagedMemory
 from loraplex.engine.lora.residency import AdapterState
@@ -49,11 +58,11 @@ class Stream:
     def follow(self, mark: Mark | None) -> None:
         self.log.append("follow")
 
-    def copy(self, target: Tensor, source: Tensor) -> None:
+    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
         if self.broken:
             raise RuntimeError("no device")
         self.log.append("copy")
-        target.copy_(source)
+        ImmediateStream().copy(target, source, spans)
 
     def mark(self) -> Mark:
         self.log.append("mark")
