@@ -19,10 +19,6 @@ class Flight:
     plan: StepPlan
     late: Collection[Sequence] | None = None
 
-    def count(self, row: PlannedRow) -> int:
-        """Tokens that a row computes for good. Logits that bring no token are gone: the last token is computed again."""
-        return len(row.token_ids) - (self.late is not None and row.sequence in self.late)
-
 
 class Flights:
     """At most two: the one that computes and the one that is planned meanwhile."""
@@ -75,7 +71,10 @@ class Flights:
             self._leave(sequence)
         if not is_live(row):
             return False
-        computed = flight.count(row)
+        computed = len(row.token_ids)
+        if flight.late and sequence in flight.late:
+            # Logits that brought no token are gone: the last token is computed again.
+            computed -= 1
         sequence.num_in_flight -= computed
         sequence.num_computed_tokens += computed
         sequence.num_unknown = 0

@@ -24,11 +24,11 @@ class StepRows:
 
     def add_last(self, sequence: Sequence) -> None:
         """The one token that is not computed yet: of the answer, known or not, or the last of a prompt without an answer."""
-        start = sequence.num_planned_tokens
+        start, request = sequence.num_computed_tokens + sequence.num_in_flight, sequence.request
         token = UNKNOWN_TOKEN if sequence.num_unknown else sequence.token_ids[start]
-        table, adapter = sequence.planned_block_table, sequence.request.adapter
-        row = PlannedRow(sequence, start, (token,), table, adapter, True, sequence.epoch)
-        (self._decodes if sequence.is_past_prompt else self._chunks).append(row)
+        table = sequence.planned_block_table
+        row = PlannedRow(sequence, start, (token,), table, request.adapter, True, sequence.epoch)
+        (self._decodes if start >= len(request.prompt_token_ids) else self._chunks).append(row)
         self._budget -= 1
 
     def add_chunks(self, sequences: Iterable[Sequence]) -> None:

@@ -1,7 +1,6 @@
 """The decode graphs of an engine on CUDA, captured when it starts; what they hold is logged."""
 
-import logging
-
+import structlog
 import torch
 from torch import Tensor
 
@@ -13,8 +12,6 @@ from loraplex.engine.graphs.static_groups import StaticGroups
 from loraplex.engine.graphs.static_inputs import StaticInputs, StaticShape
 from loraplex.engine.lora.device_batch import FEW_ADAPTERS
 from loraplex.engine.models.decoder import Decoder
-
-_logger = logging.getLogger(__name__)
 
 
 def capture_decodes(
@@ -35,7 +32,10 @@ def capture_decodes(
         KindLimits(few, is_one=path.deterministic),
     )
     report = graphs.capture()
-    _logger.info(
-        "captured %d decode graphs in %.1f s, %d MiB", report.graphs, report.seconds, report.nbytes >> 20
+    structlog.get_logger("loraplex.engine").info(
+        "decode graphs captured",
+        graphs=report.graphs,
+        bytes=report.nbytes,
+        seconds=round(report.seconds, 1),
     )
     return graphs

@@ -212,14 +212,6 @@ def next_token(tokens: list[int]) -> int:
     return 10 + hash(tuple(tokens)) % 1000
 
 
-@dataclass
-class _InFlight:
-    """A step whose rows were computed when it was launched: later launches come after it, results are not known yet."""
-
-    plan: StepPlan
-    results: dict[Sequence, SampledToken] = field(default_factory=dict)
-
-
 def _sampled(sequence: Sequence) -> int:
     token = next_token(sequence.token_ids)
     if not isinstance(sequence.token_mask, ScriptedMask):
@@ -244,7 +236,8 @@ class Simulation:
     ) -> None:
         """With `overlap` a step is launched before the results of the one before it are followed, as `Engine` does."""
         self.overlap = overlap
-        self.in_flight: _InFlight | None = None
+        self.in_flight: StepPlan | None = None
+        self._results: dict[Sequence, SampledToken] = {}
         self.now = 0.0
         self.step_s = 0.1
         self.residency = SimulatedResidency(lambda: self.now, **(residency or {}))
@@ -327,17 +320,16 @@ class Simulation:
         return {s: self._token(s) for s in (r.sequence for r in plan.rows if r.samples) if s not in self.late}
 
     def _step_ahead(self, plan: StepPlan | None) -> None:
-        before, self.in_flight = self.in_flight, None
+        before, results = self.in_flight, self._results
+        self.in_flight = plan
         if plan is not None:
-            self.in_flight = _InFlight(plan)
-            self._compute(plan, {} if before is None else before.results)
+            self._compute(plan, results)
         if before is not None:
-            self._follow(self.scheduler.complete(before.plan, before.results))
-        if self.in_flight is not None and plan is not None:
+            self._follow(self.scheduler.complete(before, results))
+        if plan is not None:
             sequences = [row.sequence for row in self.scheduler.sampling_rows(plan)]
-            self.in_flight.results = {s: self._token(s) for s in sequences if s not in self.late}
-            late = [s for s in sequences if s in self.late]
-            self.scheduler.expect(plan, self.in_flight.results, late)
+            self._results = {s: self._token(s) for s in sequences if s not in self.late}
+            self.scheduler.expect(plan, self._results, [s for s in sequences if s in self.late])
 
     def _follow(self, outputs: list[StepOutput]) -> None:
         self.outputs += outputs
@@ -358,7 +350,7 @@ class Simulation:
         assert pool.num_free + pool.num_cached + pool.num_referenced == pool.total
         held = Counter(block for s in self.sequences for block in s.block_table)
         assert all(pool.references(block) == held[block] for block in range(pool.total))
-        computing = () if self.in_flight is None else self.in_flight.plan.rows
+        computing = () if self.in_flight is None else self.in_flight.rows
         assert all(self.residency.pins[row.adapter.key] > 0 for row in computing if row.adapter)
 
     def check_idle(self) -> None:

@@ -121,7 +121,7 @@ def test_what_was_computed_for_a_row_that_stopped_is_dropped(simulation: "Simula
     row = run.submit(prompt(3), max_tokens=9, sampling={"stop_token_ids": (stop,)}, adapter="a")[0]
     while row.finish_reason is None:
         run.step()
-    assert run.in_flight is not None and [r.sequence for r in run.in_flight.plan.rows] == [row]
+    assert run.in_flight is not None and [r.sequence for r in run.in_flight.rows] == [row]
     assert run.residency.pins[row.request.namespace, "a"] == 1, "its adapter is still being read"
     assert row.block_table == [] and row.token_ids == alone.token_ids[:6]
     run.run()

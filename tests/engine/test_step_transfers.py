@@ -1,4 +1,4 @@
-"""What the sampler asks of the device: one transfer there, one back, and never an answer in between.
+"""What a step asks of the device: its inputs and its sampling one transfer each, one back, and never an answer in between.
 
 The device is `meta`, which has shapes and no values: whatever would wait for one fails.
 """
@@ -12,7 +12,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loraplex.engine import sampler as sampler_module
+from loraplex.engine.forward_batch import BatchRows, UnknownTokens
+from loraplex.engine.graphs.static_inputs import StaticInputs, StaticShape
 from loraplex.engine.messages import EngineRequest
+from loraplex.engine.plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.sampled_rows import SampledRows
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.sampling_params import SamplingParams
@@ -147,3 +150,57 @@ def test_rows_are_made_anew_when_a_mask_or_an_ending_changes() -> None:
     rows[1].token_mask = object()  # type: ignore[assignment]
     assert not held.is_of(rows)
     assert not SampledRows([row(0, min_tokens=9)], VOCAB).is_of([row(0, min_tokens=9)])
+
+
+def decode_rows(count: int) -> BatchRows:
+    """Rows of one token each, every other one not known yet."""
+    rows = [row(index) for index in range(count)]
+    planned = [
+        PlannedRow(s, 3 + i, (UNKNOWN_TOKEN if i % 2 else i,), (2 * i, 2 * i + 1), None, True)
+        for i, s in enumerate(rows)
+    ]
+    return BatchRows(StepPlan(tuple(planned)), 4, {})
+
+
+def before(rows: BatchRows, device: torch.device) -> UnknownTokens:
+    sequences = [sequence for _, sequence in rows.unknown]
+    places = {sequence: index for index, sequence in enumerate(reversed(sequences))}
+    return UnknownTokens(places, torch.arange(100, 100 + len(sequences), device=device))
+
+
+def test_the_inputs_of_a_step_travel_at_once() -> None:
+    rows = decode_rows(5)
+    inputs = StaticInputs(StaticShape(8, 6, 4, 20), META, Staging(META))
+    for launch in (
+        lambda: inputs.fill(rows, 8, before(rows, META)),
+        lambda: rows.batch(META, Staging(META), before(rows, META)),
+    ):
+        with Watch() as watch, ListWatch() as lists:
+            launch()
+        assert watch.questions == [] and (watch.to_device, lists.lists) == (1, 0)
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_padding_is_of_no_row_and_unknown_tokens_are_those_of_the_step_before(packs: bool) -> None:
+    cpu = torch.device("cpu")
+    rows = decode_rows(5)
+    inputs = StaticInputs(StaticShape(8, 6, 4, 20), cpu, Staging(cpu, packs))
+    for buffer in inputs.buffers:
+        buffer.fill_(-9)
+    inputs.fill(rows, 8, before(rows, cpu))
+    assert inputs.token_ids.tolist() == [0, 101, 2, 100, 4, 0, 0, 0]
+    assert inputs.positions.tolist() == [3, 4, 5, 6, 7, 0, 0, 0]
+    assert inputs.lengths.tolist() == [4, 5, 6, 7, 8, 1, 1, 1]
+    assert inputs.slots.tolist()[4:] == [9 * 4 + 3, 80, 80, 80]
+    assert inputs.row_slots.tolist() == [-1] * 8
+    assert inputs.tables[4:].tolist() == [[8, 9, *[-9] * 4], *[[20, 20, *[-9] * 4]] * 3]
+    batch = inputs.batch(8, None)
+    assert batch.num_decodes == batch.num_sampled == 8 and batch.sampled_tokens is None
+    eager = rows.batch(cpu, Staging(cpu, packs), before(rows, cpu))
+    for name in ("token_ids", "positions", "slots", "decode_lengths"):
+        assert getattr(eager, name).tolist() == getattr(batch, name)[:5].tolist()
+
+
+def test_a_token_that_nobody_samples_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no step before"):
+        decode_rows(2).batch(META, Staging(META))

@@ -1,0 +1,121 @@
+"""The engine on a GPU: replayed and overlapped steps against plain ones, and no step that waits for the device unasked."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from loraplex.engine.engine import Engine
+from loraplex.engine.loading import load_model
+from loraplex.engine.lora.weights import LoraModule, LoraWeights
+from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.sampling_params import SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+VOCAB, HIDDEN = 512, 256
+
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
+    {"temperature": 0.8, "min_p": 0.05, "frequency_penalty": 0.5},
+    {"temperature": 0.0, "min_tokens": 5, "logit_bias": {7: 2.0}},
+)
+
+
+class RandomAdapters:
+    def load(self, adapter: AdapterRef) -> LoraWeights:
+        generator = torch.Generator().manual_seed(sum(adapter.digest.encode()))
+        a, b = (torch.randn(shape, generator=generator) * 0.2 for shape in ((16, HIDDEN), (HIDDEN, 16)))
+        return LoraWeights(adapter.digest, {f"layers.{i}.o_proj": LoraModule(a, b) for i in range(2)})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cuda")
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in llama.parameters():
+            parameter.normal_(std=0.1)
+    llama.save_pretrained(path)
+    Tokenizer(WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")).save(
+        str(path / "tokenizer.json")
+    )
+    return path
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Whatever waits for the device but an event that is waited for by name raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def answers(folder: Path, *, overlap: str, cuda_graphs: str) -> dict[str, list[int]]:
+    config = EngineConfig(
+        model=str(folder),
+        dtype="bfloat16",
+        device="cuda",
+        cuda_graphs=cuda_graphs,
+        deterministic=True,
+        cache=CacheConfig(block_size=16, num_blocks=400),
+        scheduler=SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64, overlap=overlap),
+    )
+    engine = Engine(load_model(config), config, RandomAdapters())
+    found: dict[str, list[int]] = {}
+    choose = random.Random(1)
+    for index in range(60):
+        adapter = choose.choice([None, *(f"a{i}" for i in range(12))])
+        engine.add(
+            EngineRequest(
+                request_id=str(index),
+                namespace=bytes(32),
+                prompt_token_ids=[choose.randrange(3, VOCAB) for _ in range(choose.randrange(1, 90))],
+                sampling=SamplingParams(max_tokens=40, seed=index, ignore_eos=True, **SAMPLINGS[index % 5]),
+                adapter=AdapterRef(namespace=bytes(32), digest=adapter, blob_path="") if adapter else None,
+            )
+        )
+    while engine.has_unfinished:
+        with no_waiting():
+            result = engine.step()
+        assert not result.failures
+        for output in result.outputs:
+            found.setdefault(output.sequence.request_id, []).append(output.token_id)
+    stats = engine.stats()
+    assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
+    engine.close()
+    return found
+
+
+def test_replayed_and_overlapped_steps_change_no_token(folder: Path) -> None:
+    plain = answers(folder, overlap="off", cuda_graphs="off")
+    assert len(plain) == 60 and all(len(tokens) == 40 for tokens in plain.values())
+    assert answers(folder, overlap="on", cuda_graphs="off") == plain
+    assert answers(folder, overlap="off", cuda_graphs="auto") == plain
+    assert answers(folder, overlap="on", cuda_graphs="auto") == plain
