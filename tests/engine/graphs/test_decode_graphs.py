@@ -3,8 +3,13 @@
 Whatever a step does not write anew is poisoned before it, inputs and logits alike, so that nothing can be left over.
 """
 
+import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
+from loraplex.engine.forward_batch import AdapterPath
 from loraplex.engine.graphs.buckets import Buckets
-from loraplex.engine.graphs.decode_graphs import AdapterKind, DecodeGraphs, KindLimits
+from loraplex.engine.graphs.decode_graphs import AdapterKind, DecodeGraphs, Grouping, KindLimits
+from loraplex.engine.graphs.static_groups import StaticGroups
 from loraplex.engine.graphs.static_inputs import StaticInputs, StaticShape
+from loraplex.engine.kernels import bodies
 from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.lora.batch import LoraBatch, group_rows
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
@@ -25,7 +33,9 @@ from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 
 VOCAB, HIDDEN, BLOCKS, BLOCK_SIZE = 96, 32, 40, 4
+ADAPTERS = ("a", "bb", "ccc", "dddd")
 CPU = torch.device("cpu")
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class RandomAdapters:
@@ -98,9 +108,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 class Run:
     """An engine on a CPU, with simulated graphs or without, and what came out of it."""
 
-    def __init__(self, model: LoadedModel, *, graphs: bool, overlap: str = "off", few: int = 2) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        graphs: bool,
+        overlap: str = "off",
+        few: int = 2,
+        rows: int = 7,
+        grouping: Grouping | None = None,
+        sizes: tuple[int, ...] = (),
+    ) -> None:
         cache = CacheConfig(block_size=BLOCK_SIZE, num_blocks=BLOCKS)
-        scheduler = SchedulerConfig(max_num_seqs=7, max_num_batched_tokens=24, overlap=overlap)
+        scheduler = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=24, overlap=overlap)
+        self._rows = rows
+        self._grouping = grouping or self._group
+        self._sizes = sizes
         settings = EngineConfig(model="", cache=cache, scheduler=scheduler)
         self.engine = Engine(model, settings, RandomAdapters())
         self.kinds: list[AdapterKind] = []
@@ -108,18 +131,19 @@ class Run:
         self.graphs = self._replay(few) if graphs else None
 
     def _replay(self, few: int) -> DecodeGraphs:
-        inputs = StaticInputs(StaticShape(7, 128 // BLOCK_SIZE, BLOCK_SIZE, BLOCKS), CPU)
-        logits = torch.empty(7, VOCAB)
+        inputs = StaticInputs(StaticShape(self._rows, 128 // BLOCK_SIZE, BLOCK_SIZE, BLOCKS), CPU)
+        logits, buckets = torch.empty(self._rows, VOCAB), Buckets(self._rows)
+        buckets.sizes = self._sizes or buckets.sizes
         replayer = SimulatedReplayer(inputs, logits)
         runner = self.engine.runner
         # One block more than the pool hands out, as on a GPU.
         cache = runner._kv_cache
         cache[:] = [layer.new_zeros(BLOCKS + 1, *layer.shape[1:]) for layer in cache]
         graphs = DecodeGraphs(
-            runner.forward, inputs, logits, Buckets(7), replayer, self._group, KindLimits(few)
+            runner.forward, inputs, logits, buckets, replayer, self._grouping, KindLimits(few)
         )
         report = graphs.capture()
-        kinds = sum(len(KindLimits(few).kinds(rows)) for rows in (1, 2, 4, 7))
+        kinds = sum(len(KindLimits(few).kinds(rows)) for rows in buckets.sizes)
         assert report.graphs == replayer.captures == kinds
         self.kinds.clear()
         runner.replay(graphs)
@@ -150,12 +174,17 @@ class Run:
         if not result.ran and self.engine.has_unfinished:
             self.engine.adapters.on_loaded.wait(0.05)
 
-    def play(self, seed: int) -> "Run":
+    def play(self, seed: int, requests: int = 18, adapters: tuple[str, ...] = ADAPTERS) -> "Run":
         """Requests that join and leave: every bucket, every kind, mixed steps between."""
+        for name in adapters:
+            self.add(name, [5], name, max_tokens=1)
+        # From here on no load's time decides who is in a step.
+        while self.engine.has_unfinished:
+            self.step()
         choose = random.Random(seed)
-        for index in range(18):
+        for index in range(requests):
             prompt = [choose.randrange(3, VOCAB) for _ in range(choose.randrange(1, 12))]
-            adapter = choose.choice([None, None, "a", "bb", "ccc", "dddd"])
+            adapter = choose.choice([None, None, *adapters])
             self.add(str(index), prompt, adapter, max_tokens=choose.randrange(2, 14))
             for _ in range(choose.choice([0, 0, 2, 5])):
                 self.step()
@@ -217,3 +246,35 @@ def test_the_kinds_that_there_are(limits: KindLimits, rows: int, kinds: str) -> 
     if limits.few:
         found = {limits.of(adapters) for adapters in (0, 1, 8, 9, 64) if adapters <= rows}
         assert found == set(limits.kinds(rows))
+
+
+@pytest.mark.skipif(not INTERPRETING, reason="the interpreter has a process of its own")
+def test_triton_bodies_are_replayed_as_they_are_run(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of rows, table columns and lengths are read by the kernels themselves, from buffers full of poison."""
+    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.REFERENCE)
+    eager = Run(model, graphs=False, rows=4).play(3, requests=4, adapters=("a", "bb"))
+    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.TRITON)
+    grouping = StaticGroups(AdapterPath(), CPU)
+    options: dict[str, Any] = {"overlap": "on", "few": 8, "rows": 4, "sizes": (4,)}
+    replayed = Run(model, graphs=True, grouping=grouping, **options).play(3, requests=4, adapters=("a", "bb"))
+    assert replayed.outputs == eager.outputs
+    assert replayed.graphs is not None and replayed.graphs.num_replayed > 5
+
+
+@pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
+def test_interpreted() -> None:
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton", __file__]
+    done = subprocess.run(
+        command,
+        check=False,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert re.search(r"1 passed", done.stdout)
