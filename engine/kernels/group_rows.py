@@ -70,12 +70,14 @@ def group_on_device(
     num_chunks = chunk_bound(num_rows, adapters, chunk_rows)
     chunks = buffers or make_chunk_buffers(num_rows, num_chunks, row_slots.device)
     triton_group_rows.group_rows(row_slots, num_chunks, chunk_rows, chunks)
+    are_few = adapters <= FEW_ADAPTERS
     return DeviceLoraBatch(
         row_slots=row_slots,
         chunks=chunks,
         num_chunks=num_chunks,
         chunk_rows=chunk_rows,
-        by_row=is_decode and adapters > FEW_ADAPTERS and not deterministic,
+        by_row=is_decode and not are_few and not deterministic,
+        is_folded=is_decode and are_few and not deterministic,
         is_static=is_static,
         workspace=workspace,
     )

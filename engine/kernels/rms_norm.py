@@ -4,12 +4,22 @@ import torch
 
 from loraplex.engine.kernels.bodies import Body, body_for
 from loraplex.engine.kernels.reference import rms_norm as reference
+from loraplex.engine.kernels.sgmv import joined
+from loraplex.engine.lora.device_batch import PendingDelta
 
 
 def rms_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+    delta: PendingDelta | None = None,
 ) -> torch.Tensor:
-    """See `reference.rms_norm`."""
+    """See `reference.rms_norm`; of x + delta, of which x is left as it is."""
+    if delta is not None:
+        from loraplex.engine.kernels import triton_expand_rms_norm as folded
+
+        return folded.expand_rms_norm(x, residual, weight, epsilon, joined(delta))
     body = body_for(x)
     if body is Body.TRITON:
         from loraplex.engine.kernels import triton_rms_norm as triton

@@ -4,6 +4,8 @@ import torch
 
 from loraplex.engine.kernels.bodies import Body, body_for
 from loraplex.engine.kernels.reference import rotary as reference
+from loraplex.engine.kernels.sgmv import joined
+from loraplex.engine.lora.device_batch import PendingDelta
 
 
 def rotary_write_kv(
@@ -15,8 +17,16 @@ def rotary_write_kv(
     norms: tuple[torch.Tensor, torch.Tensor] | None,
     epsilon: float,
     kv_scales: tuple[float, float] = (1.0, 1.0),
+    delta: PendingDelta | None = None,
 ) -> None:
-    """See `reference.rotary_write_kv`."""
+    """See `reference.rotary_write_kv`; of qkv + delta, of which V is written to the cache alone."""
+    if delta is not None:
+        from loraplex.engine.kernels import triton_expand_rotary as folded
+
+        folded.expand_rotary_write_kv(
+            qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales, joined(delta)
+        )
+        return
     body = body_for(qkv)
     if body is Body.TRITON:
         from loraplex.engine.kernels import triton_rotary as triton

@@ -5,7 +5,7 @@ import torch
 from loraplex.engine.kernels.bodies import Body, body_for
 from loraplex.engine.kernels.reference import sgmv as reference
 from loraplex.engine.lora.batch import HostLoraBatch, LoraBatch
-from loraplex.engine.lora.device_batch import Branch, DeviceLoraBatch, InLine, hidden_for
+from loraplex.engine.lora.device_batch import Branch, DeviceLoraBatch, InLine, PendingDelta, hidden_for
 from loraplex.engine.lora.site import LoraSite
 
 
@@ -33,6 +33,12 @@ def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceL
 
     _branch(batch).join()
     triton_expand.expand(hidden, y, site, batch)
+
+
+def joined(delta: PendingDelta) -> PendingDelta:
+    """`delta`, once the current stream has waited for it."""
+    _branch(delta.batch).join()
+    return delta
 
 
 def _branch(batch: DeviceLoraBatch) -> Branch:

@@ -31,6 +31,43 @@ ROW_LOAD_BYTES = 512
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def tile_delta(  # type: ignore[no-untyped-def]
+    hidden,  # of each row [rows, 1] and the slice
+    entry,
+    rank,
+    size,
+    columns,
+    is_member,
+    within,
+    pages,
+    split_stride,
+    dtype: tl.constexpr,
+    splits: tl.constexpr,
+    page_type: tl.constexpr,
+    assembly: tl.constexpr,
+    aligned: tl.constexpr,
+    block_m: tl.constexpr,
+    block_r: tl.constexpr,
+    block_n: tl.constexpr,
+):
+    """What an adapter adds to `columns` [block_n] of a slice in a chunk's rows, fp32 [block_m, block_n]."""
+    within_page = tl.arange(0, block_r)
+    total = tl.zeros((block_m, block_n), dtype=tl.float32)
+    for page in range(tl.cdiv(rank, block_r)):
+        ranks = page * block_r + within_page
+        is_rank = ranks < rank
+        b = page_at(entry, 2 + pages + page, page_type, aligned)
+        stored = tl.load(
+            b + within_page[:, None] * size + columns[None, :],
+            mask=is_rank[:, None] & within[None, :],
+            other=0.0,
+        )
+        h = tile_hidden(hidden + ranks[None, :], is_member[:, None] & is_rank[None, :], split_stride, splits)
+        total = tl.dot(h.to(dtype), widened(stored, dtype, assembly), total, input_precision="ieee")
+    return total
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def expand_tile_kernel(  # type: ignore[no-untyped-def]
     y,  # [rows, outputs]
     table,  # see LoraSite
@@ -77,20 +114,25 @@ def expand_tile_kernel(  # type: ignore[no-untyped-def]
     before = tl.load(target, mask=mask, other=0.0)
     hidden += (rows[:, None] * slices + part) * hidden_ranks
     split_stride = tl.cast(num_rows, tl.int64) * slices * hidden_ranks
-    within_page = tl.arange(0, block_r)
-    total = tl.zeros((block_m, block_n), dtype=tl.float32)
-    for page in range(tl.cdiv(rank, block_r)):
-        ranks = page * block_r + within_page
-        is_rank = ranks < rank
-        b = page_at(entry, 2 + pages + page, page_type, aligned)
-        stored = tl.load(
-            b + within_page[:, None] * size + columns[None, :],
-            mask=is_rank[:, None] & within[None, :],
-            other=0.0,
-        )
-        h = tile_hidden(hidden + ranks[None, :], is_member[:, None] & is_rank[None, :], split_stride, splits)
-        b_tile = widened(stored, y.dtype.element_ty, assembly)
-        total = tl.dot(h.to(y.dtype.element_ty), b_tile, total, input_precision="ieee")
+    total = tile_delta(
+        hidden,
+        entry,
+        rank,
+        size,
+        columns,
+        is_member,
+        within,
+        pages,
+        split_stride,
+        y.dtype.element_ty,
+        splits,
+        page_type,
+        assembly,
+        aligned,
+        block_m,
+        block_r,
+        block_n,
+    )
     tl.store(target, (before.to(tl.float32) + total).to(y.dtype.element_ty), mask=mask)
 
 
@@ -111,15 +153,15 @@ def row_delta(  # type: ignore[no-untyped-def]
     assembly: tl.constexpr,
     aligned: tl.constexpr,
     block_r: tl.constexpr,
+    page_ranks: tl.constexpr,
 ):
-    """total + what an adapter adds to `columns` of one row."""
-    within_page = tl.arange(0, block_r)
-    for page in range(tl.cdiv(rank, block_r)):
-        ranks = page * block_r + within_page
+    """total + what an adapter adds to `columns` of one row, `block_r` ranks at a time."""
+    for first in range(0, rank, block_r):
+        ranks = first + tl.arange(0, block_r)
         is_rank = ranks < rank
-        b = page_at(entry, 2 + pages + page, page_type, aligned)
+        b = page_at(entry, 2 + pages + first // page_ranks, page_type, aligned)
         stored = tl.load(
-            b + within_page[:, None] * size + columns[None, :],
+            b + (ranks % page_ranks)[:, None] * size + columns[None, :],
             mask=is_rank[:, None] & within[None, :],
             other=0.0,
         )
@@ -187,6 +229,7 @@ def expand_row_kernel(  # type: ignore[no-untyped-def]
             page_type,
             assembly,
             aligned,
+            block_r,
             block_r,
         )
         tl.store(target, (before.to(tl.float32) + total).to(y.dtype.element_ty), mask=within)

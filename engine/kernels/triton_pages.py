@@ -31,6 +31,12 @@ def page_at(entry, index, page_type: tl.constexpr, aligned: tl.constexpr):  # ty
     return page
 
 
+@triton.jit
+def rank_at(entry, slot):  # type: ignore[no-untyped-def]
+    """The rank of a slice's entry; 0 for a row of the base model, whose entry is anyone's."""
+    return tl.load(entry, mask=slot >= 0, other=0).to(tl.int32)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def widened(stored, dtype: tl.constexpr, assembly: tl.constexpr):  # type: ignore[no-untyped-def]
     """Elements of a page in `dtype`, exactly."""

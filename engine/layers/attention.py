@@ -6,6 +6,7 @@ from loraplex.engine.forward_batch import ForwardBatch
 from loraplex.engine.kernels.paged_attention import decode_attention, prefill_attention
 from loraplex.engine.kernels.rotary import rotary_write_kv
 from loraplex.engine.layers.lora_linear import LoraLinear
+from loraplex.engine.lora.device_batch import PendingDelta
 
 
 class Attention:
@@ -35,12 +36,22 @@ class Attention:
         self._window = window
         self._kv_scales = kv_scales
 
-    def __call__(self, x: torch.Tensor, kv_cache: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]; writes this step's K and V into `kv_cache`."""
-        qkv = self._qkv(x, batch.lora)
+    def __call__(
+        self, x: torch.Tensor, kv_cache: torch.Tensor, batch: ForwardBatch
+    ) -> tuple[torch.Tensor, PendingDelta | None]:
+        """x [tokens, hidden] -> [tokens, hidden], and what is still to be added to it; writes K and V into `kv_cache`."""
+        qkv, delta = self._qkv.deferred(x, batch.lora)
         kv_scales = self._kv_scales
         rotary_write_kv(
-            qkv, kv_cache, batch.positions, batch.slots, self._rope, self._norms, self._epsilon, kv_scales
+            qkv,
+            kv_cache,
+            batch.positions,
+            batch.slots,
+            self._rope,
+            self._norms,
+            self._epsilon,
+            kv_scales,
+            delta,
         )
         attended = qkv.new_empty(qkv.shape[0], self._q_size)
         decodes = batch.num_decodes
@@ -67,4 +78,4 @@ class Attention:
                 self._window,
                 kv_scales,
             )
-        return self._o(attended, batch.lora)
+        return self._o.deferred(attended, batch.lora)

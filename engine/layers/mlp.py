@@ -5,6 +5,7 @@ import torch
 from loraplex.engine.kernels.silu_mul import silu_mul
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.device_batch import PendingDelta
 
 
 class MLP:
@@ -14,6 +15,7 @@ class MLP:
         self._gate_up = gate_up
         self._down = down
 
-    def __call__(self, x: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
-        """x [rows, hidden] -> [rows, hidden]."""
-        return self._down(silu_mul(self._gate_up(x, lora)), lora)
+    def __call__(self, x: torch.Tensor, lora: LoraBatch | None) -> tuple[torch.Tensor, PendingDelta | None]:
+        """x [rows, hidden] -> [rows, hidden], and what is still to be added to it."""
+        gate_up, delta = self._gate_up.deferred(x, lora)
+        return self._down.deferred(silu_mul(gate_up, delta), lora)

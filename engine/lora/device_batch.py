@@ -93,6 +93,7 @@ class LoraWorkspace:
 class DeviceLoraBatch(LoraBatch):
     """The rows of one step. `by_row`: chunks hold a row or two each, so that kernels without tensor cores serve them.
 
+    `is_folded`: what reads a projection adds its adapters' part, see `PendingDelta`.
     `is_static`: the step may be replayed with other adapters, so every site acts whether or not it has any now.
     """
 
@@ -101,6 +102,7 @@ class DeviceLoraBatch(LoraBatch):
     num_chunks: int
     chunk_rows: int
     by_row: bool = False
+    is_folded: bool = False
     is_static: bool = False
     workspace: LoraWorkspace | None = None
 
@@ -110,6 +112,15 @@ class DeviceLoraBatch(LoraBatch):
 
     def acts_at(self, site: LoraSite) -> bool:
         return self.is_static or bool(site.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDelta:
+    """What is still to be added to a projection's output: the hidden values that `shrink` leaves for its one reader."""
+
+    hidden: torch.Tensor
+    site: LoraSite
+    batch: DeviceLoraBatch
 
 
 def chunk_bound(num_rows: int, adapters: int, chunk_rows: int) -> int:

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from loraplex.engine.forward_batch import ForwardBatch
 from loraplex.engine.kernels.rms_norm import rms_norm
+from loraplex.engine.kernels.sgmv import expand
 from loraplex.engine.layers.attention import Attention
 from loraplex.engine.layers.base_linear import BaseLinear, make_linear
 from loraplex.engine.layers.embedding import Embedding
 from loraplex.engine.layers.fixed_rows_linear import FixedRowsLinear
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.layers.mlp import MLP
+from loraplex.engine.lora.device_batch import PendingDelta
 from loraplex.engine.lora.site import LoraSite, make_site
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.rope import rope_tables
@@ -73,18 +75,29 @@ class Decoder:
         """Logits [sampled rows, vocab] in the model's type. `kv_cache` has one tensor per layer."""
         epsilon = self.config.rms_norm_eps
         residual: Tensor | None = None
+        delta: PendingDelta | None = None
         hidden = self._embed(batch.token_ids, batch.lora)
         for layer, cache in zip(self._layers, kv_cache, strict=True):
             if residual is None:
                 residual, normal = hidden, rms_norm(hidden, None, layer.input_norm, epsilon)
             else:
-                normal = rms_norm(self._scaled(hidden), residual, layer.input_norm, epsilon)
-            hidden = layer.attention(normal, cache, batch)
-            normal = rms_norm(self._scaled(hidden), residual, layer.post_norm, epsilon)
-            hidden = layer.mlp(normal, batch.lora)
-        return self._logits(self._scaled(hidden), residual, batch)
+                normal = self._normal(hidden, delta, residual, layer.input_norm)
+            hidden, delta = layer.attention(normal, cache, batch)
+            normal = self._normal(hidden, delta, residual, layer.post_norm)
+            hidden, delta = layer.mlp(normal, batch.lora)
+        return self._logits(self._whole(hidden, delta), residual, batch)
 
-    def _scaled(self, hidden: Tensor) -> Tensor:
+    def _normal(
+        self, hidden: Tensor, delta: PendingDelta | None, residual: Tensor | None, weight: Tensor
+    ) -> Tensor:
+        if self.config.residual_multiplier != 1.0:
+            hidden, delta = self._whole(hidden, delta), None
+        return rms_norm(hidden, residual, weight, self.config.rms_norm_eps, delta)
+
+    def _whole(self, hidden: Tensor, delta: PendingDelta | None) -> Tensor:
+        """What a layer adds to the residual."""
+        if delta is not None:
+            expand(delta.hidden, hidden, delta.site, delta.batch)
         multiplier = self.config.residual_multiplier
         return hidden if multiplier == 1.0 else hidden * multiplier
 

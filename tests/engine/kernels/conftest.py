@@ -186,6 +186,12 @@ def problem_of() -> Callable[..., Problem]:
     return make_problem
 
 
+@pytest.fixture
+def shape_of() -> type[Shape]:
+    """Shapes of a test's own."""
+    return Shape
+
+
 @pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
 def shape(request: pytest.FixtureRequest) -> Shape:
     """Every awkward shape in turn."""

@@ -1,0 +1,127 @@
+"""Expand folded into its readers equals expand before them. Interpreted in the process that `test_triton_sgmv` starts."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from loraplex.engine.kernels import bodies
+from loraplex.engine.kernels.group_rows import group_rows
+from loraplex.engine.kernels.rms_norm import rms_norm
+from loraplex.engine.kernels.rotary import rotary_write_kv
+from loraplex.engine.kernels.silu_mul import silu_mul
+from loraplex.engine.layers.lora_linear import LoraLinear
+from loraplex.engine.lora.device_batch import DeviceLoraBatch
+
+pytest.importorskip("triton")
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+ROWS = (1, 0, -1, 0, 5, 1, 1, -1)
+"""Slot 5 has no adapter."""
+PAGES: dict[str, torch.dtype | None] = {"model": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+EPSILON = 1e-5
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """Where this process can run kernels, with memory that nobody has written full of NaN."""
+    if (request.param == "interpreter") is not INTERPRETING:
+        pytest.skip("the interpreter has a process of its own")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.TRITON)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(params=PAGES)
+def pages(request: pytest.FixtureRequest) -> torch.dtype | None:
+    return PAGES[request.param]
+
+
+class Operands:
+    """y with its adapters' part, and y with that part pending."""
+
+    def __init__(
+        self, problem_of: Any, shape_of: Any, sizes: tuple[int, ...], device: torch.device, pages: Any
+    ) -> None:
+        ranks = {0: (8, 17, 40)[: len(sizes)], 1: (0, 3, 16)[-len(sizes) :]}
+        shape = shape_of(40, sizes, ranks, ROWS)
+        self.problem = problem_of(shape, torch.float32, device, page_dtype=pages).scatter()
+        self.problem.x.nan_to_num_(0.0)
+        generator = torch.Generator().manual_seed(7)
+        self.base = torch.randn(len(ROWS), sum(sizes), generator=generator).to(device)
+        batch = group_rows(ROWS, device)
+        assert isinstance(batch, DeviceLoraBatch) and batch.is_folded
+        layer = LoraLinear(lambda _: self.base.clone(), self.problem.site)  # type: ignore[arg-type]
+        self.whole = layer(self.problem.x, batch)
+        part, delta = layer.deferred(self.problem.x, batch)
+        assert delta is not None and torch.equal(part, self.base)
+        self.part, self.delta = part, delta
+
+
+@pytest.fixture
+def operands(problem_of: Any, shape_of: Any, device: torch.device, pages: torch.dtype | None) -> Any:
+    return lambda *sizes: Operands(problem_of, shape_of, sizes, device, pages)
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert not ours.isnan().any()
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_into_silu_mul(operands: Any) -> None:
+    given = operands(150, 150)
+    before = given.part.clone()
+    close(silu_mul(given.part, given.delta), silu_mul(given.whole))
+    assert torch.equal(given.part, before)
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_into_rms_norm(operands: Any, device: torch.device, has_residual: bool) -> None:
+    given = operands(100)
+    weight = torch.randn(100, generator=torch.Generator().manual_seed(1)).to(device)
+    ours = torch.randn(len(ROWS), 100, device=device)
+    theirs = ours.clone()
+    result = rms_norm(given.part, ours if has_residual else None, weight, EPSILON, given.delta)
+    close(result, rms_norm(given.whole, theirs if has_residual else None, weight, EPSILON))
+    close(ours, theirs)
+
+
+@pytest.mark.parametrize(("half", "normed"), [(0, True), (5, True), (8, False)])
+def test_into_rotary_and_the_kv_write(
+    operands: Any, device: torch.device, pages: torch.dtype | None, half: int, normed: bool
+) -> None:
+    if pages is not None and (half != 8 or normed):
+        pytest.skip("nothing new about pages")
+    size, heads, kv_heads = 16, 2, 1
+    given = operands(heads * size, kv_heads * size, kv_heads * size)
+    generator = torch.Generator().manual_seed(half)
+    angles = torch.rand(64, max(half, 1), generator=generator).to(device)
+    rope = (angles.cos(), angles.sin()) if half else None
+    norms = tuple(torch.randn(2, size, generator=generator).to(device)) if normed else None
+    positions = torch.arange(len(ROWS), device=device) * 3
+    slots = torch.tensor([4, 9, 2, -1, 7, 0, 11, 3], device=device)
+    caches = torch.full((2, 3, 4, 2, kv_heads, size), torch.nan, device=device)
+    rotary_write_kv(given.part, caches[0], positions, slots, rope, norms, EPSILON, (1.0, 1.0), given.delta)
+    rotary_write_kv(given.whole, caches[1], positions, slots, rope, norms, EPSILON)
+    queries_and_keys = (heads + kv_heads) * size
+    close(given.part[:, :queries_and_keys], given.whole[:, :queries_and_keys])
+    torch.testing.assert_close(caches[0], caches[1], atol=2e-5, rtol=2e-5, equal_nan=True)
+    assert caches[0].isnan().any() and not caches[0].isnan().all()
+
+
+def test_nothing_pends_in_other_steps(problem_of: Any, shape_of: Any, device: torch.device) -> None:
+    """Of prompts, deterministic ones, and those of many adapters."""
+    rows = tuple(range(9))
+    problem = problem_of(shape_of(40, (32,), {0: (8,)}, rows), torch.float32, device)
+    problem.x.nan_to_num_(0.0)
+    layer = LoraLinear(lambda _: problem.y.clone(), problem.site)  # type: ignore[arg-type]
+    few = [row % 2 for row in rows]
+    others = group_rows(few, device, 4), group_rows(few, device, deterministic=True), group_rows(rows, device)
+    for batch in (None, *others):
+        assert layer.deferred(problem.x, batch)[1] is None
