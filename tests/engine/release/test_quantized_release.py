@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationConfig
+from safetensors.torch import load_file
 from transformers import CompressedTensorsConfig, LlamaForCausalLM
 
 from loraplex.engine.config import CacheConfig, EngineConfig
@@ -14,7 +17,7 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.pretrained import load_model_config
-from loraplex.engine.models.weights import decoder_state
+from loraplex.engine.models.weights import DecoderState, Weight, decoder_state
 from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
 from loraplex.engine.release.artefact import MANIFEST_FILE
 from loraplex.engine.release.quality import QualityBounds, compare_models, windows
@@ -104,22 +107,37 @@ def test_an_unknown_scheme_is_refused(request_for: ReleaseRequest) -> None:
         release_quantized(replace(request_for, scheme="int2"), silent)
 
 
-@pytest.mark.parametrize(("scheme", "names"), [("int8", ("down", "lm_head")), ("int4", ("down",))])
-def test_transformers_reads_the_same_weights(
-    request_for: ReleaseRequest, scheme: str, names: tuple[str, ...]
-) -> None:
-    """All but the head of int4, which has 8 bits: `transformers` knows one format for all of a model."""
-    release_quantized(replace(request_for, scheme=scheme), silent)
+def test_transformers_reads_the_same_weights(request_for: ReleaseRequest) -> None:
+    release_quantized(request_for, silent)
     model = LlamaForCausalLM.from_pretrained(
         request_for.folder,
         quantization_config=CompressedTensorsConfig(run_compressed=False),
         dtype=torch.float32,
     )
-    config = load_model_config(str(request_for.folder))
-    state = decoder_state(config, open_checkpoint(str(request_for.folder), config), torch.float32)
-    modules = {"down": model.model.layers[1].mlp.down_proj, "lm_head": model.lm_head}
-    for name in names:
-        ours = state[name if name == "lm_head" else f"layers.1.{name}"]
-        assert isinstance(ours, QuantizedWeight)
-        # It multiplies in bfloat16.
-        torch.testing.assert_close(modules[name].weight, dequantize(ours), rtol=2**-7, atol=0.0)
+    state = state_of(request_for.folder)
+    for module, name in ((model.model.layers[1].mlp.down_proj, "layers.1.down"), (model.lm_head, "lm_head")):
+        check_same(module.weight, state[name])
+
+
+def test_compressed_tensors_reads_the_same_int4_weights(request_for: ReleaseRequest) -> None:
+    """The package itself: `transformers` knows one format for all of a model, and this head has 8 bits."""
+    release_quantized(replace(request_for, scheme="int4"), silent)
+    config = json.loads((request_for.folder / "config.json").read_text())["quantization_config"]
+    scheme = QuantizationConfig.model_validate(config).config_groups["group_0"]
+    module = "model.layers.1.mlp.down_proj."
+    stored = load_file(request_for.folder / "model.safetensors")
+    parts = {name.removeprefix(module): stored[name] for name in stored if name.startswith(module)}
+    compressor = BaseCompressor.get_value_from_registry(scheme.format)
+    weight = compressor.decompress(parts, scheme)["weight"]
+    check_same(weight, state_of(request_for.folder)["layers.1.down"])
+
+
+def state_of(folder: Path) -> DecoderState:
+    config = load_model_config(str(folder))
+    return decoder_state(config, open_checkpoint(str(folder), config), torch.float32)
+
+
+def check_same(theirs: torch.Tensor, ours: Weight) -> None:
+    assert isinstance(ours, QuantizedWeight)
+    # Others multiply in the type of the scales.
+    torch.testing.assert_close(theirs.float(), dequantize(ours), rtol=2**-7, atol=0.0)
