@@ -51,7 +51,7 @@ def silent(stage: str) -> None:
     assert stage
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
 def test_the_artefact_is_what_was_judged(base: LoadedModel, request_for: ReleaseRequest, scheme: str) -> None:
     release = release_quantized(replace(request_for, scheme=scheme), silent)
     assert release.violations == []

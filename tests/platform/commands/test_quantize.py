@@ -65,7 +65,6 @@ def test_refuses_over_the_bound_with_exit_code_1(model_folder: Path) -> None:
     [
         (("--scheme", "int3"), "`scheme` must be one of int8, fp8, int4"),
         (("--scheme", "int8", "--text", "/nowhere"), "/nowhere: No such file"),
-        (("--scheme", "fp8"), "fp8 needs a CUDA device"),
     ],
 )
 def test_errors_are_one_line(model_folder: Path, options: tuple[str, ...], named: str) -> None:
