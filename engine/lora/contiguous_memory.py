@@ -64,7 +64,6 @@ class ContiguousMemory:
             names=self._tables.names,
             max_pages=self._tables.max_pages,
             by_size=False,
-            pinned=False,
             report=report,
         )
 

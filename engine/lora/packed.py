@@ -4,7 +4,7 @@ Invariant: a page holds rows of one matrix only, and no more of them than the ra
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -31,7 +31,7 @@ class Page:
 class PackedAdapter:
     """`blob` uint8; `layers` are the page numbers (begin, end) of each layer, in the order of use.
 
-    `need` counts the pages by size, `nbytes` the bytes of rank rows and scales, `host_nbytes` those of host memory.
+    `need` counts the pages by size, `nbytes` the bytes of rank rows and scales.
     """
 
     digest: str
@@ -42,7 +42,6 @@ class PackedAdapter:
     layers: tuple[tuple[int, int], ...]
     need: Mapping[int, int]
     nbytes: int
-    host_nbytes: int
     report: QuantizationReport | None
 
     def without_blob(self) -> "PackedAdapter":
@@ -60,6 +59,10 @@ class _Part:
     nbytes: int
 
 
+def _in_host_memory(nbytes: int) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
+
+
 def pack(
     digest: str,
     modules: Mapping[str, LoraModule | QuantizedModule],
@@ -68,13 +71,13 @@ def pack(
     names: Sequence[str],
     max_pages: int,
     by_size: bool,
-    pinned: bool,
+    allocate: Callable[[int], Tensor] = _in_host_memory,
     report: QuantizationReport | None = None,
 ) -> PackedAdapter:
     """Pages of `dtype`. `modules` in the order of use; `names` are all modules of the model, as tables hold them.
 
     `by_size`: a layer's pages of one size stand side by side, so that few copies bring them to pages that do too;
-    otherwise those of a matrix do, so that it is whole.
+    otherwise those of a matrix do, so that it is whole. `allocate` makes the blob, uint8.
     """
     parts: list[_Part] = []
     layers: list[tuple[int, int]] = []
@@ -85,7 +88,7 @@ def pack(
         parts += sorted(layer, key=lambda part: -part.nbytes) if by_size else layer
         layers.append((begin, len(parts)))
     numbered = _numbered(parts, modules)
-    blob = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, pin_memory=pinned)
+    blob = allocate(sum(part.nbytes for part in parts))
     return PackedAdapter(
         digest=digest,
         blob=blob,
@@ -95,7 +98,6 @@ def pack(
         layers=tuple(layers),
         need=Counter(part.nbytes for part in parts),
         nbytes=sum(part.rows.numel() * _item_bytes(part, dtype) for part in parts),
-        host_nbytes=_pinned_bytes(blob.nbytes) if pinned else blob.nbytes,
         report=report,
     )
 
@@ -146,11 +148,6 @@ def _numbered(parts: list[_Part], modules: Iterable[str]) -> dict[str, ModulePag
 
 def _item_bytes(part: _Part, dtype: torch.dtype) -> int:
     return torch.float32.itemsize if part.matrix == "s" else dtype.itemsize
-
-
-def _pinned_bytes(nbytes: int) -> int:
-    """What torch's allocator of pinned memory takes."""
-    return _power_of_two(nbytes)
 
 
 def _power_of_two(nbytes: int) -> int:

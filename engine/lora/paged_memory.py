@@ -111,7 +111,10 @@ class PagedParts(Sequence[LoraPart | None]):
 
 
 class PagedMemory:
-    """Implements `AdapterMemory`. `start_copy` sets a copy going; `stream` is where it will go."""
+    """Implements `AdapterMemory`. `start_copy` sets a copy going; `stream` is where it will go.
+
+    `allocate_blob` makes uint8 host memory for an adapter on its way, on the loader's thread.
+    """
 
     def __init__(
         self,
@@ -122,6 +125,7 @@ class PagedMemory:
         max_slots: int,
         max_rank: int,
         device: torch.device,
+        allocate_blob: Callable[[int], Tensor],
         stream: CopyStream,
         start_copy: Callable[[PageCopy], None],
         end_copies: Callable[[], None] = lambda: None,
@@ -133,7 +137,7 @@ class PagedMemory:
         self._arena = SlabArena(max_bytes, _slab_bytes(sites, pages, max_bytes))
         self._storage = torch.empty(self._arena.capacity_bytes, dtype=torch.uint8, device=device)
         self._base = self._storage.data_ptr()
-        self._pinned = device.type == "cuda"
+        self._allocate_blob = allocate_blob
         self._max_slots = max_slots
         self._stream = stream
         self._start_copy = start_copy
@@ -211,7 +215,7 @@ class PagedMemory:
             names=names,
             max_pages=self._tables.max_pages,
             by_size=True,
-            pinned=self._pinned,
+            allocate=self._allocate_blob,
             report=report,
         )
 

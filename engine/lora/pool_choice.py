@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from loraplex.engine.config import LoraConfig
 from loraplex.engine.lora.adapter_memory import AdapterMemory
 from loraplex.engine.lora.contiguous_memory import ContiguousMemory
 from loraplex.engine.lora.fault_memory import FaultMemory
+from loraplex.engine.lora.host_arena import HostArena
 from loraplex.engine.lora.host_tier import HostTier
 from loraplex.engine.lora.load_ledger import LoadLedger
 from loraplex.engine.lora.loader import Fitting, LoaderThread
@@ -37,19 +39,25 @@ def open_pool(
     if not 1 <= config.max_rank <= MAX_RANK:
         raise ValueError(f"max_rank must lie in 1..{MAX_RANK}, got {config.max_rank}")
     pages = PageFormat.of(config.page_dtype, dtype, config.max_page_error)
-    memory = open_memory(sites, pages, config, max_slots, device)
+    # On a CPU a blob of the tier would take the memory that `max_bytes` could have.
+    on_host = 0 if device.type == "cpu" else config.host_max_bytes
+    host = HostTier(on_host, HostArena(on_host, pinned=device.type == "cuda"))
+    memory = open_memory(sites, pages, config, max_slots, device, host.blob)
     under_way = max(1, config.max_bytes // SHARE_UNDER_WAY)
     loader = LoaderThread(
         source, Fitting(sites, config.max_rank), memory.pack, max_bytes=under_way, clock=clock
     )
-    # On a CPU a blob of the tier would take the memory that `max_bytes` could have.
-    host = HostTier(0 if device.type == "cpu" else config.host_max_bytes)
     faults = FaultMemory(config.quarantine_after)
     return AdapterPool(memory, loader, host, faults, LoadLedger(under_way), clock)
 
 
 def open_memory(
-    sites: Sequence[LoraSite], pages: PageFormat, config: LoraConfig, max_slots: int, device: torch.device
+    sites: Sequence[LoraSite],
+    pages: PageFormat,
+    config: LoraConfig,
+    max_slots: int,
+    device: torch.device,
+    allocate_blob: Callable[[int], Tensor],
 ) -> AdapterMemory:
     """Memory of `config.max_bytes` where kernels of this device reach it."""
     if device.type == "cpu":
@@ -65,6 +73,7 @@ def open_memory(
         max_slots=max_slots,
         max_rank=config.max_rank,
         device=device,
+        allocate_blob=allocate_blob,
         stream=stream,
         start_copy=copies.start,
         end_copies=copies.close,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.test_engine import ADAPTERS, Harness, Reference, prompts
+from torch import Tensor
 
 from loraplex.engine.config import LoraConfig
 from loraplex.engine.errors import AdapterInexact
@@ -37,7 +38,12 @@ def engine(peft: Reference) -> Iterator[Callable[..., Harness]]:
 
 
 def in_pages(
-    sites: Sequence[LoraSite], pages: PageFormat, config: LoraConfig, max_slots: int, device: torch.device
+    sites: Sequence[LoraSite],
+    pages: PageFormat,
+    config: LoraConfig,
+    max_slots: int,
+    device: torch.device,
+    allocate_blob: Callable[[int], Tensor],
 ) -> PagedMemory:
     """What a GPU has, in host memory."""
     return PagedMemory(
@@ -47,6 +53,7 @@ def in_pages(
         max_slots=max_slots,
         max_rank=config.max_rank,
         device=device,
+        allocate_blob=allocate_blob,
         stream=ImmediateStream(),
         start_copy=PageCopier(ImmediateStream()).copy,
     )

@@ -152,7 +152,7 @@ def test_adapters_take_what_they_are_packed_into(rank: int, page_dtype: torch.dt
             quantized = page_dtype is not torch.bfloat16
             modules[f"layers.{layer}.{name}"] = quantize_module(module, page_dtype) if quantized else module
     names = tuple(modules)
-    packed = pack("d", modules, page_dtype, names=names, max_pages=4, by_size=True, pinned=False)
+    packed = pack("d", modules, page_dtype, names=names, max_pages=4, by_size=True)
     name = {torch.bfloat16: "bfloat16", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}[page_dtype]
     assert adapter_bytes(model, rank, name) == packed.blob.nbytes
 

@@ -229,6 +229,7 @@ def _pool(clock: Clock, resident: int) -> AdapterPool:
         max_slots=resident,
         max_rank=16,
         device=CPU,
+        allocate_blob=HostTier(0).blob,
         stream=stream,
         start_copy=PageCopier(stream).copy,
     )

@@ -89,6 +89,7 @@ def paged(
         max_slots=max_slots,
         max_rank=MAX_RANK,
         device=CPU,
+        allocate_blob=HostTier(0).blob,
         stream=ImmediateStream(),
         start_copy=start_copy or PageCopier(ImmediateStream()).copy,
     )

@@ -42,7 +42,12 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 def _in_host_memory(
-    sites: Sequence[LoraSite], pages: PageFormat, config: LoraConfig, max_slots: int, device: torch.device
+    sites: Sequence[LoraSite],
+    pages: PageFormat,
+    config: LoraConfig,
+    max_slots: int,
+    device: torch.device,
+    allocate_blob: Callable[[int], Tensor],
 ) -> PagedMemory:
     return PagedMemory(
         sites,
@@ -51,6 +56,7 @@ def _in_host_memory(
         max_slots=max_slots,
         max_rank=config.max_rank,
         device=device,
+        allocate_blob=allocate_blob,
         stream=ImmediateStream(),
         start_copy=PageCopier(ImmediateStream()).copy,
     )

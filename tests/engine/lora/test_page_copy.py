@@ -8,6 +8,7 @@ import torch
 from tests.engine.lora.driven_pool import CPU, DrivenPool, Source, paged, ref
 from torch import Tensor
 
+from loraplex.engine.lora.host_tier import HostTier
 from loraplex.engine.lora.page_copy import (
     LAYERS_IN_FLIGHT,
     CopyThread,
@@ -82,6 +83,7 @@ def made(stream: Stream) -> tuple[PagedMemory, list[PageCopy]]:
         max_slots=2,
         max_rank=16,
         device=CPU,
+        allocate_blob=HostTier(0).blob,
         stream=stream,
         start_copy=started.append,
     )

@@ -10,6 +10,7 @@ from loraplex.engine.errors import AdapterInexact, AdapterTooLarge
 from loraplex.engine.kernels.reference.sgmv import sgmv
 from loraplex.engine.lora.adapter_memory import Placement
 from loraplex.engine.lora.batch import group_rows
+from loraplex.engine.lora.host_tier import HostTier
 from loraplex.engine.lora.page_copy import ImmediateStream, PageCopier
 from loraplex.engine.lora.page_format import PageFormat
 from loraplex.engine.lora.paged_memory import PagedMemory
@@ -37,6 +38,7 @@ def memory(places: Sequence[LoraSite], pages: PageFormat, max_bytes: int = 1 << 
         max_slots=6,
         max_rank=64,
         device=CPU,
+        allocate_blob=HostTier(0).blob,
         stream=ImmediateStream(),
         start_copy=PageCopier(ImmediateStream()).copy,
     )

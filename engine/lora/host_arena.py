@@ -1,0 +1,68 @@
+"""`HostArena`: host memory for blobs, pinned once at the start: pinning under way would hold the driver, and every row.
+
+Invariant: an extent returns when the last reference to its blob goes, so that no blob that is still copied is written over.
+"""
+
+import threading
+import weakref
+from bisect import insort
+from queue import SimpleQueue
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 1 << 30
+"""Pieces are powers of two, since torch's allocator of pinned memory rounds up to those; a blob lies in one piece."""
+
+
+class HostArena:
+    """At most `max_bytes`, in pieces of at most `piece_bytes`. First fit. Any thread may allocate and let go."""
+
+    def __init__(self, max_bytes: int, *, pinned: bool, piece_bytes: int = PIECE_BYTES) -> None:
+        piece = min(piece_bytes, 1 << (max_bytes.bit_length() - 1)) if max_bytes > 0 else 1
+        count = max(0, max_bytes) // piece
+        self._pieces = [torch.empty(piece, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
+        self._bases = {tensor.data_ptr() for tensor in self._pieces}
+        self._free: list[list[tuple[int, int]]] = [[(0, piece)] for _ in self._pieces]
+        # What a finalizer may touch at any moment, whoever holds the lock.
+        self._returned: SimpleQueue[tuple[int, int, int]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self.pinned = pinned
+        self.capacity_bytes = piece * count
+
+    def owns(self, blob: Tensor) -> bool:
+        """Whether `allocate` made it."""
+        return blob.untyped_storage().data_ptr() in self._bases
+
+    def allocate(self, nbytes: int) -> Tensor | None:
+        """uint8 [nbytes], or None when no free extent is as long."""
+        size = max(1, nbytes)
+        with self._lock:
+            self._take_returned()
+            for number, extents in enumerate(self._free):
+                for place, (start, length) in enumerate(extents):
+                    if length >= size:
+                        extents[place : place + 1] = [(start + size, length - size)] if length > size else []
+                        return self._blob(number, start, size, nbytes)
+        return None
+
+    def _blob(self, number: int, start: int, size: int, nbytes: int) -> Tensor:
+        blob = self._pieces[number][start : start + nbytes]
+        weakref.finalize(blob, self._returned.put, (number, start, size)).atexit = False
+        return blob
+
+    def _take_returned(self) -> None:
+        while not self._returned.empty():
+            number, start, size = self._returned.get()
+            extents = self._free[number]
+            insort(extents, (start, size))
+            place = extents.index((start, size))
+            self._join(extents, place)
+            self._join(extents, place - 1)
+
+    def _join(self, extents: list[tuple[int, int]], place: int) -> None:
+        """Make one of an extent and its next when they touch."""
+        if 0 <= place < len(extents) - 1:
+            (start, size), (following, length) = extents[place : place + 2]
+            if start + size == following:
+                extents[place : place + 2] = [(start, size + length)]
