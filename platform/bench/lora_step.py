@@ -19,12 +19,11 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.kernels.clock import copy_rate
 from loraplex.platform.bench.report import Case, Ratio, Report
 
 BLOCK_SIZE = 16
 WARM_STEPS = 8
-COPY_BYTES = 256 << 20
-COPY_REPEATS = 5
 ADAPTER_WAIT_S = 60.0
 REQUIRED_COST = 3.0
 NAMESPACE = bytes(32)
@@ -203,22 +202,3 @@ def _step_in_turn(mixed: Engine, base: Engine, shape: LoraShape) -> tuple[list[f
             if step >= WARM_STEPS:
                 taken.append(time.perf_counter() - began)
     return times
-
-
-def copy_rate(device: torch.device) -> float:
-    """Bytes per second of one large copy on the device, each byte counted once; the median of several."""
-    source = torch.ones(COPY_BYTES // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    taken = []
-    for _ in range(COPY_REPEATS + 1):
-        _wait_for(device)
-        began = time.perf_counter()
-        target.copy_(source)
-        _wait_for(device)
-        taken.append(time.perf_counter() - began)
-    return COPY_BYTES / median(taken[1:])
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,0 +1,107 @@
+"""Paged attention: the decodes of a step, and one prefill chunk."""
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.kernels.paged_attention import decode_attention, prefill_attention
+from loraplex.engine.kernels.reference import paged_attention as reference
+from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
+from loraplex.platform.bench.kernels.shapes import LayerShape
+
+BLOCK = 16
+"""Tokens of a cache block."""
+
+
+def decode_problem(
+    model: LayerShape, rows: int, context: int, dtype: str, kv_dtype: str, window: int | None = None
+) -> Problem:
+    """One query in each of `rows` sequences of `context` tokens, whose blocks lie anywhere in the cache."""
+    kv = rows * min(context, window or context) * 2 * model.kv_size
+    qkv_columns = model.q_size + 2 * model.kv_size
+
+    def make(tensors: TensorSource) -> Operands:
+        blocks = -(-context // BLOCK)
+        cache = _cache(tensors, model, rows * blocks, kv_dtype)
+        tables = tensors.permutation(rows * blocks, torch.int32).view(rows, blocks)
+        lengths = tensors.integers(context, context + 1, rows, dtype=torch.int32)
+        qkv = tensors.normal(rows, qkv_columns, dtype=DTYPES[dtype])
+        out = torch.empty_like(qkv[:, : model.q_size].contiguous())
+        scale = model.head_dim**-0.5
+
+        def run() -> tuple[Tensor, ...]:
+            decode_attention(qkv, out, cache, tables, lengths, scale, window)
+            return (out,)
+
+        def expected() -> tuple[Tensor, ...]:
+            wide = widened(out)
+            reference.decode_attention(qkv.float(), wide, cache.float(), tables, lengths, scale, window)
+            return (wide,)
+
+        return Operands(run, expected, poisoned=(out,))
+
+    return Problem(
+        op="attention decode",
+        variant=_variant(kv_dtype, window),
+        shape={
+            "rows": rows,
+            "context": context,
+            "heads": model.heads,
+            "kv": model.kv_heads,
+            "d": model.head_dim,
+        },
+        dtype=dtype,
+        bytes=kv * size_of(kv_dtype) + 2 * rows * model.q_size * size_of(dtype),
+        flops=4 * rows * min(context, window or context) * model.q_size,
+        make=make,
+    )
+
+
+def prefill_problem(
+    model: LayerShape, chunk: int, length: int, dtype: str, kv_dtype: str, window: int | None = None
+) -> Problem:
+    """The last `chunk` of `length` tokens of one sequence."""
+
+    def make(tensors: TensorSource) -> Operands:
+        blocks = -(-length // BLOCK)
+        cache = _cache(tensors, model, blocks, kv_dtype)
+        table = tensors.permutation(blocks, torch.int32)
+        qkv = tensors.normal(chunk, model.q_size + 2 * model.kv_size, dtype=DTYPES[dtype])
+        out = torch.empty_like(qkv[:, : model.q_size].contiguous())
+        scale = model.head_dim**-0.5
+
+        def run() -> tuple[Tensor, ...]:
+            prefill_attention(qkv, out, cache, table, length, scale, window)
+            return (out,)
+
+        def expected() -> tuple[Tensor, ...]:
+            wide = widened(out)
+            reference.prefill_attention(qkv.float(), wide, cache.float(), table, length, scale, window)
+            return (wide,)
+
+        return Operands(run, expected, poisoned=(out,))
+
+    seen = chunk * (length - chunk) + chunk * (chunk + 1) // 2
+    return Problem(
+        op="attention prefill",
+        variant=_variant(kv_dtype, window),
+        shape={
+            "chunk": chunk,
+            "length": length,
+            "heads": model.heads,
+            "kv": model.kv_heads,
+            "d": model.head_dim,
+        },
+        dtype=dtype,
+        bytes=length * 2 * model.kv_size * size_of(kv_dtype) + 2 * chunk * model.q_size * size_of(dtype),
+        flops=4 * seen * model.q_size,
+        make=make,
+    )
+
+
+def _variant(kv_dtype: str, window: int | None) -> str:
+    return f"kv {kv_dtype}" + (f", window {window}" if window else "")
+
+
+def _cache(tensors: TensorSource, model: LayerShape, blocks: int, kv_dtype: str) -> Tensor:
+    shape = (blocks, BLOCK, 2, model.kv_heads, model.head_dim)
+    return tensors.normal(*shape, dtype=DTYPES[kv_dtype])

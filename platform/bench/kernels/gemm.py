@@ -1,0 +1,162 @@
+"""Base products: ours in 8 and 4 bits, and torch's own in 16, 8 and 4 bits beside them."""
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.kernels.quantized_linear import quantized_linear, with_cpu_layout
+from loraplex.engine.quantization.groups import span_of
+from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize, quantize_fp8
+from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of
+
+GROUP = 128
+"""Inputs that share a scale of int4."""
+OWN = ("int8", "int4", "int4 zeros", "fp8")
+PEERS = ("torch mm", "torch fp8", "torch int4")
+_LARGEST_FP8 = 448.0
+
+
+def gemm_problem(
+    variant: str, rows: int, outputs: int, inputs: int, dtype: str, group: int = GROUP
+) -> Problem:
+    """y = x W^T. `variant` is one of `OWN` and `PEERS`."""
+    weight_bytes = {
+        "int8": outputs * inputs + 2 * outputs,
+        "int4": outputs * inputs // 2 + 2 * outputs * inputs // group,
+        "int4 zeros": outputs * inputs // 2 + 3 * outputs * inputs // group,
+        "torch mm": outputs * inputs * size_of(dtype),
+        "fp8": outputs * inputs + 4 * outputs,
+        "torch fp8": outputs * inputs + 4 * outputs,
+        "torch int4": outputs * inputs // 2 + 4 * outputs * inputs // group,
+    }[variant]
+
+    def make(tensors: TensorSource) -> Operands:
+        x = tensors.normal(rows, inputs, dtype=DTYPES[dtype])
+        if variant in OWN:
+            return _own(tensors, x, variant, outputs, group)
+        return _peer(tensors, x, variant, outputs, group)
+
+    return Problem(
+        op="gemm",
+        variant=variant if group == GROUP else f"{variant} by {group}",
+        shape={"m": rows, "n": outputs, "k": inputs},
+        dtype=dtype,
+        bytes=weight_bytes + rows * (inputs + outputs) * size_of(dtype),
+        flops=2 * rows * outputs * inputs,
+        make=make,
+        needs_cuda=variant in ("fp8", "torch fp8", "torch int4"),
+    )
+
+
+def _own(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: int) -> Operands:
+    weight = random_weight(tensors, variant, outputs, x.shape[1], group)
+    out = torch.empty_like(x[:, :1]).repeat(1, outputs)
+
+    def run() -> tuple[Tensor, ...]:
+        return (quantized_linear(x, weight, out),)
+
+    return Operands(run, lambda: (x.float() @ dequantize(weight).t(),), poisoned=(out,))
+
+
+def random_weight(
+    tensors: TensorSource, variant: str, outputs: int, inputs: int, group: int
+) -> QuantizedWeight:
+    """Integers drawn at once: quantizing a drawn weight would take longer than all its products."""
+    if variant == "fp8":
+        return quantize_fp8(tensors.normal(outputs, inputs, dtype=torch.bfloat16, scale=inputs**-0.5))
+    if variant == "int8":
+        weight = QuantizedWeight(
+            format=WeightFormat.INT8,
+            packed=tensors.normal(outputs, inputs, dtype=torch.int8),
+            scales=_scales(tensors, 1, outputs, inputs**-0.5 / 40),
+            zeros=None,
+            group_size=inputs,
+            shape=(outputs, inputs),
+        )
+    else:
+        span, groups = span_of(group), -(-inputs // group)
+        zeros = tensors.integers(0, 16, groups, outputs, dtype=torch.uint8)
+        weight = QuantizedWeight(
+            format=WeightFormat.INT4,
+            packed=tensors.integers(0, 256, -(-inputs // span), outputs, span // 2, dtype=torch.uint8),
+            scales=_scales(tensors, groups, outputs, inputs**-0.5 / 4),
+            zeros=zeros if variant == "int4 zeros" else None,
+            group_size=group,
+            shape=(outputs, inputs),
+        )
+    return with_cpu_layout(weight)
+
+
+def _scales(tensors: TensorSource, groups: int, outputs: int, scale: float) -> Tensor:
+    """Positive, none of them small."""
+    return tensors.normal(groups, outputs, dtype=torch.bfloat16, scale=scale / 4).abs_().add_(scale)
+
+
+def _peer(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: int) -> Operands:
+    inputs = x.shape[1]
+    weight = tensors.normal(outputs, inputs, dtype=x.dtype, scale=inputs**-0.5)
+    if variant == "torch mm":
+        return Operands(lambda: (torch.mm(x, weight.t()),), lambda: (x.float() @ weight.float().t(),))
+    if variant == "torch fp8":
+        return _scaled_mm(x, weight)
+    integers = tensors.integers(0, 256, outputs, inputs // 2, dtype=torch.uint8)
+    packed = torch.ops.aten._convert_weight_to_int4pack(integers, 8)
+    affine = tensors.normal(inputs // group, outputs, 2, dtype=torch.bfloat16, scale=inputs**-0.5 / 4)
+
+    def run() -> tuple[Tensor, ...]:
+        return (torch.ops.aten._weight_int4pack_mm(x, packed, group, affine),)
+
+    return Operands(run, lambda: (x.float() @ _from_nibbles(integers, affine, group).t(),))
+
+
+def _scaled_mm(x: Tensor, weight: Tensor) -> Operands:
+    """Row-wise scales on both sides, made once: quantizing the rows is another kernel's work."""
+    rows, row_scales = _to_fp8(x)
+    columns, column_scales = _to_fp8(weight)
+
+    def run() -> tuple[Tensor, ...]:
+        product = torch._scaled_mm(
+            rows, columns.t(), scale_a=row_scales, scale_b=column_scales.t(), out_dtype=torch.bfloat16
+        )
+        return (product,)
+
+    return Operands(
+        run, lambda: ((rows.float() * row_scales) @ (columns.float() * column_scales).t().contiguous(),)
+    )
+
+
+def round_rows_problem(rows: int, inputs: int, dtype: str) -> Problem:
+    """The rows of an fp8 product to fp8, each by its own largest value."""
+
+    def make(tensors: TensorSource) -> Operands:
+        from loraplex.engine.kernels.fp8_linear import round_rows
+
+        x = tensors.normal(rows, inputs, dtype=DTYPES[dtype])
+        return Operands(lambda: round_rows(x), lambda: _rounded(x))
+
+    return Problem(
+        op="round rows",
+        variant="fp8",
+        shape={"rows": rows, "inputs": inputs},
+        dtype=dtype,
+        bytes=rows * (inputs * (size_of(dtype) + 1) + 4),
+        flops=3 * rows * inputs,
+        make=make,
+        needs_cuda=True,
+    )
+
+
+def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    rounded, scales = _to_fp8(x)
+    return rounded.float(), scales
+
+
+def _to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    scales = matrix.float().abs().amax(dim=1, keepdim=True) / _LARGEST_FP8
+    return (matrix.float() / scales).to(torch.float8_e4m3fn), scales
+
+
+def _from_nibbles(integers: Tensor, affine: Tensor, group: int) -> Tensor:
+    """torch's layout: the high nibble is the first of two inputs; w = (q - 8) * scale + zero."""
+    nibbles = torch.stack((integers >> 4, integers & 15), dim=2).flatten(1).float() - 8
+    scales, zeros = (affine[..., i].float().t().repeat_interleave(group, dim=1) for i in (0, 1))
+    return nibbles * scales + zeros

@@ -1,0 +1,185 @@
+"""Grouped LoRA: one site, and the four sites of a layer, for rows spread over adapters."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.kernels.group_rows import group_rows
+from loraplex.engine.kernels.reference import sgmv as reference
+from loraplex.engine.kernels.sgmv import sgmv
+from loraplex.engine.layers.embedding import Embedding
+from loraplex.engine.lora import batch as host
+from loraplex.engine.lora.site import LoraSite, LoraSlice, make_site
+from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
+from loraplex.platform.bench.kernels.shapes import LayerShape
+
+Site = tuple[int, tuple[int, ...]]
+"""Inputs, and outputs of each slice."""
+
+
+def pair_problem(
+    rows: int, adapters: int, rank: int, inputs: int, outputs: int, dtype: str, pages: str
+) -> Problem:
+    """y += (x A^T) B for `rows` rows over `adapters` adapters (0: every row is the base model's)."""
+    sites = [(inputs, (outputs,))]
+    shape = {"rows": rows, "adapters": adapters, "rank": rank, "inputs": inputs, "outputs": outputs}
+    return _problem("lora pair", sites, shape, rows, adapters, rank, dtype, pages)
+
+
+def layer_problem(model: LayerShape, rows: int, adapters: int, rank: int, dtype: str, pages: str) -> Problem:
+    """The four sites of a layer one after another: eight kernels where shrink and expand are two."""
+    shape = {"rows": rows, "adapters": adapters, "rank": rank, "hidden": model.hidden}
+    return _problem("lora layer", list(model.sites().values()), shape, rows, adapters, rank, dtype, pages)
+
+
+def _problem(
+    op: str,
+    sites: Sequence[Site],
+    shape: dict[str, int],
+    rows: int,
+    adapters: int,
+    rank: int,
+    dtype: str,
+    pages: str,
+) -> Problem:
+    def make(tensors: TensorSource) -> Operands:
+        return _operands(tensors, sites, rows, adapters, rank, DTYPES[dtype], DTYPES[pages])
+
+    weights = adapters * rank * sum(inputs * len(sizes) + sum(sizes) for inputs, sizes in sites)
+    # A slice's rows are read and written; x is read once for all slices of a site.
+    moved = rows * sum(inputs + 2 * sum(sizes) for inputs, sizes in sites)
+    return Problem(
+        op=op,
+        variant=f"{pages} pages" if pages != dtype else "pages",
+        shape=shape,
+        dtype=dtype,
+        bytes=weights * size_of(pages) + moved * size_of(dtype),
+        flops=2 * rows * rank * sum(inputs * len(sizes) + sum(sizes) for inputs, sizes in sites),
+        make=make,
+    )
+
+
+def _operands(
+    tensors: TensorSource,
+    sites: Sequence[Site],
+    rows: int,
+    adapters: int,
+    rank: int,
+    dtype: torch.dtype,
+    pages: torch.dtype,
+) -> Operands:
+    row_slots = [row % adapters for row in range(rows)]
+    batch, groups = group_rows(row_slots, tensors.device), _host_groups(row_slots, tensors.device)
+    if batch is None:
+        raise ValueError("a LoRA problem needs at least one adapter")
+    calls = [_Call(tensors, site, adapters, rank, dtype, pages, rows) for site in sites]
+
+    def run() -> tuple[Tensor, ...]:
+        for call in calls:
+            sgmv(call.x, call.y, call.site, batch)
+        return tuple(call.y for call in calls)
+
+    return Operands(run, lambda: tuple(call.expected(groups) for call in calls))
+
+
+class _Call:
+    """The operands of one site."""
+
+    def __init__(
+        self,
+        tensors: TensorSource,
+        site: Site,
+        adapters: int,
+        rank: int,
+        dtype: torch.dtype,
+        pages: torch.dtype,
+        rows: int,
+    ) -> None:
+        inputs, sizes = site
+        names = tuple(f"slice {index}" for index in range(len(sizes)))
+        self.site: LoraSite = make_site(names, inputs, sizes, adapters, tensors.device)
+        self.site.page_dtype = None if pages is dtype else pages
+        for slot in range(adapters):
+            parts = tuple(_slice(tensors, inputs, size, rank, pages) for size in sizes)
+            self.site.install(slot, parts)
+        self.x = tensors.normal(rows, inputs, dtype=dtype)
+        self.y = tensors.normal(rows, sum(sizes), dtype=dtype)
+
+    def expected(self, groups: host.LoraGroups) -> Tensor:
+        """In float32, from the same matrices."""
+        wide = make_site(
+            self.site.names, self.site.inputs, self.site.slice_sizes, len(self.site.slots), self.x.device
+        )
+        for slot, parts in self.site.slots.items():
+            wide.slots[slot] = tuple(
+                part and LoraSlice(part.a.float(), part.b.float(), part.scales) for part in parts
+            )
+        y = widened(self.y)
+        reference.sgmv(self.x.float(), y, wide, groups)
+        return y
+
+
+def _host_groups(row_slots: Sequence[int], device: torch.device) -> host.LoraGroups:
+    """For the reference, whatever groups the rows of the kernels."""
+    batch = host.group_rows(row_slots, device)
+    if batch is None:
+        raise ValueError("a LoRA problem needs at least one adapter")
+    return batch.groups
+
+
+def embedding_problem(
+    model: LayerShape, rows: int, adapters: int, rank: int, dtype: str, pages: str
+) -> Problem:
+    """The rows of the embedding and of the adapters that were trained on it."""
+
+    def make(tensors: TensorSource) -> Operands:
+        row_slots = [row % adapters for row in range(rows)]
+        batch, groups = group_rows(row_slots, tensors.device), _host_groups(row_slots, tensors.device)
+        call = _Call(
+            tensors, (model.vocab, (model.hidden,)), adapters, rank, DTYPES[dtype], DTYPES[pages], rows=1
+        )
+        weight = tensors.normal(model.vocab, model.hidden, dtype=DTYPES[dtype])
+        token_ids = tensors.integers(0, model.vocab, rows, dtype=torch.int64)
+        embedding = Embedding(weight, call.site)
+
+        def expected() -> tuple[Tensor, ...]:
+            result = weight[token_ids].float()
+            for index, slot in enumerate(groups.host_slots):
+                (part,) = call.site.slots[slot]
+                chosen = groups.order[groups.host_starts[index] : groups.host_starts[index + 1]].long()
+                if part is not None:
+                    hidden = part.a[:, token_ids[chosen]].t().float()
+                    result[chosen] += (
+                        hidden if part.scales is None else hidden * part.scales
+                    ) @ part.b.float()
+            return (result,)
+
+        return Operands(lambda: (embedding(token_ids, batch),), expected)
+
+    return Problem(
+        op="lora embedding",
+        variant=f"{pages} pages" if pages != dtype else "pages",
+        shape={
+            "rows": rows,
+            "adapters": adapters,
+            "rank": rank,
+            "vocab": model.vocab,
+            "hidden": model.hidden,
+        },
+        dtype=dtype,
+        # Of A a column is read, element by element.
+        bytes=rows * (2 * model.hidden * size_of(dtype) + rank * (1 + model.hidden) * size_of(pages)),
+        flops=2 * rows * rank * model.hidden,
+        make=make,
+    )
+
+
+def _slice(tensors: TensorSource, inputs: int, outputs: int, rank: int, pages: torch.dtype) -> LoraSlice:
+    if pages is torch.int8 or pages is torch.float8_e4m3fn:
+        a, b = tensors.normal(rank, inputs, dtype=pages), tensors.normal(rank, outputs, dtype=pages)
+        size = 40.0**2 if pages is torch.int8 else 1.0
+        scales = tensors.normal(rank, dtype=torch.float32, scale=(inputs * rank) ** -0.5 / size)
+        return LoraSlice(a, b, scales)
+    a = tensors.normal(rank, inputs, dtype=pages, scale=inputs**-0.5)
+    return LoraSlice(a, tensors.normal(rank, outputs, dtype=pages, scale=rank**-0.5))
