@@ -1,0 +1,56 @@
+"""Every Triton kernel compiled for sm_90 as the engine launches it: no spills, wide loads, the tensor cores that were meant."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[3]
+KERNELS = re.compile(r"@triton\.jit[^\n]*\n(?:@[^\n]*\n)*def (\w+_kernel)\(")
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("the interpreter compiles nothing")
+    cache = tmp_path_factory.mktemp("triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.kernels.compile_rung"],
+        check=False,
+        env=os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": ".src"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_variant_is_as_demanded(lines: list[dict[str, Any]]) -> None:
+    wrong = [f"{line['variant']}, {line['kernel']}: {line['failures']}" for line in lines if line["failures"]]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_kernel_is_left_out(lines: list[dict[str, Any]]) -> None:
+    sources = (ROOT / "engine" / "kernels").glob("*.py")
+    written = {name for source in sources for name in KERNELS.findall(source.read_text())}
+    assert len(written) >= 8
+    assert {line["kernel"] for line in lines} == written
+
+
+def test_a_number_of_rows_compiles_nothing_new(lines: list[dict[str, Any]]) -> None:
+    """A server that meets every batch size must not stop for the compiler."""
+    few = {
+        line["registers"]
+        for line in lines
+        if re.match(r"gemm/int4/m(1|16)-n4096-k4096/bfloat16", line["variant"])
+    }
+    assert len(few) == 1
