@@ -1,0 +1,40 @@
+"""The stage `build`: each kernel of a case compiled for sm_90, its resources read from the machine code.
+
+On the machine with the GPU this fills Triton's cache, so that no timed process compiles.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from tests.engine.kernels.launch_recorder import LaunchRecorder, UnfilledTensors
+from tests.engine.kernels.sass import machine_code
+
+from loraplex.platform.bench.kernels.problem import Problem
+
+
+@cache
+def _recorder() -> LaunchRecorder:
+    return LaunchRecorder()
+
+
+def build(problem: Problem) -> Iterator[dict[str, Any]]:
+    """One line per kernel; none for an operation that launches no kernel of ours."""
+    recorder = _recorder()
+    problem.make(UnfilledTensors()).run()
+    for launch in recorder.take():
+        code = machine_code(launch.binary.asm["cubin"])
+        yield {
+            "stage": "build",
+            "op": problem.op,
+            "variant": launch.kernel,
+            "shape": dict(problem.shape),
+            "dtype": problem.dtype,
+            "case": problem.name,
+            "ok": code.stack == 0 and code.local == 0,
+            "regs": code.registers,
+            "stack": code.stack,
+            "shared": int(launch.binary.metadata.shared),
+            "compile_s": round(launch.seconds, 3),
+            "error": None if code.stack == 0 and code.local == 0 else "registers are spilled",
+        }

@@ -1,0 +1,102 @@
+"""A model of random weights at a real shape, made on the device, in the engine as it serves: no weights can be had."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.device import machine_of
+from loraplex.engine.loading import LoadedModel
+from loraplex.engine.memory_plan import plan_memory
+from loraplex.engine.models.config import ModelConfig
+from loraplex.engine.models.decoder import Decoder
+from loraplex.engine.models.parameters import Parameter, decoder_parameters
+from loraplex.engine.models.pretrained import normalise_config
+from loraplex.engine.models.weights import DecoderState, Weight
+from loraplex.engine.quantization.scheme import quantize_parameter
+from loraplex.engine.quantization.weight import QuantizedWeight
+from loraplex.platform.bench.kernels.shapes import LayerShape
+
+MAX_LENGTH = 2048
+MAX_SLOTS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RandomModel:
+    """`streamed_bytes`: the weights that a step reads."""
+
+    loaded: LoadedModel
+    streamed_bytes: int
+    scheme: str
+
+
+def model_config(shape: LayerShape) -> ModelConfig:
+    """As config.json of a Llama of this shape is read."""
+    return normalise_config(hugging_face_config(shape))
+
+
+def hugging_face_config(shape: LayerShape) -> dict[str, Any]:
+    """The fields of config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+    }
+
+
+def random_model(shape: LayerShape, scheme: str, device: torch.device) -> RandomModel:
+    """Weights that keep the values of a step's rows near 1, quantized as a checkpoint's would be."""
+    config, dtype = model_config(shape), torch.bfloat16
+    asked = EngineConfig(model=f"random {shape.name}", quantization=scheme, max_model_len=MAX_LENGTH)
+    memory = plan_memory(config, asked, machine_of(device, dtype))
+    generator = torch.Generator(device).manual_seed(0)
+    state = DecoderState()
+    streamed = 0
+    for parameter in decoder_parameters(config):
+        weight = _drawn(parameter, dtype, device, generator)
+        stored = quantize_parameter(parameter.name, weight, scheme)
+        state[parameter.name] = stored
+        streamed += 0 if parameter.name == "embed_tokens" else _bytes(stored)
+    weights_bytes = state.num_bytes
+    loaded = LoadedModel(
+        path=asked.model,
+        digest=f"{shape.name} {scheme}",
+        config=config,
+        decoder=Decoder(config, state, MAX_LENGTH, MAX_SLOTS),
+        tokenizer=Tokenizer(WordLevel({"a": 0}, unk_token="a")),
+        dtype=dtype,
+        kv_dtype=dtype,
+        device=device,
+        max_model_len=MAX_LENGTH,
+        num_blocks=1,
+        memory=memory,
+        weights_bytes=weights_bytes,
+    )
+    return RandomModel(loaded, streamed, scheme)
+
+
+def _drawn(
+    parameter: Parameter, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> torch.Tensor:
+    if len(parameter.shape) == 1:
+        return torch.ones(parameter.shape, dtype=dtype, device=device)
+    values = torch.randn(parameter.shape, dtype=dtype, device=device, generator=generator)
+    return values.mul_(parameter.shape[1] ** -0.5)
+
+
+def _bytes(weight: Weight) -> int:
+    return weight.num_bytes if isinstance(weight, QuantizedWeight) else weight.numel() * weight.element_size()

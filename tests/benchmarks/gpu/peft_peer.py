@@ -1,0 +1,77 @@
+"""The peer on the same device: `transformers` + PEFT over a random model of the same shape, in both of its ways to mix adapters."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tests.benchmarks.gpu.engine_rows import Rows
+from tests.benchmarks.gpu.model import hugging_face_config
+
+from loraplex.platform.bench.kernels.clock import wait_for
+from loraplex.platform.bench.kernels.shapes import LayerShape
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def peft_rates(shape: LayerShape, rows: Rows, rank: int, device: torch.device) -> dict[str, float]:
+    """Output tokens per second: `mixed` names an adapter per row, `in turn` takes one adapter's rows after the other's."""
+    model = _model(shape, rows.adapters, rank, device)
+    prompts = torch.randint(2, shape.vocab, (rows.count, rows.prompt), device=device)
+    names = [f"adapter_{row % rows.adapters}" for row in range(rows.count)]
+
+    def mixed() -> None:
+        _generate(model, prompts, rows.tokens, adapter_names=names)
+
+    def in_turn() -> None:
+        for index in range(rows.adapters):
+            model.set_adapter(f"adapter_{index}")
+            _generate(model, prompts[index :: rows.adapters], rows.tokens)
+
+    return {
+        name: rows.count * rows.tokens / _seconds(work, device)
+        for name, work in (("mixed", mixed), ("in turn", in_turn))
+    }
+
+
+def _model(shape: LayerShape, adapters: int, rank: int, device: torch.device) -> Any:
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    fields = {key: value for key, value in hugging_face_config(shape).items() if key != "rope_theta"}
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            plain = LlamaForCausalLM(LlamaConfig(**fields))
+    finally:
+        torch.set_default_dtype(before)
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=TARGETS, init_lora_weights=False)
+    model = get_peft_model(plain, config, adapter_name="adapter_0", autocast_adapter_dtype=False)
+    for index in range(1, adapters):
+        model.add_adapter(f"adapter_{index}", config)
+    return model.to(device=device, dtype=torch.bfloat16).eval()
+
+
+def _generate(model: Any, prompts: torch.Tensor, tokens: int, **options: Any) -> None:
+    with torch.inference_mode():
+        model.generate(
+            input_ids=prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=False,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            pad_token_id=0,
+            **options,
+        )
+
+
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Of the second time."""
+    for _ in range(2):
+        wait_for(device)
+        began = time.perf_counter()
+        work()
+        wait_for(device)
+        taken = time.perf_counter() - began
+    return taken
