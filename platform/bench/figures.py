@@ -10,6 +10,7 @@ from loraplex.platform.bench.load import LoadResult
 from loraplex.platform.bench.stream_client import Answer
 from loraplex.platform.start_errors import SettingsError
 
+PERCENTILES = (50, 95, 99)
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")
 _OBJECTIVE = re.compile(rf"({'|'.join(GOODPUT_METRICS)}):(\d+(?:\.\d+)?)")
 
@@ -89,7 +90,8 @@ def _summary(name: str, seconds: Sequence[float]) -> Iterator[tuple[str, float]]
     yield f"mean_{name}_ms", fmean(values)
     yield f"median_{name}_ms", median(values)
     yield f"std_{name}_ms", pstdev(values)
-    yield f"p99_{name}_ms", percentile(values, 99)
+    for share in PERCENTILES:
+        yield f"p{share}_{name}_ms", percentile(values, share)
 
 
 def _meets(answer: Answer, objectives: Mapping[str, float]) -> bool:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from loraplex.platform.bench.figures import serving_figures
+from loraplex.platform.bench.figures import PERCENTILES, serving_figures
 from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.own_server import BASE_MODEL, OwnServer, own_server
 from loraplex.platform.bench.registration import adapter_name, registration, token_pool
@@ -17,11 +17,7 @@ COLUMNS = (
     "failed",
     "request_throughput",
     "output_throughput",
-    "median_ttft_ms",
-    "p99_ttft_ms",
-    "median_tpot_ms",
-    "median_itl_ms",
-    "p99_itl_ms",
+    *(f"p{share}_{name}_ms" for name in ("ttft", "tpot", "itl") for share in PERCENTILES),
 )
 
 
@@ -146,7 +142,12 @@ def _report(shape: LoadShape, result: LoadResult, objectives: Mapping[str, float
     name = (
         f"{shape.adapters or 'no'} adapters, {f'{rate:g} per s' if rate else f'{shape.concurrency} at once'}"
     )
-    report.cases.append(Case(name, asdict(shape), serving_figures(result, objectives)))
+    asked = {
+        "num_prompts": shape.num_requests,
+        "request_rate": rate or "inf",
+        "max_concurrency": None if rate else shape.concurrency,
+    }
+    report.cases.append(Case(name, asdict(shape), asked | serving_figures(result, objectives)))
     errors = sorted({answer.error for answer in result.answers if answer.error is not None})
     report.notes += [f"error: {error}" for error in errors[:5]]
     return report

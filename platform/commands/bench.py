@@ -3,38 +3,37 @@
 Every command prints its ratios, measured in one run, and writes one JSON line per case to --out.
 """
 
-import asyncio
-import json
-import signal
-from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, cast, get_args
 
 import typer
-from rich.console import Console
 
-from loraplex.engine.errors import EngineError
 from loraplex.engine.models.model_files import locate_model
 from loraplex.platform.bench.figures import parse_objectives
 from loraplex.platform.bench.grammar_neighbours import NeighbourShape, measure_neighbours
 from loraplex.platform.bench.grammar_rate import RateShape, measure_rate
 from loraplex.platform.bench.long_prompt import LongPromptShape, measure_long_prompt
-from loraplex.platform.bench.machine import RESULTS, available_cores, checkout_root
+from loraplex.platform.bench.machine import available_cores
 from loraplex.platform.bench.many_adapters import ITEM_BYTES, ManyShape, measure_many
-from loraplex.platform.bench.report import Report, write_lines
+from loraplex.platform.bench.report import Report
 from loraplex.platform.bench.serve_load import LoadShape, Target, Traffic, load_foreign, load_own
 from loraplex.platform.bench.shared_prefix import PrefixShape, measure_prefix_cache
 from loraplex.platform.bench.speed_matrix import SpeedShape, compare_with_peft
 from loraplex.platform.bench.workload import Distribution
+from loraplex.platform.commands.bench_kernels import attention, gemm, measure_lora_kernels
+from loraplex.platform.commands.bench_page import page
+from loraplex.platform.commands.bench_running import AsJson, Out, run_bench, say
 from loraplex.platform.commands.context import exit_codes
 from loraplex.platform.config import load_settings
 from loraplex.platform.demo.model import ensure_demo_model
-from loraplex.platform.start_errors import SettingsError, StartError
+from loraplex.platform.start_errors import SettingsError
 
 app = typer.Typer(
     name="bench", help="Measure speed. Quiet machines give steady figures.", no_args_is_help=True
 )
+app.command()(attention)
+app.command()(gemm)
+app.command("report")(page)
 GRAMMAR_PARTS = ("rate", "masks", "neighbours")
 
 ComparePeft = Annotated[bool, typer.Option("--compare-peft", help="The matrix against transformers + PEFT.")]
@@ -49,11 +48,6 @@ Setting = Annotated[
     list[str] | None,
     typer.Option("--setting", help="NAME=VALUE for the started server, as in loraplex.toml; repeatable."),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the JSON lines; default tests/benchmarks/results in a checkout."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Repeats; the median counts.")]
 Count = Annotated[int, typer.Option(min=1)]
 Length = Annotated[int, typer.Option(min=1, help="In tokens.")]
@@ -100,7 +94,7 @@ def serve_load(
             matrix = SpeedShape(
                 rows=concurrency, adapters=some, repeats=repeats, threads=peer_threads, dtype=dtype, **lengths
             )
-            return await compare_with_peft(_located(model), matrix, _settings(setting), _say)
+            return await compare_with_peft(_located(model), matrix, _settings(setting), say)
         traffic = Traffic(_distribution(distribution), zipf, rate, prefix_share, cancel_share, seed, prompt)
         shape = LoadShape(
             concurrency=concurrency,
@@ -113,9 +107,9 @@ def serve_load(
         if base_url is not None:
             return await load_foreign(base_url, _targets(target, api_key), shape, parse_objectives(goodput))
         own = {"dtype": dtype, **_settings(setting)}
-        return await load_own(_located(model), own, shape, parse_objectives(goodput), _say)
+        return await load_own(_located(model), own, shape, parse_objectives(goodput), say)
 
-    _run(work, out, as_json)
+    run_bench(work, out, as_json)
 
 
 @app.command()
@@ -127,20 +121,26 @@ def lora(
     steps: Annotated[int, typer.Option(min=1, help="Counted steps of each batch.")] = 64,
     input_len: Length = 60,
     rows: Annotated[list[str] | None, typer.Option("--rows", help="ROWS/ADAPTERS; repeatable.")] = None,
+    kernels: Annotated[bool, typer.Option("--kernels", help="The kernels alone, without a model.")] = False,
+    shape: Annotated[str, typer.Option(help="With --kernels: widths of this model.")] = "qwen3-4b",
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """The cost of adapters in a decode step, without HTTP: mixed rows beside base rows."""
+    with exit_codes():
+        pairs = [_rows(text) for text in rows or ("16/8", "1/1", "16/16")]
+    if kernels:
+        measure_lora_kernels(pairs, rank, device, dtype, shape, out, as_json)
+        return
 
     async def work() -> Report:
         from loraplex.platform.bench.lora_process import LoraJob, measure_as_engine
         from loraplex.platform.bench.lora_step import LoraShape
 
-        pairs = [_rows(text) for text in rows or ("16/8", "1/1", "16/16")]
         shapes = [LoraShape(count, adapters, rank, input_len, steps) for count, adapters in pairs]
         return measure_as_engine(LoraJob(_located(model), dtype, device, shapes))
 
-    _run(work, out, as_json)
+    run_bench(work, out, as_json)
 
 
 @app.command()
@@ -173,7 +173,7 @@ def adapters(
         samples=samples,
         dtype=dtype,
     )
-    _run(lambda: measure_many(_located(model), shape, _settings(setting), _say), out, as_json)
+    run_bench(lambda: measure_many(_located(model), shape, _settings(setting), say), out, as_json)
 
 
 @app.command()
@@ -188,7 +188,7 @@ def cache(
 ) -> None:
     """Time to first token with a cached prefix, without, and for another tenant."""
     shape = PrefixShape(prefix_len=prefix_len, prefixes=prefixes, dtype=dtype)
-    _run(lambda: measure_prefix_cache(_located(model), shape, _settings(setting)), out, as_json)
+    run_bench(lambda: measure_prefix_cache(_located(model), shape, _settings(setting)), out, as_json)
 
 
 @app.command()
@@ -221,13 +221,13 @@ def grammar(
         if name == "masks":
             return measure_masks_as_engine(MaskJob(_located(model), masks))
         if name == "rate":
-            return await measure_rate(_located(model), rate, _settings(setting), _say)
-        return await measure_neighbours(_located(model), beside, _settings(setting), _say)
+            return await measure_rate(_located(model), rate, _settings(setting), say)
+        return await measure_neighbours(_located(model), beside, _settings(setting), say)
 
     with exit_codes():
         parts = _parts(part)
     for name in parts:
-        _run(partial(work, name), out, as_json)
+        run_bench(partial(work, name), out, as_json)
 
 
 @app.command()
@@ -244,38 +244,7 @@ def prefill(
 ) -> None:
     """What a long prompt does to streaming rows, with chunked prefill and without."""
     shape = LongPromptShape(rows=rows, long_len=long_len, output_len=output_len, repeats=repeats, dtype=dtype)
-    _run(lambda: measure_long_prompt(_located(model), shape, _settings(setting), _say), out, as_json)
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, Report]], out: Path | None, as_json: bool) -> None:
-    """Measure, print, write. SIGTERM ends the started server like Ctrl-C does."""
-
-    async def within() -> Report:
-        task = asyncio.current_task()
-        if task is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await work()
-
-    with exit_codes():
-        try:
-            report = asyncio.run(within())
-        except EngineError as error:
-            raise StartError(str(error)) from error
-        except asyncio.CancelledError:
-            raise StartError("stopped before the end; nothing was written") from None
-    root = checkout_root()
-    folder = out or (root / RESULTS if root else None)
-    if as_json or folder is None:
-        for line in report.lines():
-            typer.echo(json.dumps(line))
-    if not as_json:
-        report.print(Console())
-    if folder is not None:
-        _say(f"wrote {write_lines(report, folder)}")
-
-
-def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
+    run_bench(lambda: measure_long_prompt(_located(model), shape, _settings(setting), say), out, as_json)
 
 
 def _located(model: str | None) -> str:

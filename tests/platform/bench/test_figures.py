@@ -15,7 +15,7 @@ FIELDS = {
     *("total_cached_tokens", "request_throughput", "output_throughput", "total_token_throughput"),
     *(
         f"{kind}_{name}_ms"
-        for kind in ("mean", "median", "std", "p99")
+        for kind in ("mean", "median", "std", "p50", "p95", "p99")
         for name in ("ttft", "tpot", "itl", "e2el")
     ),
 }

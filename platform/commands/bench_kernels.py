@@ -1,0 +1,103 @@
+"""`loraplex bench attention`, `bench gemm` and `bench lora --kernels`: kernels alone, at the widths of a model people serve."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loraplex.platform.bench.kernels.shapes import LAYER_SHAPES
+from loraplex.platform.bench.report import Report
+from loraplex.platform.commands.bench_running import AsJson, Out, run_bench
+from loraplex.platform.commands.context import exit_codes
+from loraplex.platform.start_errors import SettingsError
+
+DTYPES = ("bfloat16", "float16", "float32")
+KV_DTYPES = (*DTYPES, "fp8")
+VARIANTS = ("int8", "int4", "fp8", "torch mm", "torch fp8", "torch int4")
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help=f"Of rows: {', '.join(DTYPES)}.")]
+Shape = Annotated[str, typer.Option(help=f"Widths of {', '.join(LAYER_SHAPES)}.")]
+
+
+def attention(
+    device: Device = "auto",
+    dtype: Dtype = "bfloat16",
+    kv_dtype: Annotated[str | None, typer.Option(help=f"{', '.join(KV_DTYPES)}; default as rows.")] = None,
+    shape: Shape = "qwen3-4b",
+    rows: Annotated[
+        list[int] | None, typer.Option("--rows", min=1, help="Decoding rows; repeatable.")
+    ] = None,
+    context: Annotated[
+        list[int] | None, typer.Option("--context", min=1, help="Tokens of each; repeatable.")
+    ] = None,
+    chunk: Annotated[int, typer.Option(min=0, help="Also a prefill chunk of so many tokens.")] = 256,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Paged attention alone: decodes and a prefill chunk, as a share of the copy bandwidth."""
+
+    async def work() -> Report:
+        from loraplex.platform.bench.kernel_process import AttentionShape, KernelJob, measure_as_engine
+
+        sizes = AttentionShape(kv_dtype or dtype, rows or [1, 16], context or [512, 2048], chunk)
+        return measure_as_engine(KernelJob("attention", device, dtype, shape, attention=sizes))
+
+    _check(dtype, DTYPES, "--dtype")
+    _check(kv_dtype or dtype, KV_DTYPES, "--kv-dtype")
+    _check(shape, tuple(LAYER_SHAPES), "--shape")
+    run_bench(work, out, as_json)
+
+
+def gemm(
+    device: Device = "auto",
+    dtype: Dtype = "bfloat16",
+    shape: Shape = "qwen3-4b",
+    rows: Annotated[list[int] | None, typer.Option("--rows", min=1, help="Rows of x; repeatable.")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option("--variant", help=f"{', '.join(VARIANTS)}; repeatable.")
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """The four base products of a layer in 8 and 4 bits, beside torch's in 16."""
+
+    async def work() -> Report:
+        from loraplex.platform.bench.kernel_process import GemmShape, KernelJob, measure_as_engine
+
+        sizes = GemmShape(variant or ["int8", "int4", "torch mm"], rows or [1, 16, 64])
+        return measure_as_engine(KernelJob("gemm", device, dtype, shape, gemm=sizes))
+
+    for name in variant or ():
+        _check(name, VARIANTS, "--variant")
+    _check(dtype, DTYPES, "--dtype")
+    _check(shape, tuple(LAYER_SHAPES), "--shape")
+    run_bench(work, out, as_json)
+
+
+def measure_lora_kernels(
+    pairs: Sequence[tuple[int, int]],
+    rank: int,
+    device: str,
+    dtype: str,
+    shape: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """`bench lora --kernels`: (rows, adapters) at every site of a layer, and the layer's sites together."""
+
+    async def work() -> Report:
+        from loraplex.platform.bench.kernel_process import KernelJob, LoraSizes, measure_as_engine
+
+        return measure_as_engine(KernelJob("lora", device, dtype, shape, lora=LoraSizes(list(pairs), rank)))
+
+    _check(dtype, DTYPES, "--dtype")
+    _check(shape, tuple(LAYER_SHAPES), "--shape")
+    run_bench(work, out, as_json)
+
+
+def _check(value: str, allowed: Sequence[str], option: str) -> None:
+    with exit_codes():
+        if value not in allowed:
+            raise SettingsError(f"{option} {value!r}: allowed is {', '.join(allowed)}")
