@@ -26,6 +26,7 @@ pytestmark = [
 
 VOCAB, HIDDEN = 512, 256
 
+ADAPTERS = tuple(f"a{i}" for i in range(12))
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.0, "logprobs": 2},
@@ -77,6 +78,29 @@ def no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def request(
+    request_id: str, prompt: list[int], adapter: str | None, sampling: dict[str, Any]
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        namespace=bytes(32),
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(ignore_eos=True, **sampling),
+        adapter=AdapterRef(namespace=bytes(32), digest=adapter, blob_path="") if adapter else None,
+    )
+
+
+def run(engine: Engine) -> dict[str, list[int]]:
+    """Tokens by request."""
+    found: dict[str, list[int]] = {}
+    while engine.has_unfinished:
+        result = engine.step()
+        assert not result.failures
+        for output in result.outputs:
+            found.setdefault(output.sequence.request_id, []).append(output.token_id)
+    return found
+
+
 def answers(folder: Path, *, overlap: str, cuda_graphs: str) -> dict[str, list[int]]:
     config = EngineConfig(
         model=str(folder),
@@ -88,25 +112,17 @@ def answers(folder: Path, *, overlap: str, cuda_graphs: str) -> dict[str, list[i
         scheduler=SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64, overlap=overlap),
     )
     engine = Engine(load_model(config), config, RandomAdapters())
-    found: dict[str, list[int]] = {}
+    for name in ADAPTERS:
+        engine.add(request(name, [5], name, {"max_tokens": 1}))
+    # Loads have a thread of their own, and the first run of a kernel compiles it: neither is a step's business.
+    run(engine)
     choose = random.Random(1)
     for index in range(60):
-        adapter = choose.choice([None, *(f"a{i}" for i in range(12))])
-        engine.add(
-            EngineRequest(
-                request_id=str(index),
-                namespace=bytes(32),
-                prompt_token_ids=[choose.randrange(3, VOCAB) for _ in range(choose.randrange(1, 90))],
-                sampling=SamplingParams(max_tokens=40, seed=index, ignore_eos=True, **SAMPLINGS[index % 5]),
-                adapter=AdapterRef(namespace=bytes(32), digest=adapter, blob_path="") if adapter else None,
-            )
-        )
-    while engine.has_unfinished:
-        with no_waiting():
-            result = engine.step()
-        assert not result.failures
-        for output in result.outputs:
-            found.setdefault(output.sequence.request_id, []).append(output.token_id)
+        prompt = [choose.randrange(3, VOCAB) for _ in range(choose.randrange(1, 90))]
+        sampling = {"max_tokens": 40, "seed": index} | SAMPLINGS[index % len(SAMPLINGS)]
+        engine.add(request(str(index), prompt, choose.choice([None, *ADAPTERS]), sampling))
+    with no_waiting():
+        found = run(engine)
     stats = engine.stats()
     assert stats.free_blocks + stats.cached_blocks == stats.total_blocks
     engine.close()
