@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from loraplex.engine.kernels.quantized_linear import quantized_linear, with_cpu_layout
+from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.quantized_linear import quantized_linear
+from loraplex.engine.layers.base_linear import make_linear
 from loraplex.engine.quantization.groups import span_of
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize, quantize_fp8
 from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of
@@ -49,12 +51,19 @@ def gemm_problem(
 
 def _own(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: int) -> Operands:
     weight = random_weight(tensors, variant, outputs, x.shape[1], group)
+
+    def expected() -> tuple[Tensor, ...]:
+        return (x.float() @ dequantize(weight).t(),)
+
+    if body_for(x) is not Body.TRITON:
+        layer = make_linear(weight, None, x.dtype)
+        return Operands(lambda: (layer(x),), expected)
     out = torch.empty_like(x[:, :1]).repeat(1, outputs)
 
     def run() -> tuple[Tensor, ...]:
         return (quantized_linear(x, weight, out),)
 
-    return Operands(run, lambda: (x.float() @ dequantize(weight).t(),), poisoned=(out,))
+    return Operands(run, expected, poisoned=(out,))
 
 
 def random_weight(
@@ -83,7 +92,7 @@ def random_weight(
             group_size=group,
             shape=(outputs, inputs),
         )
-    return with_cpu_layout(weight)
+    return weight
 
 
 def _scales(tensors: TensorSource, groups: int, outputs: int, scale: float) -> Tensor:
