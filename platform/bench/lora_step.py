@@ -103,10 +103,10 @@ def measure_lora(model: str, dtype: str, device: str, shapes: list[LoraShape]) -
 
 def _measure_shape(report: Report, model: LoadedModel, config: EngineConfig, shape: LoraShape) -> None:
     copied = [copy_rate(model.device)]
-    with _engine(model, config, shape) as mixed, _engine(model, config, shape) as base:
-        _prefill(mixed, shape, shape.adapters)
-        _prefill(base, shape, 0)
-        mixed_times, base_times = _step_in_turn(mixed, base, shape)
+    with open_engine(model, config, shape) as mixed, open_engine(model, config, shape) as base:
+        prefill(mixed, shape, shape.adapters)
+        prefill(base, shape, 0)
+        mixed_times, base_times = step_in_turn(mixed, base, shape)
         adapter_bytes = mixed.stats().adapter_bytes
     copied.append(copy_rate(model.device))
     rate = median(copied)
@@ -131,7 +131,8 @@ def _measure_shape(report: Report, model: LoadedModel, config: EngineConfig, sha
 
 
 @contextmanager
-def _engine(model: LoadedModel, config: EngineConfig, shape: LoraShape) -> Iterator[Engine]:
+def open_engine(model: LoadedModel, config: EngineConfig, shape: LoraShape) -> Iterator[Engine]:
+    """An engine with room for the shape's rows, which are aborted at the end."""
     own = dataclasses.replace(
         config,
         scheduler=SchedulerConfig(max_num_seqs=shape.rows, max_num_batched_tokens=max(256, shape.rows)),
@@ -148,7 +149,7 @@ def _engine(model: LoadedModel, config: EngineConfig, shape: LoraShape) -> Itera
         engine.close()
 
 
-def _prefill(engine: Engine, shape: LoraShape, adapters: int) -> None:
+def prefill(engine: Engine, shape: LoraShape, adapters: int) -> None:
     """Make every adapter resident, then bring every row to its first token. Raises `BenchFailed`."""
     for index in range(adapters):
         engine.add(_request(f"load {index}", [index], 1, _adapter(index)))
@@ -190,11 +191,11 @@ def _adapter(index: int) -> AdapterRef:
     return AdapterRef(namespace=NAMESPACE, digest=f"{index + 1:08x}" * 8, blob_path="")
 
 
-def _step_in_turn(mixed: Engine, base: Engine, shape: LoraShape) -> tuple[list[float], list[float]]:
-    """Seconds of each counted step, of the mixed and of the base batch."""
+def step_in_turn(first: Engine, second: Engine, shape: LoraShape) -> tuple[list[float], list[float]]:
+    """Seconds of each counted step of the two, ABAB."""
     times: tuple[list[float], list[float]] = ([], [])
     for step in range(WARM_STEPS + shape.steps):
-        for engine, taken in zip((mixed, base), times, strict=True):
+        for engine, taken in zip((first, second), times, strict=True):
             began = time.perf_counter()
             outputs = engine.step().outputs
             if len(outputs) != shape.rows:

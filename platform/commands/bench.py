@@ -144,6 +144,30 @@ def lora(
 
 
 @app.command()
+def quantization(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    scheme: Annotated[list[str] | None, typer.Option(help="int8, int4 or fp8; repeatable.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, help="Of a decode step; repeatable.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps of each model.")] = 64,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """What fewer bits bring: decode steps and prompts of a quantized base beside the unquantized one."""
+
+    async def work() -> Report:
+        from loraplex.platform.bench.quantized_process import QuantizationJob, measure_as_engine
+
+        job = QuantizationJob(
+            _located(model), dtype, device, scheme or ["int8", "int4"], rows or [1, 16], steps
+        )
+        return measure_as_engine(job)
+
+    run_bench(work, out, as_json)
+
+
+@app.command()
 def adapters(
     model: Model = None,
     dtype: Dtype = "bfloat16",
