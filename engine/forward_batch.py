@@ -72,16 +72,6 @@ class UnknownTokens:
     token_ids: torch.Tensor
 
 
-def make_forward_batch(
-    plan: StepPlan,
-    block_size: int,
-    adapter_slots: Mapping[tuple[bytes, str], int],
-    device: torch.device,
-) -> ForwardBatch:
-    """Tensors of a `plan` whose tokens are all known."""
-    return BatchRows(plan, block_size, adapter_slots).batch(device, Staging(device))
-
-
 class BatchRows:
     """The rows of a plan one after another, on the host: lists, from which tensors are made.
 

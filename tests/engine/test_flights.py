@@ -1,12 +1,14 @@
 """Running ahead of the device: whatever a step in flight brings, the streams are those of a scheduler that waits."""
 
 import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loraplex.engine import token_advance
 from loraplex.engine.plan import UNKNOWN_TOKEN
 from loraplex.engine.sequence import Sequence
 
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
     SimulationType = type[Simulation]
 
 VOCABULARY = range(10, 1010)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience() -> Iterator[None]:
+    """A garbage collection in the middle of a grammar's work is none of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_advance, "MOST_SECONDS", (60.0, 60.0))
+        patch.setattr(token_advance, "MOST_SECONDS_CLOSING", 60.0)
+        yield
 
 
 def prompt(length: int, start: int = 2) -> list[int]:

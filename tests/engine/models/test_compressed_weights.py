@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.errors import ModelError
-from loraplex.engine.forward_batch import make_forward_batch
+from loraplex.engine.forward_batch import BatchRows
 from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.models.checkpoint import open_checkpoint
@@ -30,6 +30,7 @@ from loraplex.engine.plan import PlannedRow, StepPlan
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence
+from loraplex.engine.staging import Staging
 from loraplex.engine.weight_bytes import weight_bytes
 
 HIDDEN, INTERMEDIATE = 256, 512
@@ -232,7 +233,7 @@ def last_logits(path: Path, token_ids: list[int]) -> Tensor:
     )
     cpu = torch.device("cpu")
     cache = allocate_kv_cache(config, 4, 16, torch.float32, cpu)
-    return decoder.forward(make_forward_batch(StepPlan((row,)), 16, {}, cpu), cache)[0]
+    return decoder.forward(BatchRows(StepPlan((row,)), 16, {}).batch(cpu, Staging(cpu)), cache)[0]
 
 
 def test_parts_of_a_matrix_may_differ_in_groups_and_zero_points(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.forward_batch import make_forward_batch
+from loraplex.engine.forward_batch import BatchRows
 from loraplex.engine.kernels import bodies
 from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.messages import EngineRequest
@@ -24,6 +24,7 @@ from loraplex.engine.models.weights import decoder_state
 from loraplex.engine.plan import PlannedRow, StepPlan
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.sequence import Sequence as EngineSequence
+from loraplex.engine.staging import Staging
 
 BLOCK_SIZE = 16
 BLOCKS_PER_SEQUENCE = 13
@@ -79,7 +80,7 @@ class Steps:
         """Computes the next `counts[row]` tokens of each row, single tokens first as the scheduler has it."""
         order = sorted(counts, key=lambda index: counts[index] > 1)
         plan = StepPlan(tuple(self.rows[index].plan(counts[index]) for index in order))
-        batch = make_forward_batch(plan, BLOCK_SIZE, {}, CPU)
+        batch = BatchRows(plan, BLOCK_SIZE, {}).batch(CPU, Staging(CPU))
         every_token = replace(batch, sampled_tokens=None, num_sampled=plan.num_tokens)
         logits = self.decoder.forward(every_token, self.cache)
         parts = torch.split(logits, [counts[index] for index in order])
@@ -122,7 +123,7 @@ def test_mixed_batches_of_decodes_and_chunks(tiny_model: Tiny, prompt: list[int]
 def test_logits_of_sampled_rows_only(llama_model: Tiny, prompt: list[int]) -> None:
     steps = Steps(llama_model.path, 2, [prompt, prompt[:70]])
     plan = StepPlan((steps.rows[0].plan(50), steps.rows[1].plan(70)))
-    logits = steps.decoder.forward(make_forward_batch(plan, BLOCK_SIZE, {}, CPU), steps.cache)
+    logits = steps.decoder.forward(BatchRows(plan, BLOCK_SIZE, {}).batch(CPU, Staging(CPU)), steps.cache)
     assert logits.shape == (1, 128)
     assert_equal(logits, llama_model.logits(prompt[:70])[-1:])
 
