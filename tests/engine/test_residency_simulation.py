@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -295,3 +296,20 @@ def test_a_step_costs_no_more_for_more_resident_adapters() -> None:
             samples.append(time.thread_time() - began)
         times.append(min(samples))
     assert times[1] < 5 * times[0] + 1e-5
+
+
+@pytest.mark.parametrize("adapters", [6, 100], ids=["all resident", "most absent"])
+def test_a_light_tenants_adapter_is_loaded_before_a_heavy_ones_backlog(adapters: int) -> None:
+    """One tenant has three hundred requests under way, over few adapters or many; the other one at a time, of a new adapter."""
+    server = Server(lambda choose: 2 * choose.randrange(adapters), resident=16, clients=300, tenants=2)
+    server.load(range(0, 2 * adapters, 2))
+    server.run(100)
+    light: list[str] = []
+    for number in (501, 503, 505, 507):
+        light.append(str(server.submitted))
+        server.submit(number)
+        server.run(len(server.waits) + 250)
+    waits = [server.wait_of[request] for request in light]
+    heavy = sorted(server.waits)[-50]
+    print(f"light tenant waited {[f'{wait:.2f} s' for wait in waits]}, the heavy one up to {heavy:.2f} s")
+    assert max(waits) < 0.5 * MAX_WAIT_S < heavy, "a place is free when one of sixteen has ended its rows"
