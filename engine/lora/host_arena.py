@@ -28,6 +28,7 @@ class HostArena:
         self._returned: SimpleQueue[tuple[int, int, int]] = SimpleQueue()
         self._lock = threading.Lock()
         self.pinned = pinned
+        self.longest = piece if count else 0
         self.capacity_bytes = piece * count
 
     def owns(self, blob: Tensor) -> bool:

@@ -38,12 +38,13 @@ class HostTier:
     def blob(self, nbytes: int) -> Tensor:
         """Memory for an adapter to be packed into, for which others leave the tier.
 
-        Outside of the arena where there is none, or when what is under way takes all of it: such a blob is not kept.
+        Outside of the arena where there is none, when what is under way takes all of it, or for a blob longer than its
+        pieces, which drives nobody out: such a blob is not kept.
         """
         if self._arena is None:
             return torch.empty(nbytes, dtype=torch.uint8)
         blob = self._arena.allocate(nbytes)
-        while blob is None and nbytes <= self.max_bytes and self._drop_oldest():
+        while blob is None and nbytes <= self._arena.longest and self._drop_oldest():
             blob = self._arena.allocate(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._arena.pinned) if blob is None else blob
 

@@ -68,6 +68,17 @@ def test_in_an_arena_the_tier_makes_room_for_a_blob_before_it_is_loaded() -> Non
     assert tier.find(key("e")) is not None
 
 
+def test_a_blob_longer_than_a_piece_drives_nobody_out() -> None:
+    arena = HostArena(64, pinned=False, piece_bytes=32)
+    tier = HostTier(64, arena)
+    for name in "ab":
+        tier.keep(key(name), packed(tier.blob(30)))
+    large = tier.blob(40)
+    assert large.shape == (40,) and not arena.owns(large)
+    tier.keep(key("large"), packed(large))
+    assert (len(tier), arena.longest, arena.capacity_bytes) == (2, 32, 64)
+
+
 class ArenaMachine(RuleBasedStateMachine):
     """Any order of blobs made and let go."""
 
