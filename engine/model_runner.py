@@ -5,8 +5,9 @@ from torch import Tensor
 
 from loraplex.engine.forward_batch import AdapterPath, BatchRows, ForwardBatch, PrefillChunk, UnknownTokens
 from loraplex.engine.graphs.decode_graphs import DecodeGraphs
-from loraplex.engine.kernels.group_rows import group_rows
+from loraplex.engine.kernels.group_rows import every_path, group_rows
 from loraplex.engine.kernels.sgmv import sgmv
+from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.mask_filling import MaskFiller
 from loraplex.engine.models.decoder import Decoder
@@ -76,6 +77,8 @@ class ModelRunner:
         decode = PrefillChunk(0, 1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
         for chunks, decodes in (((), 1), ((decode,), 0)):
             self.forward(_one_token(chunks, decodes, self._decoder.device))
+        for lora in every_path(self._decoder.device, deterministic=self._adapters.deterministic):
+            self.forward(_one_token((), 1, self._decoder.device, lora))
         rows = group_rows([0], self._decoder.device)
         site = self._decoder.sites[1]
         x = torch.zeros(1, site.inputs, dtype=self._decoder.dtype, device=self._decoder.device)
@@ -91,7 +94,9 @@ class ModelRunner:
         self._sampler.forget(sequence)
 
 
-def _one_token(chunks: tuple[PrefillChunk, ...], decodes: int, device: torch.device) -> ForwardBatch:
+def _one_token(
+    chunks: tuple[PrefillChunk, ...], decodes: int, device: torch.device, lora: LoraBatch | None = None
+) -> ForwardBatch:
     """Token 0 at position 0 in block 0, as a decode or as a chunk."""
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     return ForwardBatch(
@@ -104,6 +109,6 @@ def _one_token(chunks: tuple[PrefillChunk, ...], decodes: int, device: torch.dev
         chunks=chunks,
         sampled_tokens=None,
         num_sampled=1,
-        lora=None,
-        sampled_lora=None,
+        lora=lora,
+        sampled_lora=lora,
     )

@@ -81,3 +81,20 @@ def group_on_device(
         is_static=is_static,
         workspace=workspace,
     )
+
+
+def every_path(device: torch.device, *, deterministic: bool = False) -> tuple[DeviceLoraBatch, ...]:
+    """One row with an adapter for each set of kernels that a step's adapters may be computed by, prompts' last.
+
+    All sites act on it. Empty where a device has no such kernels.
+    """
+    if body_on(device) is not Body.TRITON:
+        return ()
+    row_slots = torch.zeros(1, dtype=torch.int32, device=device)
+    if deterministic:
+        return (group_on_device(row_slots, 1, is_decode=True, is_static=True, deterministic=True),)
+    kinds = ((1, True), (FEW_ADAPTERS + 1, True), (1, False))
+    return tuple(
+        group_on_device(row_slots, adapters, is_decode=is_decode, is_static=True)
+        for adapters, is_decode in kinds
+    )

@@ -67,7 +67,7 @@ def tile_delta(  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def expand_tile_kernel(  # type: ignore[no-untyped-def]
     y,  # [rows, outputs]
     table,  # see LoraSite
@@ -170,7 +170,7 @@ def row_delta(  # type: ignore[no-untyped-def]
     return total
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def expand_row_kernel(  # type: ignore[no-untyped-def]
     y,
     table,

@@ -17,7 +17,7 @@ TILE_VALUES = 32768
 """Weights on their way at once: 64 KiB of bf16, in at most half of the registers of a program's threads."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def expand_rms_norm_kernel(  # type: ignore[no-untyped-def]
     x,  # [rows, size]
     residual,  # [rows, size], written; only with `has_residual`

@@ -65,7 +65,7 @@ def adapted(  # type: ignore[no-untyped-def]
     return (values.to(tl.float32) + delta).to(dtype).to(tl.float32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def expand_rotary_kernel(  # type: ignore[no-untyped-def]
     qkv,  # [rows, (heads + 2 kv_heads) * size]
     kv_cache,  # [slots, 2, kv_heads, size]; of bytes if `quantized`

@@ -14,7 +14,7 @@ from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
 from loraplex.engine.lora.site import PAGE_RANKS
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def expand_silu_mul_kernel(  # type: ignore[no-untyped-def]
     gate_up,  # [rows, 2 * size]
     out,  # [rows, size]

@@ -29,7 +29,7 @@ ROW_BYTES = 512
 """A warp's widest load. A tile one load wide leaves the ranks to the warps, so that few sums cross lanes."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def shrink_tile_kernel(  # type: ignore[no-untyped-def]
     x,  # [rows, inputs]
     table,  # see LoraSite
@@ -95,7 +95,7 @@ def shrink_tile_kernel(  # type: ignore[no-untyped-def]
         tl.store(hidden + ranks[None, :], total, mask=is_member[:, None] & is_rank[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def shrink_row_kernel(  # type: ignore[no-untyped-def]
     x,
     table,

@@ -8,18 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraplex.engine.kernels.group_rows import group_on_device
+from loraplex.engine.kernels import bodies
+from loraplex.engine.kernels.group_rows import every_path, group_on_device
 from loraplex.engine.lora.device_batch import DECODE_ROWS, PREFILL_ROWS, chunk_bound
 
 pytest.importorskip("triton")
 
-pytestmark = [
-    pytest.mark.gpu if torch.cuda.is_available() else pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available(),
-        reason="nothing here runs kernels",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available(),
+    reason="nothing here runs kernels",
+)
 
 
 def device() -> torch.device:
@@ -68,3 +66,13 @@ def test_chunks_are_the_rows_of_each_slot_in_order(rows: list[int], is_decode: b
 def test_the_bound_holds_for_any_rows(rows: list[int], most: int) -> None:
     needed = sum(-(-rows.count(slot) // most) for slot in set(rows))
     assert needed <= chunk_bound(len(rows), len(set(rows) - {-1}), most)
+
+
+def test_every_path_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.TRITON)
+    paths = every_path(device())
+    kinds = [(path.is_folded, path.by_row, path.chunk_rows) for path in paths]
+    assert kinds == [(True, False, DECODE_ROWS), (False, True, DECODE_ROWS), (False, False, PREFILL_ROWS)]
+    assert all(path.is_static and path.chunks.slots.tolist() == [0] for path in paths)
+    (path,) = every_path(device(), deterministic=True)
+    assert (path.is_folded, path.by_row, path.chunk_rows) == (False, False, DECODE_ROWS)
