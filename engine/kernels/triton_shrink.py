@@ -135,22 +135,30 @@ def shrink_row_kernel(  # type: ignore[no-untyped-def]
     hidden += (split.to(tl.int64) * num_rows * slices + part) * hidden_ranks
     for member in range(begin, end):
         row = tl.load(order + member).to(tl.int64)
+        x_row = x + row * inputs
         for page in range(tl.cdiv(rank, block_r)):
             ranks = page * block_r + within_page
             is_rank = ranks < rank
             a = page_at(entry, 2 + page, page_type, aligned)
             scales = rank_scales(entry, ranks, is_rank, is_scaled)
-            total = tl.zeros((block_r, span), dtype=tl.float32)
+            # Everything is on its way before the first product: x meets the lanes through shared memory, which waits for it.
+            x_parts = ()
+            a_parts = ()
             for turn in tl.static_range(split_k // span):
                 columns = split * split_k + turn * span + within_span
-                within = columns < inputs
-                x_row = tl.load(x + row * inputs + columns, mask=within, other=0.0)
+                part_of_x = tl.load(x_row + columns, mask=columns < inputs, other=0.0)
+                x_parts += (part_of_x,)  # type: ignore[assignment]
+            for turn in tl.static_range(split_k // span):
+                columns = split * split_k + turn * span + within_span
                 stored = tl.load(
                     a + within_page[:, None] * inputs + columns[None, :],
-                    mask=is_rank[:, None] & within[None, :],
+                    mask=is_rank[:, None] & (columns < inputs)[None, :],
                     other=0.0,
                 )
-                total += widened(stored, tl.float32, assembly) * x_row.to(tl.float32)[None, :]
+                a_parts += (stored,)  # type: ignore[assignment]
+            total = tl.zeros((block_r, span), dtype=tl.float32)
+            for turn in tl.static_range(split_k // span):
+                total += widened(a_parts[turn], tl.float32, assembly) * x_parts[turn].to(tl.float32)[None, :]
             sums = tl.sum(total, axis=1) * scales
             tl.store(hidden + row * slices * hidden_ranks + ranks, sums, mask=is_rank)
 

@@ -309,12 +309,16 @@ def report(dtype, page, aligned, rows, kernel, warps, weights, constants):
     listing = subprocess.run([TOOLS.nvdisasm.path, "-c", sys.argv[1]], capture_output=True, text=True, check=True)
     resources = next(line for line in usage.stdout.splitlines() if "STACK:" in line)
     instructions = [i for i in re.findall(r"/\\*[0-9a-f]+\\*/\\s+(.*?);", listing.stdout) if "NOP" not in i]
+    loads = [i for i, text in enumerate(instructions) if "LDG.E.128" in text]
+    barriers = [i for i, text in enumerate(instructions) if "BAR" in text]
+    at_once = not barriers or max(loads, default=0) < barriers[0]
     ptx = binary.asm["ptx"]
     wide = "cp.async.cg" in ptx or "ld.global.v4" in ptx
     cores = "wgmma" if "wgmma" in ptx else "mma" if "mma.sync" in ptx else "none"
     name = kernel.__name__.removesuffix("_kernel")
     per_weight = len(instructions) * warps * 32 / weights
-    print(name, rows, dtype, page, aligned, binary.metadata.shared, wide, cores, f"{per_weight:.2f}", resources)
+    facts = (binary.metadata.shared, wide, cores, f"{per_weight:.2f}", at_once)
+    print(name, rows, dtype, page, aligned, *facts, resources)
 
 shrink, expand = triton_shrink, triton_expand
 VARIANTS = (
@@ -382,7 +386,7 @@ def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
     variants = done.stdout.splitlines()
     assert len(variants) == 30
     for variant in variants:
-        name, rows, dtype, page, aligned, shared, wide, cores, per_weight = variant.split()[:9]
+        name, rows, dtype, page, aligned, shared, wide, cores, per_weight, at_once = variant.split()[:10]
         assert int(shared) <= MAX_SHARED_BYTES, variant
         assert re.search(r"\bSTACK:0\b", variant) and re.search(r"\bLOCAL:0\b", variant), variant
         if rows == "0":
@@ -391,3 +395,4 @@ def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
         assert cores == ("mma" if int(rows) > 1 and dtype != "fp32" else "none"), variant
         if (name, page) in MOST_INSTRUCTIONS and aligned == "True":
             assert 2 < float(per_weight) <= MOST_INSTRUCTIONS[name, page], variant
+            assert at_once == "True", f"a load waits for another: {variant}"
