@@ -70,10 +70,10 @@ def _operands(
     pages: torch.dtype,
 ) -> Operands:
     row_slots = [row % adapters for row in range(rows)]
-    batch, groups = group_rows(row_slots, tensors.device), _host_groups(row_slots, tensors.device)
+    batch, groups = group_rows(row_slots, tensors.device), host_groups(row_slots, tensors.device)
     if batch is None:
         raise ValueError("a LoRA problem needs at least one adapter")
-    calls = [_Call(tensors, site, adapters, rank, dtype, pages, rows) for site in sites]
+    calls = [SiteCall(tensors, site, adapters, rank, dtype, pages, rows) for site in sites]
 
     def run() -> tuple[Tensor, ...]:
         for call in calls:
@@ -83,7 +83,7 @@ def _operands(
     return Operands(run, lambda: tuple(call.expected(groups) for call in calls))
 
 
-class _Call:
+class SiteCall:
     """The operands of one site."""
 
     def __init__(
@@ -120,7 +120,7 @@ class _Call:
         return y
 
 
-def _host_groups(row_slots: Sequence[int], device: torch.device) -> host.LoraGroups:
+def host_groups(row_slots: Sequence[int], device: torch.device) -> host.LoraGroups:
     """For the reference, whatever groups the rows of the kernels."""
     batch = host.group_rows(row_slots, device)
     if batch is None:
@@ -135,8 +135,8 @@ def embedding_problem(
 
     def make(tensors: TensorSource) -> Operands:
         row_slots = [row % adapters for row in range(rows)]
-        batch, groups = group_rows(row_slots, tensors.device), _host_groups(row_slots, tensors.device)
-        call = _Call(
+        batch, groups = group_rows(row_slots, tensors.device), host_groups(row_slots, tensors.device)
+        call = SiteCall(
             tensors, (model.vocab, (model.hidden,)), adapters, rank, DTYPES[dtype], DTYPES[pages], rows=1
         )
         weight = tensors.normal(model.vocab, model.hidden, dtype=DTYPES[dtype])

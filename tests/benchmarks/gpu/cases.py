@@ -16,6 +16,7 @@ from loraplex.platform.bench.kernels.elementwise import (
 )
 from loraplex.platform.bench.kernels.gemm import PEERS, gemm_problem, round_rows_problem
 from loraplex.platform.bench.kernels.lora import embedding_problem, layer_problem, pair_problem
+from loraplex.platform.bench.kernels.lora_folded import READERS, folded_problem
 from loraplex.platform.bench.kernels.problem import Problem
 from loraplex.platform.bench.kernels.shapes import LLAMA_3_8B, TINY, LayerShape
 
@@ -65,6 +66,7 @@ def _dry() -> list[Case]:
             pair_problem(3, 2, 8, width, width, dtype, dtype),
             pair_problem(9, 9, 8, width, width, dtype, "int8"),
             embedding_problem(TINY, 3, 2, 4, dtype, dtype),
+            *(folded_problem(reader, TINY, 3, 2, 8, dtype, dtype) for reader in READERS),
         ],
         "gemm": [gemm_problem(variant, 2, 32, 128, dtype) for variant in ("int8", "int4", "torch mm")],
         "attention": [decode_problem(TINY, 2, 20, dtype, dtype), prefill_problem(TINY, 5, 20, dtype, dtype)],
@@ -86,6 +88,10 @@ def _loras(model: LayerShape) -> Iterator[Case]:
         yield Case("lora", layer_problem(model, 64, 64, 16, DTYPE, pages), 1)
     for rows, adapters in ((1, 1), (16, 1), (64, 1), (16, 16), (64, 16)):
         yield Case("lora", layer_problem(model, rows, adapters, 16, DTYPE, DTYPE), 2)
+    for rows in (1, 16):
+        for reader in READERS:
+            yield Case("lora", folded_problem(reader, model, rows, 1, 16, DTYPE, DTYPE), 2)
+    yield Case("lora", folded_problem("silu", model, 16, 1, 16, DTYPE, "int8"), 2)
     yield Case("lora", embedding_problem(model, 64, 16, 16, DTYPE, DTYPE), 2)
     for rank in (8, 64, 256):
         yield Case("lora", pair_problem(64, 64, rank, width, width, DTYPE, DTYPE), 2)

@@ -25,6 +25,7 @@ from loraplex.platform.bench.kernels.elementwise import (
 )
 from loraplex.platform.bench.kernels.gemm import gemm_problem, round_rows_problem
 from loraplex.platform.bench.kernels.lora import embedding_problem, layer_problem, pair_problem
+from loraplex.platform.bench.kernels.lora_folded import READERS, folded_problem
 from loraplex.platform.bench.kernels.problem import Problem
 from loraplex.platform.bench.kernels.shapes import LLAMA_3_8B, LayerShape
 
@@ -39,13 +40,15 @@ class Demand:
     """What a kernel's code must be like where its rows are 16 bits wide and its widths multiples of 16.
 
     `values` are the stored ones that one turn of its main loop takes, `most` the instructions a value may cost. An H200
-    issues 15.6 for a bf16 value, 7.8 for one of 8 bits, 4.1 for one of 4 while its memory delivers one.
+    issues 15.6 for a bf16 value, 7.8 for one of 8 bits, 4.1 for one of 4 while its memory delivers one. `at_once`: all
+    loads are on their way before any is waited for.
     """
 
     matrix: str | None = None
     load_bits: int = 32
     values: Callable[[Constants], int] | None = None
     most: float = 0.0
+    at_once: bool = False
 
 
 def _weights(c: Constants) -> int:
@@ -67,9 +70,12 @@ def _demand(kernel: str, constants: Constants) -> Demand:
         "merge_kernel": Demand(),
         "prefill_kernel": Demand("HMMA", 128),
         "shrink_tile_kernel": Demand("HMMA", 128),
-        "shrink_row_kernel": Demand(None, 128, lambda c: int(c["split_k"] * c["block_r"]), 7.0),
+        "shrink_row_kernel": Demand(None, 128, lambda c: int(c["split_k"] * c["block_r"]), 7.0, True),
         "expand_tile_kernel": Demand("HMMA", 128),
-        "expand_row_kernel": Demand(None, 128, lambda c: int(c["block_n"] * c["block_r"]), 6.0),
+        "expand_row_kernel": Demand(None, 128, lambda c: int(c["block_n"] * c["block_r"]), 6.0, True),
+        "expand_silu_mul_kernel": Demand("HMMA", 128),
+        "expand_rotary_kernel": Demand("HMMA", 128),
+        "expand_rms_norm_kernel": Demand(None, 128),
         "embedding_kernel": Demand(),
         "order_kernel": Demand(),
         "chunk_kernel": Demand(),
@@ -131,6 +137,10 @@ def _loras() -> Iterator[Variant]:
     for pages in ("bfloat16", "int8", "fp8"):
         for rows, adapters in ((64, 64), (16, 1), (512, 2)):
             yield Variant(layer_problem(LLAMA_3_8B, rows, adapters, 16, "bfloat16", pages))
+    yield Variant(pair_problem(9, 9, 5, 1001, 999, "bfloat16", "int8"), aligned=False)
+    for reader in READERS:
+        yield Variant(folded_problem(reader, LLAMA_3_8B, 16, 1, 16, "bfloat16", "bfloat16"))
+    yield Variant(folded_problem("silu", LLAMA_3_8B, 16, 1, 16, "bfloat16", "int8"))
     yield Variant(embedding_problem(LLAMA_3_8B, 64, 64, 16, "bfloat16", "bfloat16"))
     yield Variant(embedding_problem(LLAMA_3_8B, 64, 64, 16, "bfloat16", "int8"))
     yield Variant(cutoff_problem(LLAMA_3_8B, 64))
@@ -172,6 +182,8 @@ def _failures(variant: Variant, demand: Demand, code: MachineCode, line: dict[st
         yield f"{line['shared']} bytes of shared memory"
     if variant.aligned and code.load_bits < demand.load_bits:
         yield f"loads of {code.load_bits} bits instead of {demand.load_bits}"
+    if demand.at_once and variant.aligned and code.late_loads:
+        yield f"{code.late_loads} loads wait for others"
     if variant.problem.dtype == "float32":
         return
     if code.matrix != demand.matrix:

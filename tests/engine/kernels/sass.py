@@ -27,6 +27,7 @@ class MachineCode:
 
     `loop`: instructions of the longest innermost loop, of those that multiply matrices if any do; 0 without one.
     `matrix`: the tensor core's instruction, if any. `local`: loads and stores of spilled registers.
+    `late_loads`: the widest ones behind the first barrier.
     """
 
     registers: int
@@ -35,6 +36,7 @@ class MachineCode:
     load_bits: int
     matrix: str | None
     loop: int
+    late_loads: int
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,6 +59,7 @@ def machine_code(cubin: bytes) -> MachineCode:
         load_bits=_widest(instructions),
         matrix=matrix[1] if matrix else None,
         loop=len(main),
+        late_loads=_late_loads(instructions),
     )
 
 
@@ -85,6 +88,12 @@ def _main_loop(instructions: list[str], loops: list[tuple[int, int]]) -> list[st
     ]
     multiplying = [loop for loop in innermost if _MATRIX.search("\n".join(loop))]
     return max(multiplying or innermost, key=len, default=[])
+
+
+def _late_loads(instructions: list[str]) -> int:
+    barriers = [place for place, line in enumerate(instructions) if "BAR." in line]
+    behind = instructions[barriers[0] :] if barriers else []
+    return sum("LDG.E.128" in line for line in behind)
 
 
 def _widest(instructions: list[str]) -> int:
