@@ -59,7 +59,6 @@ def folded_problem(
         bytes=weights * size_of(pages) + rows * (inputs + 2 * sum(sizes)) * size_of(dtype),
         flops=2 * rows * rank * (inputs * len(sizes) + sum(sizes)),
         make=make,
-        needs_cuda=True,
     )
 
 
