@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.engine.interpreter_runs import InterpreterRuns
 
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import SchedulerConfig
@@ -126,6 +127,15 @@ class ScriptedMask:
         with self._used("closing_tokens"):
             shortest = min(self._rests(), key=len)
             return list(shortest) if self.closes and len(shortest) <= most else None
+
+
+@pytest.fixture(scope="session")
+def interpreter_runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> InterpreterRuns:
+    """The files that this session's tests want interpreted, on their way from now on."""
+    marks = [mark for item in request.session.items for mark in item.iter_markers("interpreted")]
+    return InterpreterRuns(marks, tmp_path_factory.mktemp("interpreted"))
 
 
 @pytest.fixture(scope="session")

@@ -3,17 +3,13 @@
 Whatever a step does not write anew is poisoned before it, inputs and logits alike, so that nothing can be left over.
 """
 
-import os
 import random
-import re
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -35,7 +31,6 @@ from loraplex.engine.sampling_params import SamplingParams
 VOCAB, HIDDEN, BLOCKS, BLOCK_SIZE = 96, 32, 40, 4
 ADAPTERS = ("a", "bb", "ccc", "dddd")
 CPU = torch.device("cpu")
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class RandomAdapters:
@@ -264,17 +259,6 @@ def test_triton_bodies_are_replayed_as_they_are_run(
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-def test_interpreted() -> None:
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "triton", __file__]
-    done = subprocess.run(
-        command,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert re.search(r"1 passed", done.stdout)
+@pytest.mark.interpreted(f"{__file__}::test_triton_bodies_are_replayed_as_they_are_run", seconds=12)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) == 1

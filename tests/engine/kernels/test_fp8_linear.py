@@ -3,7 +3,6 @@ the stored type: the interpreter's fp8 is not the hardware's), the product by to
 """
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 
 from loraplex.engine.quantization.weight import LARGEST_FP8, dequantize, quantize_fp8, quantize_int8
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 WIDTHS = (16, 31, 640, 20000)
 """The last one takes more than one block."""
 
@@ -133,19 +132,9 @@ def test_serves_what_the_scaled_product_takes() -> None:
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-def test_interpreted() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__],
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) == 17
+@pytest.mark.interpreted(__file__, seconds=8)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) == 17
 
 
 COMPILE = """

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from torch import Tensor
 
 from loraplex.engine.kernels import rms_norm, rotary, silu_mul
@@ -22,7 +23,6 @@ from loraplex.engine.kernels.reference import rotary as reference_rotary
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_SHARED_BYTES = 227 << 10
 """What one block may have on sm_90."""
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -241,20 +241,9 @@ def test_tokens_without_a_slot_are_not_cached(device: torch.device) -> None:
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-def test_interpreted() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-    done = subprocess.run(
-        command,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 60
+@pytest.mark.interpreted(__file__, seconds=20)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) >= 60
 
 
 COMPILE = r"""

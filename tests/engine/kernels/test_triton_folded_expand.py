@@ -1,11 +1,11 @@
 """Expand folded into its readers equals expand before them. Interpreted in the process that `test_triton_sgmv` starts."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING
 
 from loraplex.engine.kernels import bodies
 from loraplex.engine.kernels.group_rows import group_rows
@@ -17,7 +17,6 @@ from loraplex.engine.lora.device_batch import DeviceLoraBatch
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 ROWS = (1, 0, -1, 0, 5, 1, 1, -1)
 """Slot 5 has no adapter."""
 PAGES: dict[str, torch.dtype | None] = {"model": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}

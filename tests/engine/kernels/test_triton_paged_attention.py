@@ -17,6 +17,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from torch import Tensor
 
 from loraplex.engine.kernels import paged_attention
@@ -26,7 +27,6 @@ from loraplex.engine.kernels.reference.rotary import e4m3
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_SHARED_BYTES = 227 << 10
 """What one block may have on sm_90."""
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -336,20 +336,9 @@ def test_blocks_far_into_a_large_pool(kernel_dtype: torch.dtype, device: torch.d
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-def test_interpreted() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-    done = subprocess.run(
-        command,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 118
+@pytest.mark.interpreted(__file__, seconds=75)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) >= 118
 
 
 COMPILE = r"""

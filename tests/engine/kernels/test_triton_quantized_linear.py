@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 
 from loraplex.engine.kernels.quantized_tiles import (
     FLOAT32_TILE,
@@ -31,7 +32,6 @@ from loraplex.engine.quantization.weight import (
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_SHARED_BYTES = 227 << 10
 """What one block may have on sm_90."""
 ROWS = (1, 2, 5, 16, 64, 129)
@@ -239,20 +239,9 @@ def test_nan_stays_in_its_row(name: str, device: torch.device) -> None:
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-def test_interpreted() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-    done = subprocess.run(
-        command,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) == 65
+@pytest.mark.interpreted(__file__, seconds=40)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) == 65
 
 
 COMPILE = """

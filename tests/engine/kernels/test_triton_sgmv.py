@@ -3,7 +3,6 @@ where there is one. `test_compile_rung` compiles them.
 """
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 
 from loraplex.engine.kernels import bodies
 from loraplex.engine.kernels.group_rows import group_on_device, group_rows
@@ -25,7 +25,10 @@ from loraplex.engine.lora.device_batch import DeviceLoraBatch, make_workspace
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = tuple(
+    str(Path(__file__).with_name(name))
+    for name in ("test_triton_sgmv.py", "test_triton_group_rows.py", "test_triton_folded_expand.py")
+)
 QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -225,21 +228,9 @@ def test_embedding_adds_the_column_of_the_token(
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-def test_interpreted() -> None:
-    others = ("test_triton_group_rows.py", "test_triton_folded_expand.py")
-    files = [__file__, *(str(Path(__file__).with_name(name)) for name in others)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *files],
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) >= 90
+@pytest.mark.interpreted(*INTERPRETED, seconds=35)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) >= 90
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")

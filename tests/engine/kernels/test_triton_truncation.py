@@ -1,19 +1,15 @@
 """Cutoffs in Triton against those by sorting: interpreted on the CPU, in a process of its own, and on CUDA where there is one."""
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 
 from loraplex.engine.truncation import Truncation, Truncations, truncate
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 ROOT = Path(__file__).parents[3]
 
 FILTERS = [
@@ -71,17 +67,6 @@ def test_ties_are_kept_and_rows_are_their_own(device: torch.device) -> None:
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-def test_interpreted() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-    done = subprocess.run(
-        command,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) == 4
+@pytest.mark.interpreted(__file__, seconds=6)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) == 4

@@ -5,11 +5,7 @@ Invariant: while the Triton bodies serve, no torch body of any kernel may be cal
 """
 
 import importlib
-import os
 import pkgutil
-import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -32,7 +29,6 @@ from loraplex.engine.sampling_params import SamplingParams
 
 pytest.importorskip("triton")
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 RANKS = {"first": 8, "second": 17}
 # Tokens of a prompt, and its adapter; a step takes 16 tokens, so that the long ones come in chunks beside decodes.
 REQUESTS = [(2, None), (28, "first"), (5, "second")]
@@ -167,17 +163,6 @@ def test_triton_bodies_answer_as_torch_does(
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-def test_interpreted() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(
-        command,
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None and int(passed[1]) == len(CASES)
+@pytest.mark.interpreted(__file__, seconds=20)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) == len(CASES)
