@@ -14,7 +14,7 @@ from loraplex.platform.start_errors import SettingsError
 
 DTYPES = ("bfloat16", "float16", "float32")
 KV_DTYPES = (*DTYPES, "fp8")
-VARIANTS = ("int8", "int4", "fp8", "torch mm", "torch fp8", "torch int4")
+VARIANTS = ("int8", "int4", "fp8", "dense", "torch mm", "torch fp8", "torch int4")
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help=f"Of rows: {', '.join(DTYPES)}.")]
@@ -61,12 +61,12 @@ def gemm(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """The four base products of a layer in 8 and 4 bits, beside torch's in 16."""
+    """The four base products of a layer in 8 and 4 bits, beside 16."""
 
     async def work() -> Report:
         from loraplex.platform.bench.kernel_process import GemmShape, KernelJob, measure_as_engine
 
-        sizes = GemmShape(variant or ["int8", "int4", "torch mm"], rows or [1, 16, 64])
+        sizes = GemmShape(variant or ["int8", "int4", "dense"], rows or [1, 16, 64])
         return measure_as_engine(KernelJob("gemm", device, dtype, shape, gemm=sizes))
 
     for name in variant or ():

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from loraplex.platform.bench.figures import percentile
-
 LEAST_NODES = 32
 REPLAYS = 20
 CPU_SECONDS = 0.5
 """After so long a CPU's calls are enough, but for the least of them."""
-LEAST_CALLS = 5
+LEAST_CALLS = 3
 COLD_BYTES = 512 << 20
 MOST_SETS = 64
 WARM_SECONDS = 0.3
@@ -124,7 +122,7 @@ def median_seconds(work: Call, device: torch.device) -> float:
         work()
         wait_for(device)
         taken.append(time.perf_counter() - began)
-    return percentile(taken[1:], 50)
+    return _quantile(taken[1:], 0.5)
 
 
 def wait_for(device: torch.device) -> None:
@@ -134,5 +132,9 @@ def wait_for(device: torch.device) -> None:
 
 
 def _times(seconds: Sequence[float], calls: int) -> Times:
-    p10, p50, p90 = (percentile(seconds, share) * 1e6 / calls for share in (10, 50, 90))
+    p10, p50, p90 = (_quantile(seconds, share) * 1e6 / calls for share in (0.1, 0.5, 0.9))
     return Times(p10, p50, p90, len(seconds))
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).quantile(share))

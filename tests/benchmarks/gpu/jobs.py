@@ -73,7 +73,6 @@ class Job:
     seconds: float
     run: Callable[[Size, torch.device], Iterator[Line]]
     runs_dry: bool = True
-    operation: str = "model"
 
 
 def run_model(connection: Connection, is_dry: bool, name: str) -> None:

@@ -16,6 +16,7 @@ from tests.benchmarks.gpu.check import check
 from tests.benchmarks.gpu.probe import probe
 
 from loraplex.engine.kernels import bodies
+from loraplex.platform.bench.kernels import clock
 from loraplex.platform.bench.kernels.clock import copy_rate, sets_of, time_calls
 from loraplex.platform.bench.kernels.problem import Problem, RandomTensors
 
@@ -60,6 +61,7 @@ def run_kernels(connection: Connection, is_dry: bool, names: Sequence[str], stag
     if is_dry:
         os.environ["TRITON_INTERPRET"] = "1"
         bodies._cpu_body = lambda: bodies.Body.TRITON  # type: ignore[assignment]
+        clock.CPU_SECONDS = 0.0
         torch.set_num_threads(1)
     device, results = device_of(is_dry), Results(connection)
     cases = {case.name: case.problem for case in kernel_cases(is_dry=is_dry)}
