@@ -2,11 +2,7 @@
 the stored type: the interpreter's fp8 is not the hardware's), the product by torch's CPU body, both on CUDA where there is one.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -135,43 +131,3 @@ def test_serves_what_the_scaled_product_takes() -> None:
 @pytest.mark.interpreted(__file__, seconds=8)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
     assert interpreter_runs.passed(request.node) == 17
-
-
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from loraplex.engine.kernels.fp8_linear import round_rows_kernel as kernel
-
-constants = {"largest_value": 448.0, "block": 4096}
-kinds = {"x": "*bf16", "y": "*fp8e4nv", "scales": "*fp32", "inputs": "i32"}
-signature = {n: "constexpr" if n in constants else kinds[n] for n in kernel.arg_names}
-hinted = [(i,) for i, n in enumerate(kernel.arg_names) if n in ("x", "y", "inputs")]
-binary = triton.compile(
-    ASTSource(
-        kernel,
-        signature=signature,
-        constexprs={(kernel.arg_names.index(n),): value for n, value in constants.items()},
-        attrs={at: [["tt.divisibility", 16]] for at in hinted},
-    ),
-    target=GPUTarget("cuda", 90, 32),
-    options={"num_warps": 8},
-)
-print(binary.asm["ptx"])
-"""
-
-
-@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
-def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        check=False,
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": ".src"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    assert "cvt.rn.satfinite.e4m3x2.f32" in done.stdout
-    assert "ld.global.v4" in done.stdout, "loads are not vectorised"

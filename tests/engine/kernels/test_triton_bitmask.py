@@ -2,11 +2,6 @@
 for sm_90 without a GPU, and on CUDA where there is one.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
@@ -47,42 +42,3 @@ def test_equals_the_reference(vocab: int, dtype: torch.dtype, device: torch.devi
 @pytest.mark.interpreted(__file__, seconds=6)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
     assert interpreter_runs.passed(request.node) == 10
-
-
-COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from loraplex.engine.kernels import triton_bitmask as module
-
-for dtype in ("bf16", "fp16", "fp32"):
-    signature = {
-        "logits": "*" + dtype, "rows": "*i64", "bitmask": "*i32", "vocab": "i32", "words": "i32",
-        "block_words": "constexpr",
-    }
-    source = ASTSource(
-        module.bitmask_kernel,
-        signature=signature,
-        constexprs={(5,): module.BLOCK_WORDS},
-        attrs={(i,): [["tt.divisibility", 16]] for i in (0, 1, 2)},
-    )
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": module.NUM_WARPS})
-    print(dtype, binary.metadata.shared, "st.global" in binary.asm["ptx"])
-"""
-
-
-@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
-def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        check=False,
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": ".src"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    variants = [line.split() for line in done.stdout.splitlines()]
-    assert [dtype for dtype, _, _ in variants] == ["bf16", "fp16", "fp32"]
-    assert all(int(shared) <= 8192 and stores == "True" for _, shared, stores in variants)

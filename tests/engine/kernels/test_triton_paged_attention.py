@@ -351,8 +351,8 @@ from loraplex.engine.kernels import triton_decode_attention as decode
 from loraplex.engine.kernels import triton_prefill_attention as prefill
 
 # An entry's dtype is the cache's; a model with a cache of 8 bits computes in bf16.
-SIZES = {"bf16": (64, 80, 128, 256, 512), "fp8e4nv": (64, 128, 256), "fp16": (128,), "fp32": (128,)}
-BYTES = {"fp32": 4, "fp8e4nv": 1}
+SIZES = {"bf16": (64, 128, 256), "fp8e4nv": (64, 128)}
+BYTES = {"fp8e4nv": 1}
 POINTERS = {
     "tables": "*i32", "table": "*i32", "lengths": "*i32", "partials": "*fp32", "weights": "*fp32", "scale": "fp32",
     "value_scale": "fp32",
@@ -402,7 +402,7 @@ for dtype, sizes in SIZES.items():
     for size in sizes:
         kernels = (decode.decode_kernel, prefill.prefill_kernel, decode.merge_kernel)
         for kernel in kernels[: 2 if dtype == "fp8e4nv" else 3]:
-            group, window = (3, 4096) if size == 64 else (8 if size == 512 else 4, 0)
+            group, window = (3, 4096) if size == 64 else (4, 0)
             binary, tokens = compiled(kernel, dtype, size, group, window)
             with open(sys.argv[1], "wb") as file:
                 file.write(binary.asm["cubin"])
@@ -438,7 +438,7 @@ def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-8000:]
     variants = done.stdout.splitlines()
-    assert len(variants) == 27
+    assert len(variants) == 13
     for variant in variants:
         kernel, dtype, _, shared, wide, tensor_cores, indirect, held, instructions, spilled = variant.split()[
             :10
@@ -452,8 +452,7 @@ def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
         assert wide == "True", f"loads are not of 16 bytes: {variant}"
         assert indirect == "True", f"block numbers are not of 64 bits: {variant}"
         assert int(held) == (3 if kernel == "decode_kernel" else 2), f"tiles in flight: {variant}"
-        if dtype != "fp32":
-            assert tensor_cores == "True", variant
-        if kernel == "decode_kernel" and dtype != "fp32":
+        assert tensor_cores == "True", variant
+        if kernel == "decode_kernel":
             # 15.6 for every bf16 value, 7.8 for one of 8 bits is what the SMs of an H200 issue while its memory delivers one.
             assert 0 < float(instructions) <= (7 if dtype == "fp8e4nv" else 8), variant
