@@ -1,6 +1,6 @@
 """Text a model writes itself, for whoever has none at hand: drawn from its own distribution (LLM-QAT, Liu et al. 2023).
 
-Invariant: the same model and seed give the same text.
+Invariant: the same model and seed give the same text, and texts of different seeds share no random numbers.
 """
 
 import dataclasses
@@ -14,6 +14,8 @@ from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 
 ROWS_AT_ONCE = 16
+MOST_TEXTS = 1 << 20
+"""Of one seed."""
 _BLOCK_SIZE = 16
 _NAMESPACE = bytes(32)
 
@@ -45,7 +47,7 @@ def _drawn(engine: Engine, model: LoadedModel, count: int, length: int, seed: in
     for index in range(count):
         texts[str(index)] = [start]
         sampling = SamplingParams(
-            max_tokens=length - 1, temperature=1.0, seed=seed * count + index, ignore_eos=True
+            max_tokens=length - 1, temperature=1.0, seed=seed * MOST_TEXTS + index, ignore_eos=True
         )
         engine.add(
             EngineRequest(

@@ -14,3 +14,9 @@ def test_texts_have_their_length_and_differ(base: LoadedModel) -> None:
 def test_the_same_seed_gives_the_same_text_and_another_does_not(base: LoadedModel) -> None:
     assert sample_text(base, 2, 16, seed=1) == sample_text(base, 2, 16, seed=1)
     assert sample_text(base, 2, 16, seed=1) != sample_text(base, 2, 16, seed=2)
+
+
+def test_texts_of_two_seeds_share_none_whatever_their_numbers(base: LoadedModel) -> None:
+    """What is judged must not be what the rounding was fitted to, of which there is twice as much."""
+    fitted, judged = sample_text(base, 8, 16, seed=1), sample_text(base, 4, 16, seed=2)
+    assert not {tuple(ids) for ids in fitted} & {tuple(ids) for ids in judged}
