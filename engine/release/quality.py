@@ -95,7 +95,15 @@ def compare_models(base: LoadedModel, quantized: LoadedModel, texts: list[list[i
             )
         ).to("cpu", torch.float64)
     base_loss, loss, agreed, divergence = (totals / count).tolist()
-    return Quality(count, math.exp(base_loss), math.exp(loss), agreed, divergence)
+    return Quality(count, _perplexity(base_loss), _perplexity(loss), agreed, divergence)
+
+
+def _perplexity(loss: float) -> float:
+    """Of a mean loss in nats; infinite for one that a broken model may have and no float holds."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 class WindowScorer:

@@ -84,6 +84,21 @@ def test_a_figure_that_is_no_number_is_out_of_bounds() -> None:
     assert len(broken.violations(bounds)) == 3
 
 
+def test_a_loss_beyond_all_floats_is_out_of_bounds(
+    base: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounded = quantized(base, "int8")
+    told = WindowScorer.log_probabilities
+
+    def broken(scorer: WindowScorer, ids: list[int]) -> torch.Tensor:
+        return told(scorer, ids) * (1e4 if scorer._model is rounded else 1.0)
+
+    monkeypatch.setattr(WindowScorer, "log_probabilities", broken)
+    quality = compare_models(base, rounded, windows(base, TEXT, 301))
+    assert quality.perplexity == math.inf
+    assert "perplexity ratio is inf; allowed is at most 1.02" in quality.violations(bounds_of("int8"))
+
+
 def test_a_short_text_is_refused(base: LoadedModel) -> None:
     with pytest.raises(ModelError, match="100 tokens to predict; at least 256"):
         compare_models(base, base, [list(range(51)), list(range(51))])
