@@ -104,8 +104,12 @@ def _compiled(target: str) -> "regex.Pattern[str]":
 
 
 def _matches(pattern: "regex.Pattern[str]", name: str, deadline: float) -> bool:
+    left = deadline - time.monotonic()
     try:
-        return pattern.match(name, timeout=max(deadline - time.monotonic(), 1e-3)) is not None
+        if left <= 0:
+            # Many matches, each of them short, may take as long as one that never ends.
+            raise TimeoutError
+        return pattern.match(name, timeout=left) is not None
     except TimeoutError as error:
         raise ModelError(
             f"'quantization_config': matching {pattern.pattern!r} takes longer than {MATCHING_TIMEOUT_S:g} s"

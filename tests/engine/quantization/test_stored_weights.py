@@ -113,6 +113,17 @@ def test_a_pattern_that_never_ends_is_refused_in_time(monkeypatch: pytest.Monkey
     assert time.monotonic() - begin < 2
 
 
+def test_short_matches_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes less than a millisecond, all of them half a minute."""
+    monkeypatch.setattr(stored_weights, "MATCHING_TIMEOUT_S", 0.2)
+    slow = tuple(f"re:(?:(?:.|.)){{11}}[AX](?#{index})" for index in range(MAX_PATTERNS))
+    hostile = StoredWeights({"Linear": weight_of(32)}, slow)
+    begin = time.monotonic()
+    with pytest.raises(ModelError, match="takes longer than 0.2 s"):
+        hostile.of((f"model.layers.{index}.self_attn.q_proj", LINEAR) for index in range(1000))
+    assert time.monotonic() - begin < 1
+
+
 @pytest.mark.parametrize(
     ("ignored", "message"),
     [
