@@ -14,6 +14,7 @@ from loraplex.engine.kernels.compiled.machine import (
     load_int,
     load_long,
     store,
+    team_size,
     thread_number,
     threads_for,
     width,
@@ -25,9 +26,9 @@ FORBIDDEN = np.float32(-np.inf)
 @cache
 def _body(kind: int) -> ParallelBody:
     def forbid(block: Any) -> None:
-        arguments = carray(block, (7,))
-        threads, masked, words, vocab = arguments[0], arguments[1], arguments[2], arguments[3]
-        logits, rows, bitmask = arguments[4], arguments[5], arguments[6]
+        arguments = carray(block, (6,))
+        threads, masked, words, vocab = np.int64(team_size()), arguments[0], arguments[1], arguments[2]
+        logits, rows, bitmask = arguments[3], arguments[4], arguments[5]
         share = (masked * words + threads - 1) // threads
         begin = np.int64(thread_number()) * share
         for index in range(begin, min(begin + share, masked * words)):
@@ -45,7 +46,7 @@ def _body(kind: int) -> ParallelBody:
                     value = load(kind, target, bit)
                     store(kind, target, bit, value if (word >> np.int32(bit)) & 1 else FORBIDDEN)
 
-    return ParallelBody(forbid, 7)
+    return ParallelBody(forbid, 6)
 
 
 def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:

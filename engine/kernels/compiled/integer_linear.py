@@ -14,7 +14,13 @@ from numba import carray
 
 from loraplex.engine.kernels.compiled.integer_tile import BLOCK_BYTES, GROUP, multiply_tile, round_group
 from loraplex.engine.kernels.compiled.integer_weight import IntegerWeight
-from loraplex.engine.kernels.compiled.machine import ParallelBody, barrier, thread_number, threads_for
+from loraplex.engine.kernels.compiled.machine import (
+    ParallelBody,
+    barrier,
+    team_size,
+    thread_number,
+    threads_for,
+)
 from loraplex.engine.kernels.compiled.vector_code import LANES, has_byte_products
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -25,17 +31,17 @@ LONG_PRODUCT = 8 << 20
 @cache
 def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: int) -> ParallelBody:
     def round_multiply(block: Any) -> None:
-        arguments = carray(block, (12,))
+        arguments = carray(block, (11,))
         threads, rows, x, blocks, y, y_bytes = (
+            np.int64(team_size()),
             arguments[0],
             arguments[1],
             arguments[2],
             arguments[3],
             arguments[4],
-            arguments[5],
         )
-        tiles, weights, tile_bytes = arguments[6], arguments[7], arguments[8]
-        weight_groups, groups, excess = arguments[9], arguments[10], arguments[11]
+        tiles, weights, tile_bytes = arguments[5], arguments[6], arguments[7]
+        weight_groups, groups, excess = arguments[8], arguments[9], arguments[10]
         thread = np.int64(thread_number())
 
         row_groups = weight_groups * groups
@@ -116,7 +122,7 @@ def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: in
                     y_bytes,
                 )
 
-    return ParallelBody(round_multiply, 12, as_written=True)
+    return ParallelBody(round_multiply, 11, as_written=True)
 
 
 class Workspace(threading.local):

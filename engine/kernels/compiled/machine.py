@@ -42,7 +42,7 @@ def is_available() -> bool:
         library = _openmp_library()
     except OSError:
         return False
-    for name in ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num"):
+    for name in ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads"):
         address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
         llvmlite.binding.add_symbol(f"loraplex_{name}", address)
     return True
@@ -53,6 +53,8 @@ _gomp_parallel = types.ExternalFunction(
 )
 barrier = types.ExternalFunction("loraplex_GOMP_barrier", types.void())
 thread_number = types.ExternalFunction("loraplex_omp_get_thread_num", types.int32())
+team_size = types.ExternalFunction("loraplex_omp_get_num_threads", types.int32())
+"""How many threads there are, which OMP_THREAD_LIMIT and OMP_DYNAMIC may make fewer than were asked for."""
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 
@@ -204,14 +206,14 @@ class ParallelBody:
         self._num_arguments = num_arguments
 
     def __call__(self, threads: int, *arguments: int, releases_gil: bool = False) -> None:
-        """Run the body on `threads` threads of torch's team; argument 0 of the block is their number.
+        """Run the body on at most `threads` threads of torch's team; `team_size` tells it how many.
 
         `releases_gil`: for a region of more than some 0.1 ms whose buffers are its thread's own.
         """
-        if len(arguments) + 1 != self._num_arguments:
-            raise TypeError(f"the body takes {self._num_arguments} arguments, not {len(arguments) + 1}")
+        if len(arguments) != self._num_arguments:
+            raise TypeError(f"the body takes {self._num_arguments} arguments, not {len(arguments)}")
         launch = _launch_without_gil if releases_gil else _launch
-        launch(self._body.address, np.array((threads, *arguments), dtype=np.int64), threads)
+        launch(self._body.address, np.array(arguments, dtype=np.int64), threads)
 
 
 def threads_for(elements: int) -> int:

@@ -20,6 +20,7 @@ from loraplex.engine.kernels.compiled.machine import (
     load_int,
     store,
     store_float,
+    team_size,
     thread_number,
     width,
 )
@@ -74,27 +75,27 @@ def _add_4_values(kind: int, target: int, value: int, stride: int, size: int, we
 @cache
 def _body(kind: int) -> ParallelBody:
     def attend(block: Any) -> None:
-        arguments = carray(block, (16,))
+        arguments = carray(block, (15,))
         threads, rows, heads, kv_heads, size = (
+            np.int64(team_size()),
             arguments[0],
             arguments[1],
             arguments[2],
             arguments[3],
-            arguments[4],
         )
         qkv, out, cache_address, tables, lengths = (
+            arguments[4],
             arguments[5],
             arguments[6],
             arguments[7],
             arguments[8],
-            arguments[9],
         )
-        table_columns, block_size, window = arguments[10], arguments[11], arguments[12]
-        scale = np.float32(arguments[13]) * np.float32(1e-9)
-        q_columns = arguments[14]
+        table_columns, block_size, window = arguments[9], arguments[10], arguments[11]
+        scale = np.float32(arguments[12]) * np.float32(1e-9)
+        q_columns = arguments[13]
         thread = np.int64(thread_number())
         group = heads // kv_heads
-        scratch = arguments[15] + thread * _scratch_floats(group, size, block_size) * 4
+        scratch = arguments[14] + thread * _scratch_floats(group, size, block_size) * 4
         queries = scratch + group * size * 4
         scores = queries + group * size * 4
         state = scores + block_size * 4
@@ -165,7 +166,7 @@ def _body(kind: int) -> ParallelBody:
                     for i in range(size):
                         store(kind, target, i, load_float(scratch + g * size * 4, i) * inverse)
 
-    return ParallelBody(attend, 16)
+    return ParallelBody(attend, 15)
 
 
 @cache

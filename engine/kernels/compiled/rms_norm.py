@@ -12,6 +12,7 @@ from loraplex.engine.kernels.compiled.machine import (
     ParallelBody,
     load,
     store,
+    team_size,
     thread_number,
     threads_for,
     width,
@@ -21,11 +22,11 @@ from loraplex.engine.kernels.compiled.machine import (
 @cache
 def _body(kind: int) -> ParallelBody:
     def rms_norm_rows(block: Any) -> None:
-        arguments = carray(block, (9,))
-        threads, rows, size = arguments[0], arguments[1], arguments[2]
-        x, residual, weight, out = arguments[3], arguments[4], arguments[5], arguments[6]
-        add = arguments[7] != 0
-        epsilon = np.float32(arguments[8]) * np.float32(1e-12)
+        arguments = carray(block, (8,))
+        threads, rows, size = np.int64(team_size()), arguments[0], arguments[1]
+        x, residual, weight, out = arguments[2], arguments[3], arguments[4], arguments[5]
+        add = arguments[6] != 0
+        epsilon = np.float32(arguments[7]) * np.float32(1e-12)
         for row in range(np.int64(thread_number()), rows, threads):
             offset = row * size * width(kind)
             total = np.float32(0)
@@ -43,7 +44,7 @@ def _body(kind: int) -> ParallelBody:
             for i in range(size):
                 store(kind, out + offset, i, load(kind, source, i) * scale * load(kind, weight, i))
 
-    return ParallelBody(rms_norm_rows, 9)
+    return ParallelBody(rms_norm_rows, 8)
 
 
 def rms_norm(

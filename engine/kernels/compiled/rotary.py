@@ -14,6 +14,7 @@ from loraplex.engine.kernels.compiled.machine import (
     load_float,
     load_long,
     store,
+    team_size,
     thread_number,
     threads_for,
     width,
@@ -43,18 +44,18 @@ def _rotate(kind: int, head: int, half: int, cos: int, sin: int) -> None:
 @cache
 def _body(kind: int) -> ParallelBody:
     def rotate_and_write(block: Any) -> None:
-        arguments = carray(block, (15,))
+        arguments = carray(block, (14,))
         threads, tokens, heads, kv_heads, size = (
+            np.int64(team_size()),
             arguments[0],
             arguments[1],
             arguments[2],
             arguments[3],
-            arguments[4],
         )
-        qkv, cache_address, positions, slots = arguments[5], arguments[6], arguments[7], arguments[8]
-        cos, sin, half = arguments[9], arguments[10], arguments[11]
-        q_norm, k_norm = arguments[12], arguments[13]
-        epsilon = np.float32(arguments[14]) * np.float32(1e-12)
+        qkv, cache_address, positions, slots = arguments[4], arguments[5], arguments[6], arguments[7]
+        cos, sin, half = arguments[8], arguments[9], arguments[10]
+        q_norm, k_norm = arguments[11], arguments[12]
+        epsilon = np.float32(arguments[13]) * np.float32(1e-12)
         row_bytes = (heads + 2 * kv_heads) * size * width(kind)
         for token in range(np.int64(thread_number()), tokens, threads):
             row = qkv + token * row_bytes
@@ -70,7 +71,7 @@ def _body(kind: int) -> ParallelBody:
             for i in range(2 * kv_heads * size):
                 store(kind, target, i, load(kind, source, i))
 
-    return ParallelBody(rotate_and_write, 15)
+    return ParallelBody(rotate_and_write, 14)
 
 
 def rotary_write_kv(

@@ -21,6 +21,7 @@ from loraplex.engine.kernels.compiled.machine import (
     load_long,
     store,
     store_float,
+    team_size,
     thread_number,
     width,
 )
@@ -133,13 +134,13 @@ def _expand_rows(
 @cache
 def _body(kind: int) -> ParallelBody:
     def shrink_expand(block: Any) -> None:
-        arguments = carray(block, (19,))
-        threads, tokens, inputs = arguments[0], arguments[1], arguments[2]
-        outputs, groups = arguments[3], arguments[4]
-        x, y, order, starts, slots = arguments[5], arguments[6], arguments[7], arguments[8], arguments[9]
-        table, slices, offsets = arguments[10], arguments[11], arguments[12]
-        widened, hidden, hidden_columns, sums = arguments[13], arguments[14], arguments[15], arguments[16]
-        entry_size = arguments[18]
+        arguments = carray(block, (18,))
+        threads, tokens, inputs = np.int64(team_size()), arguments[0], arguments[1]
+        outputs, groups = arguments[2], arguments[3]
+        x, y, order, starts, slots = arguments[4], arguments[5], arguments[6], arguments[7], arguments[8]
+        table, slices, offsets = arguments[9], arguments[10], arguments[11]
+        widened, hidden, hidden_columns, sums = arguments[12], arguments[13], arguments[14], arguments[15]
+        entry_size = arguments[17]
         pages = (entry_size - A_PAGES) // 2
         thread = np.int64(thread_number())
 
@@ -186,7 +187,7 @@ def _body(kind: int) -> ParallelBody:
         by_group = groups >= 2 * threads
         first_group = groups * thread // threads if by_group else np.int64(0)
         last_group = groups * (thread + 1) // threads if by_group else groups
-        accumulators = sums + thread * arguments[17] * outputs * 4
+        accumulators = sums + thread * arguments[16] * outputs * 4
         for g in range(first_group, last_group):
             entry = table + np.int64(load_int(slots, g)) * slices * entry_size * 8
             begin = np.int64(load_int(starts, g))
@@ -213,7 +214,7 @@ def _body(kind: int) -> ParallelBody:
                         store(kind, target, n, load_float(accumulators + j * size * 4, n))
                 column += rank
 
-    return ParallelBody(shrink_expand, 19)
+    return ParallelBody(shrink_expand, 18)
 
 
 class Workspace:

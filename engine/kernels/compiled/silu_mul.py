@@ -13,6 +13,7 @@ from loraplex.engine.kernels.compiled.machine import (
     exp,
     load_constant,
     store,
+    team_size,
     thread_number,
     threads_for,
     width,
@@ -22,12 +23,12 @@ from loraplex.engine.kernels.compiled.machine import (
 @cache
 def _body(kind: int) -> ParallelBody:
     def silu_mul_rows(block: Any) -> None:
-        arguments = carray(block, (5,))
-        threads, rows, size = arguments[0], arguments[1], arguments[2]
+        arguments = carray(block, (4,))
+        threads, rows, size = np.int64(team_size()), arguments[0], arguments[1]
         for row in range(np.int64(thread_number()), rows, threads):
-            gate = arguments[3] + row * 2 * size * width(kind)
+            gate = arguments[2] + row * 2 * size * width(kind)
             up = gate + size * width(kind)
-            out = arguments[4] + row * size * width(kind)
+            out = arguments[3] + row * size * width(kind)
             for i in range(size):
                 g = load_constant(kind, gate, i)
                 # sigmoid(g) without overflow: with e = exp(-|g|), 1 / (1 + e) for g >= 0 and e / (1 + e) below
@@ -35,7 +36,7 @@ def _body(kind: int) -> ParallelBody:
                 numerator = np.float32(1) if g >= np.float32(0) else e
                 store(kind, out, i, g * numerator / (np.float32(1) + e) * load_constant(kind, up, i))
 
-    return ParallelBody(silu_mul_rows, 5)
+    return ParallelBody(silu_mul_rows, 4)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
