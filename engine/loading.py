@@ -15,9 +15,10 @@ from loraplex.engine.memory_plan import MemoryPlan, plan_memory
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import Decoder
-from loraplex.engine.models.digest import model_digest
+from loraplex.engine.models.digest import digest_of, file_hashes
 from loraplex.engine.models.model_files import locate_model
 from loraplex.engine.models.pretrained import load_model_config
+from loraplex.engine.models.quality_manifest import check_manifest
 from loraplex.engine.models.weights import decoder_state
 from loraplex.engine.quantization.scheme import check_scheme
 
@@ -44,7 +45,7 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Load `config.model`: a folder, a `.gguf` file or a hub id. Raises `ModelError`."""
+    """Load `config.model`: a folder, a `.gguf` file or a hub id. Raises `ModelError`, also for an artefact that was changed."""
     device = choose_device(config.device)
     check_scheme(config.quantization, device)
     path = str(locate_model(config.model))
@@ -54,11 +55,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     memory = plan_memory(model, config, machine_of(device, dtype))
     _check_memory(model, config, memory)
     num_blocks = _num_blocks(config.cache, memory, model, kv_dtype)
+    hashes = file_hashes(path)
+    check_manifest(Path(path), hashes)
     state = decoder_state(model, open_checkpoint(path, model), dtype, device, config.quantization)
     weights_bytes = state.num_bytes
     return LoadedModel(
         path=path,
-        digest=model_digest(path),
+        digest=digest_of(hashes),
         config=model,
         decoder=Decoder(model, state, memory.max_model_len, deterministic=config.deterministic),
         tokenizer=load_tokenizer(path),

@@ -6,6 +6,7 @@ Invariant: same bytes, same digest, wherever the files lie; names and hashes are
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -21,14 +22,24 @@ def model_digest(path: str, cache: Path | None = None) -> str:
     `cache` names a JSON file that remembers file hashes by (path, size, mtime_ns); a damaged one is made anew.
     Raises `ModelError` or `UnsafeCheckpoint`.
     """
+    return digest_of(file_hashes(path, cache))
+
+
+def file_hashes(path: str, cache: Path | None = None) -> dict[str, str]:
+    """SHA-256 of configuration and weights by file name (`gguf` for a `.gguf` file). As `model_digest`."""
     known = _read_cache(cache)
     used: dict[str, str] = {}
-    digest = hashlib.sha256(_prefixed(_DOMAIN))
-    for name, file in sorted(_content(locate_model(path)).items()):
-        file_hash = _file_hash(file, known, used)
-        digest.update(_prefixed(name.encode()) + _prefixed(bytes.fromhex(file_hash)))
+    hashes = {name: _file_hash(file, known, used) for name, file in _content(locate_model(path)).items()}
     if cache is not None and used.items() - known.items():
         _write_cache(cache, known | used)
+    return hashes
+
+
+def digest_of(hashes: Mapping[str, str]) -> str:
+    """The digest of a model whose files have these hashes."""
+    digest = hashlib.sha256(_prefixed(_DOMAIN))
+    for name, file_hash in sorted(hashes.items()):
+        digest.update(_prefixed(name.encode()) + _prefixed(bytes.fromhex(file_hash)))
     return digest.hexdigest()
 
 

@@ -17,10 +17,10 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.model_files import INDEX_FILE, SINGLE_FILE
 from loraplex.engine.models.parameters import Parameter, Part, decoder_parameters
+from loraplex.engine.models.quality_manifest import MANIFEST_FILE, MANIFEST_VERSION
 from loraplex.engine.quantization.nibbles import unpack_nibbles
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat
 
-MANIFEST_FILE = "loraplex_quantization.json"
 SHARD_BYTES = 4 << 30
 COPIED_FILES = (
     "tokenizer.json",
@@ -60,7 +60,7 @@ def write_checkpoint(
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """`facts` and the SHA-256 of every file of the artefact."""
     files = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE}
-    _write_json(folder / MANIFEST_FILE, {"version": 1, **facts, "files": files})
+    _write_json(folder / MANIFEST_FILE, {"version": MANIFEST_VERSION, **facts, "files": files})
 
 
 def quantization_config(quantized: Mapping[str, QuantizedWeight]) -> dict[str, Any]:

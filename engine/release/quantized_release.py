@@ -85,7 +85,7 @@ def release_quantized(request: ReleaseRequest, progress: Callable[[str], None]) 
         violations = quality.violations(request.bounds)
         before, after = (_weight_bytes(folder) for folder in (source, draft))
         if not violations:
-            write_manifest(draft, _facts(base, request, quality))
+            write_manifest(draft, _facts(base, request, quality, violations))
             draft.chmod(0o755)
             draft.rename(request.folder)
         return Release(quality, violations, before, after)
@@ -152,7 +152,9 @@ def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def _facts(base: LoadedModel, request: ReleaseRequest, quality: Quality) -> dict[str, object]:
+def _facts(
+    base: LoadedModel, request: ReleaseRequest, quality: Quality, violations: list[str]
+) -> dict[str, object]:
     return {
         "loraplex": version("loraplex"),
         "scheme": request.scheme,
@@ -161,4 +163,5 @@ def _facts(base: LoadedModel, request: ReleaseRequest, quality: Quality) -> dict
         "text_sha256": None if request.text is None else hashlib.sha256(request.text.encode()).hexdigest(),
         "quality": dataclasses.asdict(quality),
         "bounds": dataclasses.asdict(request.bounds),
+        "violations": violations,
     }

@@ -17,9 +17,9 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.pretrained import load_model_config
+from loraplex.engine.models.quality_manifest import MANIFEST_FILE
 from loraplex.engine.models.weights import DecoderState, Weight, decoder_state
 from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
-from loraplex.engine.release.artefact import MANIFEST_FILE
 from loraplex.engine.release.quality import QualityBounds, compare_models, windows
 from loraplex.engine.release.quantized_release import ReleaseRequest, release_quantized
 
@@ -70,6 +70,19 @@ def test_the_manifest_names_source_figures_and_files(base: LoadedModel, request_
     assert manifest["bounds"]["max_kl"] == ANYTHING.max_kl
     for name, digest in manifest["files"].items():
         assert hashlib.sha256((request_for.folder / name).read_bytes()).hexdigest() == digest
+
+
+def test_an_artefact_is_served_as_it_was_judged_or_not_at_all(request_for: ReleaseRequest) -> None:
+    release_quantized(request_for, silent)
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "LICENSE"):
+        file = request_for.folder / name
+        judged = file.read_bytes()
+        # A line's end becomes a tab, which is as good in JSON.
+        file.write_bytes(judged[:-1] + bytes([judged[-1] ^ 3]))
+        with pytest.raises(ModelError, match=f"'{name}' is not the file that was judged"):
+            load(request_for.folder)
+        file.write_bytes(judged)
+    load(request_for.folder)
 
 
 def test_a_model_that_loses_too_much_leaves_nothing(request_for: ReleaseRequest) -> None:

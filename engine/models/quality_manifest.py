@@ -1,0 +1,70 @@
+"""The manifest beside a quantized artefact: the files that the quality gate judged, and its verdict. Free of torch.
+
+Invariant: whoever serves a folder with a manifest serves what was judged; anything else is refused by name.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from loraplex.engine.errors import ModelError
+
+MANIFEST_FILE = "loraplex_quantization.json"
+MANIFEST_VERSION = 1
+MAX_MANIFEST_BYTES = 4 << 20
+
+_WAY_OUT = f"quantize it again, or delete {MANIFEST_FILE} to serve it as a checkpoint that nobody judged"
+
+
+class _Manifest(msgspec.Struct):
+    version: int
+    files: dict[str, str]
+    violations: list[str] = []
+
+
+def check_manifest(folder: Path, hashes: Mapping[str, str]) -> None:
+    """`hashes`: SHA-256 of configuration and weights by file name, see `file_hashes`; other files are hashed here.
+
+    Nothing for a folder without a manifest. Raises `ModelError`.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        return
+    manifest = _read(path)
+    if manifest.version != MANIFEST_VERSION:
+        raise ModelError(f"{path}: 'version' must be {MANIFEST_VERSION}, got {manifest.version}")
+    if manifest.violations:
+        raise ModelError(f"{path}: the model did not pass: {'; '.join(manifest.violations)}")
+    for name in sorted(manifest.files.keys() | hashes.keys()):
+        found = hashes[name] if name in hashes else _sha256(path, name)
+        if manifest.files.get(name) != found:
+            raise ModelError(f"{folder}: {name!r} is not the file that was judged; {_WAY_OUT}")
+
+
+def _read(path: Path) -> _Manifest:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_MANIFEST_BYTES + 1)
+        if len(content) > MAX_MANIFEST_BYTES:
+            raise ModelError(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes")
+        return msgspec.json.decode(content, type=_Manifest)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(f"{path}: not a manifest: {error}") from error
+
+
+def _sha256(manifest: Path, name: str) -> str | None:
+    """None for a file that is not there. Raises `ModelError` for what is no plain file name."""
+    if Path(name).name != name:
+        raise ModelError(f"{manifest}: 'files' names {name!r}: must be a plain file name")
+    path = manifest.parent / name
+    if not path.is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
