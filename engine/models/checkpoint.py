@@ -56,7 +56,13 @@ class SafetensorsCheckpoint:
         return frozenset(self._locations)
 
     def get(self, name: str) -> Tensor:
-        tensor: Tensor = self._files[self._locations[name]].get_tensor(name)
+        from safetensors import SafetensorError
+
+        file = self._locations[name]
+        try:
+            tensor: Tensor = self._files[file].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{file}: tensor {name!r} cannot be read: {error}") from error
         return tensor
 
 

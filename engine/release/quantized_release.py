@@ -5,14 +5,17 @@ Invariant: what was judged is what lies on disk; a model that fails leaves nothi
 
 import dataclasses
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import mkdtemp
+from secrets import token_hex
 
 import torch
+from safetensors import SafetensorError
 
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.errors import ModelError
@@ -72,9 +75,7 @@ def release_quantized(request: ReleaseRequest, progress: Callable[[str], None]) 
         raise ModelError(
             f"{request.model}: a GGUF file is quantized already; give the folder it was made from"
         )
-    request.folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(mkdtemp(prefix=f".{request.folder.name}-", dir=request.folder.parent))
-    try:
+    with _draft(request.folder) as draft:
         texts = _judged_texts(base, request, progress)
         moments = _moments(base, request.scheme, progress)
         progress(f"rounding to {request.scheme}")
@@ -86,9 +87,21 @@ def release_quantized(request: ReleaseRequest, progress: Callable[[str], None]) 
         before, after = (_weight_bytes(folder) for folder in (source, draft))
         if not violations:
             write_manifest(draft, _facts(base, request, quality, violations))
-            draft.chmod(0o755)
+            _check_is_free(request.folder)
             draft.rename(request.folder)
         return Release(quality, violations, before, after)
+
+
+@contextmanager
+def _draft(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that is gone afterwards, unless it was renamed. Raises `ModelError` where nothing can be written."""
+    draft = folder.parent / f".{folder.name}-{token_hex(8)}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
+        yield draft
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{folder}: cannot be written: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -97,8 +110,13 @@ def _check(request: ReleaseRequest) -> None:
     if request.scheme not in SCHEMES or request.scheme == NONE:
         allowed = ", ".join(scheme for scheme in SCHEMES if scheme != NONE)
         raise ModelError(f"`scheme` must be one of {allowed}, got {request.scheme!r}")
-    if request.folder.exists():
-        raise ModelError(f"{request.folder} exists already")
+    _check_is_free(request.folder)
+
+
+def _check_is_free(folder: Path) -> None:
+    # A link that leads nowhere is there too, and no folder can take its name.
+    if os.path.lexists(folder):
+        raise ModelError(f"{folder} exists already")
 
 
 def _config(request: ReleaseRequest, model: str) -> EngineConfig:

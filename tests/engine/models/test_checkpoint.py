@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.errors import ModelError, UnsupportedArchitecture
-from loraplex.engine.models.checkpoint import open_checkpoint
+from loraplex.engine.models.checkpoint import SafetensorsCheckpoint, open_checkpoint
 from loraplex.engine.models.model_files import INDEX_FILE
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.models.rope import rope_tables
@@ -60,6 +60,13 @@ def test_damaged_safetensors_are_named(llama_model: Tiny, tmp_path: Path, conten
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=r"model\.safetensors: not a readable safetensors file"):
         load(tmp_path)
+
+
+def test_a_tensor_of_a_type_that_torch_lacks_is_named(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F6_E2M3", "shape": [4, 4], "data_offsets": [0, 12]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+    with pytest.raises(ModelError, match=r"model.safetensors: tensor 'a' cannot be read: .*F6_E2M3"):
+        SafetensorsCheckpoint(tmp_path).get("a")
 
 
 @pytest.mark.parametrize("case", ["llama", "llama-wide-head", "qwen2-tied", "qwen3"])

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,41 @@ def test_a_folder_that_exists_is_never_touched(request_for: ReleaseRequest) -> N
     with pytest.raises(ModelError, match="exists already"):
         release_quantized(request_for, silent)
     assert list(request_for.folder.iterdir()) == []
+
+
+def test_a_link_that_leads_nowhere_is_never_touched(request_for: ReleaseRequest, tmp_path: Path) -> None:
+    request_for.folder.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match="exists already"):
+        release_quantized(request_for, silent)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_made_meanwhile_is_never_touched(request_for: ReleaseRequest) -> None:
+    def meddling(stage: str) -> None:
+        if stage == "judging":
+            request_for.folder.mkdir()
+
+    with pytest.raises(ModelError, match="exists already"):
+        release_quantized(request_for, meddling)
+    assert list(request_for.folder.parent.iterdir()) == [request_for.folder]
+    assert list(request_for.folder.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_told(request_for: ReleaseRequest, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match=r"file/out: cannot be written"):
+        release_quantized(replace(request_for, folder=tmp_path / "file" / "out"), silent)
+
+
+def test_who_may_read_it_is_the_owners_choice(request_for: ReleaseRequest) -> None:
+    before = os.umask(0o077)
+    try:
+        release_quantized(request_for, silent)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o077 for path in (request_for.folder, *request_for.folder.iterdir())} == {
+        0
+    }
 
 
 def test_an_unknown_scheme_is_refused(request_for: ReleaseRequest) -> None:
