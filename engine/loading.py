@@ -20,7 +20,7 @@ from loraplex.engine.models.model_files import locate_model
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.models.quality_manifest import check_manifest
 from loraplex.engine.models.weights import decoder_state
-from loraplex.engine.quantization.scheme import check_scheme
+from loraplex.engine.quantization.scheme import check_scheme, check_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     check_scheme(config.quantization, device)
     path = str(locate_model(config.model))
     model = load_model_config(path)
+    check_stored(model.compression, device)
     dtype = choose_dtype(config.dtype, checkpoint_dtype(model), device)
     kv_dtype = kv_cache_dtype(config.cache.kv_dtype, dtype)
     memory = plan_memory(model, config, machine_of(device, dtype))

@@ -8,6 +8,7 @@ import torch
 from loraplex.engine.errors import ModelError
 from loraplex.engine.quantization.gptq import quantize_gptq
 from loraplex.engine.quantization.groups import largest_group
+from loraplex.engine.quantization.stored_weights import StoredWeights
 from loraplex.engine.quantization.weight import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8
 
 NONE = "none"
@@ -29,7 +30,14 @@ def check_scheme(scheme: str, device: torch.device) -> None:
             f"`quantization` fp8 needs a CUDA device; allowed on {device.type}: none, int8, int4"
         )
     if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        raise ModelError("`quantization` fp8 needs a CUDA device of compute capability 8.9 or later")
+        raise ModelError("weights in fp8 need a CUDA device of compute capability 8.9 or later")
+
+
+def check_stored(stored: StoredWeights | None, device: torch.device) -> None:
+    """Raises `ModelError` for a checkpoint with weights that `device` cannot multiply; on a CPU the reference takes all."""
+    targets = () if stored is None else stored.targets.values()
+    if device.type == "cuda" and any(weight.is_float for weight in targets):
+        check_scheme(FP8, device)
 
 
 def quantize_parameter(

@@ -12,7 +12,8 @@ from loraplex.engine.loading import load_model
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.models.weights import DecoderState, decoder_state
-from loraplex.engine.quantization.scheme import quantize_parameter
+from loraplex.engine.quantization.scheme import check_stored, quantize_parameter
+from loraplex.engine.quantization.stored_weights import Sharing, StoredWeight, StoredWeights
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize
 
 
@@ -86,6 +87,26 @@ def test_values_that_are_not_finite_are_refused_by_name() -> None:
 def test_an_unknown_scheme_is_refused(model_folder: Path) -> None:
     with pytest.raises(ModelError, match="none, int8, int4, fp8.*int3"):
         load_model(EngineConfig(model=str(model_folder), quantization="int3"))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_a_checkpoint_in_fp8_is_refused_by_a_gpu_that_cannot_multiply_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    eight, integers = (
+        StoredWeights({"Linear": StoredWeight(8, is_float, False, Sharing.CHANNEL, None, True)}, ())
+        for is_float in (True, False)
+    )
+    device = torch.device("cuda")
+    check_stored(None, device)
+    check_stored(integers, device)
+    check_stored(eight, torch.device("cpu"))
+    if capability < (8, 9):
+        with pytest.raises(ModelError, match=r"fp8 need a CUDA device of compute capability 8\.9"):
+            check_stored(eight, device)
+    else:
+        check_stored(eight, device)
 
 
 def test_fp8_is_refused_on_a_cpu(model_folder: Path) -> None:
