@@ -9,7 +9,13 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.quantization.gptq import quantize_gptq
 from loraplex.engine.quantization.groups import largest_group
 from loraplex.engine.quantization.stored_weights import StoredWeights
-from loraplex.engine.quantization.weight import QuantizedWeight, quantize_fp8, quantize_int4, quantize_int8
+from loraplex.engine.quantization.weight import (
+    QuantizedWeight,
+    by_rows,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
 
 NONE = "none"
 FP8 = "fp8"
@@ -53,11 +59,12 @@ def quantize_parameter(
         return weight
     try:
         if scheme == FP8:
-            return quantize_fp8(weight)
+            return by_rows(weight, quantize_fp8)
         if scheme == "int8" or name == "lm_head":
-            return quantize_int8(weight)
+            return by_rows(weight, quantize_int8)
         if moments is not None:
             return quantize_gptq(weight, moments, largest_group(weight.shape[1]), symmetric=False)
-        return quantize_int4(weight, largest_group(weight.shape[1]))
+        group_size = largest_group(weight.shape[1])
+        return by_rows(weight, lambda rows: quantize_int4(rows, group_size))
     except ValueError as error:
         raise ModelError(f"parameter {name!r} cannot be quantized: {error}") from error

@@ -3,7 +3,8 @@
 Invariant: w[n, k] = (q[n, k] - zero[k // G, n]) * scale[k // G, n]; only int4 has zeros, without any they are 8; fp8 is per channel.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -17,6 +18,8 @@ _LARGEST_INT4 = 7
 """The largest integer that is used on either side of zero, so that a group's extremes are rounded and never cut off."""
 LARGEST_FP8 = 448.0
 """Of float8_e4m3fn."""
+BLOCK_VALUES = 1 << 22
+"""Values of a weight that are rounded at once: in float32, and several times over, they are larger than the weight."""
 
 
 class WeightFormat(Enum):
@@ -66,6 +69,38 @@ class QuantizedWeight:
         """What a product streams: the integers, scales and zeros."""
         parts = (self.packed, self.scales, self.zeros)
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
+
+
+def by_rows(weight: torch.Tensor, quantize: Callable[[torch.Tensor], QuantizedWeight]) -> QuantizedWeight:
+    """What `quantize` makes of `weight`, some rows at a time: beside the two, a bounded number of values is held."""
+    if weight.ndim != 2 or weight.numel() <= BLOCK_VALUES:
+        return quantize(weight)
+    outputs = weight.shape[0]
+    whole = _of_outputs(quantize(weight[:1]), outputs)
+    rows = max(1, BLOCK_VALUES // weight.shape[1])
+    for start in range(0, outputs, rows):
+        block = quantize(weight[start : start + rows])
+        for all_outputs, part in zip(_by_output(whole), _by_output(block), strict=True):
+            all_outputs[start : start + rows] = part
+    return whole
+
+
+def _by_output(weight: QuantizedWeight) -> list[torch.Tensor]:
+    """Its tensors, viewed with the outputs first."""
+    packed = weight.packed.transpose(0, 1) if weight.format is WeightFormat.INT4 else weight.packed
+    return [packed, weight.scales.t(), *([] if weight.zeros is None else [weight.zeros.t()])]
+
+
+def _of_outputs(weight: QuantizedWeight, outputs: int) -> QuantizedWeight:
+    """Room for a weight like this one, of one output, with `outputs` of them."""
+    tiles = weight.packed.shape[:1] if weight.format is WeightFormat.INT4 else ()
+    return replace(
+        weight,
+        packed=weight.packed.new_empty(*tiles, outputs, weight.packed.shape[-1]),
+        scales=weight.scales.new_empty(weight.scales.shape[0], outputs),
+        zeros=None if weight.zeros is None else weight.zeros.new_empty(weight.zeros.shape[0], outputs),
+        shape=(outputs, weight.inputs),
+    )
 
 
 def quantize_int8(weight: torch.Tensor, group_size: int | None = None) -> QuantizedWeight:

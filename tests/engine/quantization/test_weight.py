@@ -1,13 +1,18 @@
 """Quantized weights: what rounding to nearest may lose, what packing must not."""
 
+from typing import Any
+
 import pytest
 import torch
 
+from loraplex.engine.quantization import weight as module
 from loraplex.engine.quantization.groups import GROUP_SIZES, span_of
 from loraplex.engine.quantization.nibbles import pack_nibbles, unpack_nibbles
+from loraplex.engine.quantization.scheme import quantize_parameter
 from loraplex.engine.quantization.weight import (
     QuantizedWeight,
     WeightFormat,
+    by_rows,
     dequantize,
     quantize_fp8,
     quantize_int4,
@@ -137,3 +142,39 @@ def test_what_cannot_be_quantized_is_refused(weight: torch.Tensor, group_size: i
         quantize_int4(weight, group_size)
     with pytest.raises(ValueError, match="group_size|shape|finite"):
         quantize_int8(weight, group_size)
+
+
+QUANTIZERS = {
+    "int8": quantize_int8,
+    "int4": lambda weight: quantize_int4(weight, 32),
+    "int4 with zeros": lambda weight: quantize_int4(weight, 64, symmetric=False),
+    "fp8": quantize_fp8,
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_rounding_some_rows_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(module, "BLOCK_VALUES", 1000)
+    quantize, weight = QUANTIZERS[name], matrix((33, 320))
+    whole, blocks = quantize(weight), by_rows(weight, quantize)
+    assert (blocks.shape, blocks.group_size, blocks.format) == (whole.shape, whole.group_size, whole.format)
+    assert torch.equal(blocks.packed.view(torch.uint8), whole.packed.view(torch.uint8))
+    assert torch.equal(blocks.scales, whole.scales)
+    assert (blocks.zeros is None) is (whole.zeros is None)
+    assert whole.zeros is None or (blocks.zeros is not None and torch.equal(blocks.zeros, whole.zeros))
+    assert blocks.packed.is_contiguous() and blocks.scales.is_contiguous()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
+def test_no_more_than_a_block_is_held_in_float32(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    held: list[int] = []
+    grouped = module._grouped
+
+    def watched(weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        held.append(weight.numel())
+        return grouped(weight, *arguments)
+
+    monkeypatch.setattr(module, "BLOCK_VALUES", 4096)
+    monkeypatch.setattr(module, "_grouped", watched)
+    quantize_parameter("layers.0.o", torch.ones(512, 256, dtype=torch.bfloat16), scheme)
+    assert max(held) == 4096 and sum(held) >= 512 * 256
