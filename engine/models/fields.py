@@ -22,11 +22,11 @@ class Fields:
     def has(self, name: str) -> bool:
         return self.get(name) is not None
 
-    def size(self, name: str) -> int:
-        """A dimension or a count: 1 to 2**24. Required: absent raises `ModelError`."""
+    def size(self, name: str, most: int = MAX_DIMENSION) -> int:
+        """A dimension or a count: 1 to `most`, at the most 2**24. Required: absent raises `ModelError`."""
         value = self.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DIMENSION:
-            raise self.error(name, f"an integer from 1 to {MAX_DIMENSION}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.error(name, f"an integer from 1 to {most}")
         return value
 
     def number(self, name: str) -> float:

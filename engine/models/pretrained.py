@@ -18,6 +18,8 @@ from loraplex.engine.quantization.compressed_tensors import stored_weights
 from loraplex.engine.quantization.stored_weights import StoredWeights
 
 MAX_CONFIG_BYTES = 4 << 20
+MAX_LAYERS = 1024
+"""The deepest models have some 130; each is told apart in plans, tables and names."""
 
 
 def load_model_config(path: str) -> ModelConfig:
@@ -40,7 +42,7 @@ def normalise_config(values: Mapping[str, Any], generation: Mapping[str, Any] | 
     name, architecture = architecture_of(values)
     fields = Fields(values, architecture.defaults)
     _refuse_unsupported(fields)
-    num_layers, num_heads = fields.size("num_hidden_layers"), fields.size("num_attention_heads")
+    num_layers, num_heads = fields.size("num_hidden_layers", MAX_LAYERS), fields.size("num_attention_heads")
     hidden_size = fields.size("hidden_size")
     head_dim = _head_dim(fields, hidden_size, num_heads)
     return ModelConfig(
