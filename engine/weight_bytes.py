@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.parameters import Parameter, decoder_parameters
-from loraplex.engine.models.stored_parameters import shared_group_size, stored_by_module, stored_parts
+from loraplex.engine.models.stored_parameters import (
+    quantized_already,
+    shared_group_size,
+    stored_by_module,
+    stored_parts,
+)
 from loraplex.engine.quantization.groups import largest_group, span_of
 from loraplex.engine.quantization.stored_weights import StoredWeight
 
@@ -52,9 +57,14 @@ class _Layout:
 
 
 def weight_bytes(model: ModelConfig, dtype: str, scheme: str) -> tuple[WeightBytes, ...]:
-    """Every kind in each of its formats. `dtype` names a float type; `scheme` none, int8, int4 or fp8."""
+    """Every kind in each of its formats. `dtype` names a float type; `scheme` none, int8, int4 or fp8.
+
+    Raises `ModelError` as loading does: for a scheme where the checkpoint is quantized already.
+    """
     parameters = list(decoder_parameters(model))
     stored = stored_by_module(model, parameters)
+    if stored and scheme != "none":
+        raise quantized_already(scheme)
     found: dict[tuple[str, str], WeightBytes] = {}
     for parameter in parameters:
         for kind, form, num_bytes in _told(model, parameter, stored, dtype, scheme):

@@ -57,6 +57,10 @@ def shared_group_size(parts: Sequence[StoredWeight], inputs: int) -> int:
     return next(size for size in GROUP_SIZES if all(stored and stored % size == 0 for stored in sizes))
 
 
+def quantized_already(scheme: str) -> ModelError:
+    return ModelError(f"`quantization` must be none for a checkpoint that is quantized, got {scheme!r}")
+
+
 def module_of(part: Part) -> str:
     """The module whose weight or bias a part is."""
     return part.source.rpartition(".")[0]

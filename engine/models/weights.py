@@ -14,7 +14,12 @@ from loraplex.engine.models.checkpoint import Checkpoint
 from loraplex.engine.models.compressed_weights import read_quantized
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.parameters import Parameter, Part, decoder_parameters
-from loraplex.engine.models.stored_parameters import stored_by_module, stored_parts, tensor_names
+from loraplex.engine.models.stored_parameters import (
+    quantized_already,
+    stored_by_module,
+    stored_parts,
+    tensor_names,
+)
 from loraplex.engine.quantization.scheme import NONE, quantize_parameter
 from loraplex.engine.quantization.stored_weights import StoredWeight
 from loraplex.engine.quantization.weight import QuantizedWeight
@@ -73,9 +78,7 @@ def decoder_state(
         elif scheme == NONE:
             state[name] = weight
         else:
-            raise ModelError(
-                f"`quantization` must be none for a checkpoint that is quantized, got {scheme!r}"
-            )
+            raise quantized_already(scheme)
     return state
 
 

@@ -310,3 +310,17 @@ def test_a_pool_without_a_block_is_refused(folder: Path) -> None:
     config = EngineConfig(model=str(folder), device="cpu", cache=CacheConfig(kv_bytes=1000))
     with pytest.raises(ModelError, match=r"does not fit: .*it takes `kv_cache_bytes` of at least"):
         load_model(config)
+
+
+def test_a_checkpoint_that_is_quantized_is_planned_as_it_is_loaded() -> None:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel"}}
+    compression = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+    }
+    model = normalise_config(LLAMA_3_8B | {"quantization_config": compression})
+    assert {weight.format for weight in plan_memory(model, config_of(), gpu(80 * GB)).weights} >= {"int8"}
+    with pytest.raises(ModelError, match="`quantization` must be none for a checkpoint that is quantized"):
+        plan_memory(model, config_of("int4"), gpu(80 * GB))
