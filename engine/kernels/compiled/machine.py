@@ -4,16 +4,20 @@ Invariant: a body is `void(int64*)`, run once by every thread of torch's OpenMP 
 """
 
 import ctypes
+import hashlib
 import os
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import njit, types
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.ccallback import CFunc
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
@@ -190,6 +194,24 @@ def _launch_without_gil(body: int, arguments: Any, threads: int) -> None:
     _gomp_parallel(body, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
 
 
+def sources_digest(folder: Path) -> str:
+    """Of all modules of `folder`: bodies are put together from several of them."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(hashlib.sha256(path.name.encode()).digest())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class _BodyCache(FunctionCache):  # type: ignore[misc]
+    """Machine code on disk until any module of this folder changes; numba's own looks at the body's module alone."""
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        super().__init__(function)
+        stamp = sources_digest(Path(__file__).parent)
+        self._cache_file = IndexDataCacheFile(self.cache_path, self._impl.filename_base, stamp)
+
+
 class ParallelBody:
     """A compiled body that takes `num_arguments` integers. Engines on several threads may share it."""
 
@@ -200,9 +222,11 @@ class ParallelBody:
         if not is_available():
             raise RuntimeError("compiled kernels need torch's GNU OpenMP runtime")
         # Divisions as in IEEE 754: the check for a zero divisor would keep loops from vectorising.
-        self._body = cfunc(
-            BODY_SIGNATURE, fastmath=not as_written and _FASTMATH, error_model="numpy", cache=True
-        )(function)
+        options = {"fastmath": not as_written and _FASTMATH, "error_model": "numpy"}
+        signature = (BODY_SIGNATURE.args, BODY_SIGNATURE.return_type)
+        self._body = CFunc(function, signature, locals={}, options=options)
+        self._body._cache = _BodyCache(function)
+        self._body.compile()
         self._num_arguments = num_arguments
 
     def __call__(self, threads: int, *arguments: int, releases_gil: bool = False) -> None:
