@@ -15,6 +15,8 @@ CPU_KV_BYTES = 1 << 30
 MAX_RANK = 256
 PAGE_RANKS = 16
 """Rank rows of a page on a GPU."""
+SPLIT_K = 1024
+"""Inputs per partial sum of an adapter's hidden values on a GPU."""
 MAX_ADAPTER_SLOTS = 1024
 _GRAPH_BYTES = 512 << 20
 """Captured graphs keep their kernels' arguments and one set of activations. An estimate."""
@@ -212,8 +214,16 @@ def _reserve(model: ModelConfig, config: EngineConfig, machine: Machine) -> tupl
     parts = (("activations of a step", activations), ("logits and sampling", logits))
     if not machine.is_cuda:
         return parts
-    tables = _table_bytes(model, config.lora.max_rank) if config.lora.max_bytes else 0
-    return (*parts, ("adapter tables", tables), ("graphs", _GRAPH_BYTES), ("CUDA context", _CONTEXT_BYTES))
+    is_adapted = config.lora.max_bytes > 0
+    tables = _table_bytes(model, config.lora.max_rank) if is_adapted else 0
+    hidden = _hidden_bytes(model, config.lora.max_rank, tokens) if is_adapted else 0
+    return (
+        *parts,
+        ("adapter tables", tables),
+        ("adapters' hidden values", hidden),
+        ("graphs", _GRAPH_BYTES),
+        ("CUDA context", _CONTEXT_BYTES),
+    )
 
 
 def _table_bytes(model: ModelConfig, max_rank: int) -> int:
@@ -221,3 +231,10 @@ def _table_bytes(model: ModelConfig, max_rank: int) -> int:
     entries = 2 + 2 * -(-max_rank // PAGE_RANKS)
     modules = len(model.projection_shapes()) * model.num_layers + 2
     return MAX_ADAPTER_SLOTS * modules * entries * 8
+
+
+def _hidden_bytes(model: ModelConfig, max_rank: int, tokens: int) -> int:
+    """fp32 partial sums of a step's tokens at the projection that has most: `make_workspace` allocates them once."""
+    slices = ((3, model.hidden_size), (1, model.q_size), (2, model.hidden_size), (1, model.intermediate_size))
+    sums = max(count * -(-inputs // SPLIT_K) for count, inputs in slices)
+    return sums * tokens * -(-max_rank // PAGE_RANKS) * PAGE_RANKS * ITEM_SIZES["float32"]

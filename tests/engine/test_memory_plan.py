@@ -19,8 +19,10 @@ from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, Schedu
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed, ModelError
 from loraplex.engine.loading import load_model
+from loraplex.engine.lora.device_batch import make_workspace
 from loraplex.engine.lora.packed import pack
 from loraplex.engine.lora.rank_quantization import QuantizedModule, quantize_module
+from loraplex.engine.lora.site import make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.memory_advice import memory_advice, told
 from loraplex.engine.memory_plan import (
@@ -102,6 +104,25 @@ def test_the_kv_cache_of_a_gpu_gets_what_is_left() -> None:
     assert plan.rows == plan.kv_tokens // 512
     assert plan.fits and plan.total <= 141 * GB * 0.9
     assert 0.5 * GB < plan.reserve_bytes < 3 * GB
+
+
+@pytest.mark.parametrize(("model", "rank"), [(LLAMA, 256), (SMOLLM, 8)])
+def test_hidden_values_of_adapters_have_room(model: ModelConfig, rank: int) -> None:
+    """A long step's are more than the estimates could hide: 940 MB of 65,536 tokens at rank 256."""
+    config = replace(config_of(max_rank=rank), scheduler=SchedulerConfig(max_num_batched_tokens=4096))
+    groups = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+    shapes, cpu = model.projection_shapes(), torch.device("cpu")
+    sites = [
+        make_site(names, shapes[names[0]][1], tuple(shapes[name][0] for name in names), 1, cpu, rank)
+        for names in groups
+    ]
+    sites.append(make_site(("lm_head",), model.hidden_size, (model.vocab_size,), 1, cpu, rank))
+    planned = dict(plan_memory(model, config, gpu(141 * GB)).reserve)["adapters' hidden values"]
+    assert planned == make_workspace(sites, 4096, cpu).hidden.nbytes
+    assert (
+        dict(plan_memory(model, config_of(max_bytes=0), gpu(141 * GB)).reserve)["adapters' hidden values"]
+        == 0
+    )
 
 
 def test_what_others_hold_is_not_planned_with() -> None:
