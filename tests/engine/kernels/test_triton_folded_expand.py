@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.engine.interpreter_runs import INTERPRETING
 
-from loraplex.engine.kernels import bodies
+from loraplex.engine.kernels import bodies, triton_expand_rms_norm
 from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.kernels.rotary import rotary_write_kv
@@ -46,10 +46,16 @@ class Operands:
     """y with its adapters' part, and y with that part pending."""
 
     def __init__(
-        self, problem_of: Any, shape_of: Any, sizes: tuple[int, ...], device: torch.device, pages: Any
+        self,
+        problem_of: Any,
+        shape_of: Any,
+        inputs: int,
+        sizes: tuple[int, ...],
+        device: torch.device,
+        pages: Any,
     ) -> None:
         ranks = {0: (8, 17, 40)[: len(sizes)], 1: (0, 3, 16)[-len(sizes) :]}
-        shape = shape_of(40, sizes, ranks, ROWS)
+        shape = shape_of(inputs, sizes, ranks, ROWS)
         self.problem = problem_of(shape, torch.float32, device, page_dtype=pages).scatter()
         self.problem.x.nan_to_num_(0.0)
         generator = torch.Generator().manual_seed(7)
@@ -65,7 +71,7 @@ class Operands:
 
 @pytest.fixture
 def operands(problem_of: Any, shape_of: Any, device: torch.device, pages: torch.dtype | None) -> Any:
-    return lambda *sizes: Operands(problem_of, shape_of, sizes, device, pages)
+    return lambda *sizes, inputs=40: Operands(problem_of, shape_of, inputs, sizes, device, pages)
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -112,6 +118,36 @@ def test_into_rotary_and_the_kv_write(
     close(given.part[:, :queries_and_keys], given.whole[:, :queries_and_keys])
     torch.testing.assert_close(caches[0], caches[1], atol=2e-5, rtol=2e-5, equal_nan=True)
     assert caches[0].isnan().any() and not caches[0].isnan().all()
+
+
+@pytest.mark.parametrize("reader", ["silu_mul", "rms_norm", "rotary"])
+def test_partial_sums_of_long_inputs(
+    operands: Any,
+    device: torch.device,
+    pages: torch.dtype | None,
+    reader: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two or three splits of K, and a row so wide that a norm takes a page in several turns."""
+    if pages is not None:
+        pytest.skip("nothing new about pages")
+    if reader == "silu_mul":
+        given = operands(24, 24, inputs=1040)
+        close(silu_mul(given.part, given.delta), silu_mul(given.whole))
+    elif reader == "rms_norm":
+        monkeypatch.setattr(triton_expand_rms_norm, "TILE_VALUES", 4 * 128)
+        given = operands(100, inputs=2100)
+        weight = torch.ones(100, device=device)
+        ours = rms_norm(given.part, None, weight, EPSILON, given.delta)
+        close(ours, rms_norm(given.whole, None, weight, EPSILON))
+    else:
+        given = operands(32, 16, 16, inputs=1040)
+        slots = positions = torch.arange(len(ROWS), device=device)
+        caches = torch.full((2, 2, 4, 2, 1, 16), torch.nan, device=device)
+        rotary_write_kv(given.part, caches[0], positions, slots, None, None, EPSILON, delta=given.delta)
+        rotary_write_kv(given.whole, caches[1], positions, slots, None, None, EPSILON)
+        close(caches[0], caches[1])
+        close(given.part[:, :48], given.whole[:, :48])
 
 
 def test_nothing_pends_in_other_steps(problem_of: Any, shape_of: Any, device: torch.device) -> None:
