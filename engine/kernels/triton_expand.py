@@ -28,6 +28,9 @@ TILE_STAGES = 3
 ROW_N = 1024
 """Outputs per program of a row: 32 KiB of a bf16 page, all of it on its way at once."""
 ROW_LOAD_BYTES = 512
+SMALL_GAIN = tl.constexpr(128.0)
+"""Hidden values meet 8-bit pages over a hundred times smaller than they would others, and float16 has few digits below 6e-5.
+A row's greatest 8-bit value is 127 at least: who overflows with this gain overflows y without it."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -51,6 +54,7 @@ def tile_delta(  # type: ignore[no-untyped-def]
     block_n: tl.constexpr,
 ):
     """What an adapter adds to `columns` [block_n] of a slice in a chunk's rows, fp32 [block_m, block_n]."""
+    is_small: tl.constexpr = dtype == tl.float16 and page_type != tl.float16
     within_page = tl.arange(0, block_r)
     total = tl.zeros((block_m, block_n), dtype=tl.float32)
     for page in range(tl.cdiv(rank, block_r)):
@@ -63,7 +67,11 @@ def tile_delta(  # type: ignore[no-untyped-def]
             other=0.0,
         )
         h = tile_hidden(hidden + ranks[None, :], is_member[:, None] & is_rank[None, :], split_stride, splits)
+        if is_small:
+            h *= SMALL_GAIN
         total = tl.dot(h.to(dtype), widened(stored, dtype, assembly), total, input_precision="ieee")
+    if is_small:
+        total *= 1 / SMALL_GAIN
     return total
 
 

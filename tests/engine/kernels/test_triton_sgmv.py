@@ -103,6 +103,23 @@ def test_quantized_pages_equal_a_loop_over_rows(
     problem.check(run(problem, grouped(problem)))
 
 
+@pytest.mark.parametrize("pages", QUANTIZED.values(), ids=QUANTIZED)
+def test_small_deltas_of_8_bits_keep_their_digits_in_float16(
+    problem_of: Any, shape: Any, device: torch.device, grouped: Any, pages: torch.dtype
+) -> None:
+    """Their hidden values are some hundred times smaller than they are, and float16 has few digits left below 6e-5."""
+    if len(shape.rows) > 8 or shape.inputs != 64:
+        pytest.skip("nothing new")
+    problem = problem_of(shape, torch.float16, device, page_dtype=pages)
+    for parts in problem.site.slots.values():
+        for part in parts:
+            part.scales.mul_(1e-3)
+    problem.y.zero_()
+    touched, expected = problem.touched(), problem.expected()
+    error = run(problem, grouped(problem)).double()[touched] - expected[touched]
+    assert error.norm() < 1e-3 * expected[touched].norm()
+
+
 def test_row_is_bitwise_the_same_in_any_company(
     problem_of: Any, shape: Any, kernel_dtype: torch.dtype, device: torch.device
 ) -> None:
