@@ -23,7 +23,7 @@ class AdapterResidency(Protocol):
     def state(self, adapter: AdapterRef) -> AdapterState: ...
 
     def prefetch(self, adapter: AdapterRef) -> bool:
-        """Start loading, evicting unpinned adapters (LRU) as needed; False when the pinned ones leave no room now."""
+        """Start loading, for which unpinned adapters (LRU) are evicted; False while as much is under way as may be."""
         ...
 
     def load_seconds(self, adapter: AdapterRef) -> float:
