@@ -305,6 +305,23 @@ def test_random_joins_and_leaves_change_no_tokens(
         reference.check(adapter, prompt, output)
 
 
+def test_a_row_that_stops_with_a_step_in_flight_leaves_nothing(harness: Callable[..., Harness]) -> None:
+    """Its adapter is pinned until that step has landed, so there is work left until then."""
+    (prompt,), name = prompts(1, seed=4), next(iter(ADAPTERS))
+    waiting, ahead = harness(), harness(scheduler={"overlap": "on"})
+    waiting.add("r", prompt, name)
+    waiting.run()
+    tokens = waiting.outputs["r", 0]
+    stop = tokens[5]
+    ahead.add("r", prompt, name, stop_token_ids=(stop,))
+    while not ahead.reasons:
+        ahead.step()
+    assert ahead.engine.is_ahead and ahead.engine.stats().pinned_adapters == 1
+    ahead.run()
+    assert not ahead.engine.is_ahead and ahead.engine.stats().pinned_adapters == 0
+    assert ahead.outputs["r", 0] == tokens[: tokens.index(stop) + 1]
+
+
 def test_seeded_samples_do_not_depend_on_the_batch(harness: Callable[..., Harness]) -> None:
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "n": 2, "presence_penalty": 0.5}
     jobs = list(zip(prompts(5, seed=6), [None, *ADAPTERS], strict=False))

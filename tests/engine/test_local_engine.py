@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from loraplex.engine import local_engine
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import AdapterLoadFailed, EngineUnavailable
@@ -163,6 +164,16 @@ async def test_streams_run_together_and_alike(engine: LocalEngine) -> None:
         all_events = await asyncio.gather(*(collect(engine, request(f"r{i}")) for i in range(20)))
     assert len({text(events) for events in all_events}) == 1
     assert all(event.request_id == f"r{i}" for i, events in enumerate(all_events) for event in events)
+
+
+async def test_a_step_in_flight_is_followed_before_the_loop_rests(
+    engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody sends anything more: an adapter that the step reads would stay pinned for as long."""
+    monkeypatch.setattr(local_engine, "IDLE_WAIT_S", 60.0)
+    stop = tokens(await collect(engine, request()))[4]
+    await collect(engine, request(stop_token_ids=(stop,)))
+    await idle(core)
 
 
 async def test_each_choice_finishes_once(engine: LocalEngine) -> None:
