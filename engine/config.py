@@ -64,6 +64,7 @@ class EngineConfig:
     `memory_utilization`: the share of a GPU's memory that is planned with, what others hold of it included.
     `cuda_graphs` "auto" replays decode steps where there is CUDA, "off" never. With `deterministic` a row's answer has the
     same bits whoever shares its batch: every projection multiplies a fixed number of rows, adapters have one kind of kernel.
+    Only a preempted row may differ in the last bits: it recomputes its own tokens as a chunk.
     """
 
     model: str
