@@ -353,10 +353,12 @@ def test_logprobs_are_bitwise_independent_of_the_batch(
     assert all(together.logprobs.values())
 
 
+@pytest.mark.parametrize("overlap", ["off", "on"])
 def test_a_nan_adapter_fails_alone_and_is_quarantined(
-    reference: Reference, harness: Callable[..., Harness]
+    reference: Reference, harness: Callable[..., Harness], overlap: str
 ) -> None:
-    engine = harness(quarantine_after=2)
+    """Ahead of its results a step goes on with a token that there is not."""
+    engine = harness(quarantine_after=2, scheduler={"overlap": overlap})
     (base, adapted) = prompts(2, seed=7)
     engine.add("base", base, max_tokens=60, ignore_eos=True)
     engine.add("adapted", adapted, "everything", max_tokens=60, ignore_eos=True)

@@ -201,6 +201,17 @@ def test_padding_is_of_no_row_and_unknown_tokens_are_those_of_the_step_before(pa
         assert getattr(eager, name).tolist() == getattr(batch, name)[:5].tolist()
 
 
+def test_a_row_without_a_token_goes_on_with_one_that_there_is() -> None:
+    """Its embedding is read all the same: a negative index would end a GPU's context, and every row with it."""
+    cpu = torch.device("cpu")
+    rows = decode_rows(2)
+    failed = UnknownTokens({sequence: 0 for _, sequence in rows.unknown}, torch.tensor([-2]))
+    inputs = StaticInputs(StaticShape(2, 6, 4, 20), cpu, Staging(cpu))
+    inputs.fill(rows, 2, failed)
+    assert inputs.token_ids.tolist() == [0, 0]
+    assert rows.batch(cpu, Staging(cpu), failed).token_ids.tolist() == [0, 0]
+
+
 def test_a_token_that_nobody_samples_is_an_error() -> None:
     with pytest.raises(ValueError, match="no step before"):
         decode_rows(2).batch(META, Staging(META))
