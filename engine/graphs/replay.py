@@ -32,6 +32,8 @@ class CudaReplayer:
         self.nbytes = 0
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        # A capture begins by emptying the allocator's cache: what is in it now would be taken off what it holds after.
+        torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved(self._device)
         # Kernels are compiled and libraries make their workspaces on the first run, which no capture survives.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
