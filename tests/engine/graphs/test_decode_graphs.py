@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.forward_batch import AdapterPath
+from loraplex.engine.forward_batch import AdapterPath, BatchRows
 from loraplex.engine.graphs.buckets import Buckets
 from loraplex.engine.graphs.decode_graphs import AdapterKind, DecodeGraphs, Grouping, KindLimits
 from loraplex.engine.graphs.static_groups import StaticGroups
@@ -26,7 +26,9 @@ from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.lora.batch import LoraBatch, group_rows
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.plan import PlannedRow, StepPlan
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.sequence import Sequence
 
 VOCAB, HIDDEN, BLOCKS, BLOCK_SIZE = 96, 32, 40, 4
 ADAPTERS = ("a", "bb", "ccc", "dddd")
@@ -214,6 +216,7 @@ def test_padding_writes_to_no_block_of_the_pool(model: LoadedModel) -> None:
     touched = {block for layer in cache for block in range(BLOCKS + 1) if bool((layer[block] != 7.0).any())}
     assert BLOCKS in touched and len(touched) == 1 + 3 * 2
     assert all(bool((layer[BLOCKS][1:] == 7.0).all()) for layer in cache), "one slot takes it all"
+    assert not run.kinds, "rows of the base alone pay for no adapter"
 
 
 def test_without_adapters_only_base_steps_are_captured(model: LoadedModel) -> None:
@@ -225,6 +228,32 @@ def test_without_adapters_only_base_steps_are_captured(model: LoadedModel) -> No
     run.engine.close()
     assert run.graphs is not None and not run.kinds
     assert len(run.outputs["adapted"]) == 9
+
+
+def test_a_step_of_forced_tokens_is_not_replayed() -> None:
+    """Several tokens of a row decode side by side and the last alone is sampled: a captured step samples every row."""
+    inputs = StaticInputs(StaticShape(4, 8, BLOCK_SIZE, BLOCKS), CPU)
+    logits = torch.zeros(4, VOCAB)
+    replayer = SimulatedReplayer(inputs, logits)
+    graphs = DecodeGraphs(
+        lambda batch: torch.ones(batch.num_sampled, VOCAB),
+        inputs,
+        logits,
+        Buckets(4),
+        replayer,
+        lambda row_slots, kind: None,
+        KindLimits(0),
+    )
+    graphs.capture()
+    request = EngineRequest(
+        request_id="r", namespace=b"", prompt_token_ids=[5, 6], sampling=SamplingParams(max_tokens=9)
+    )
+    sequence = Sequence(request, 0, 0.0, 0, [5, 6, 7, 8])
+    for tokens, is_replayed in (((7,), True), ((7, 8), False)):
+        plan = StepPlan((PlannedRow(sequence, 2, tokens, (0, 1), None, True),))
+        assert plan.rows[0].decodes
+        found = graphs.run(BatchRows(plan, BLOCK_SIZE, {}), None)
+        assert (found is not None) == is_replayed
 
 
 @pytest.mark.parametrize(
