@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import llvmlite.binding
 import numpy as np
@@ -224,7 +224,7 @@ class ParallelBody:
         # Divisions as in IEEE 754: the check for a zero divisor would keep loops from vectorising.
         options = {"fastmath": not as_written and _FASTMATH, "error_model": "numpy"}
         signature = (BODY_SIGNATURE.args, BODY_SIGNATURE.return_type)
-        self._body: Any = CFunc(function, signature, locals={}, options=options)
+        self._body = cast("Any", CFunc(function, signature, locals={}, options=options))
         self._body._cache = _BodyCache(function)
         self._body.compile()
         self._num_arguments = num_arguments
