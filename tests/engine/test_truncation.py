@@ -72,6 +72,14 @@ def test_many_ties_are_decided_by_the_whole_row() -> None:
     assert kept(weights, [Truncation(300, 0.9, 0.0)]) == [set(range(500))]
 
 
+def test_a_nucleus_wider_than_the_prefilter_is_decided_by_the_whole_row() -> None:
+    weights = weights_of(1, 500, seed=1, spread=0.2)
+    for share in (0.5, 0.9):
+        expected = kept_naively(weights[0].tolist(), Truncation(0, share, 0.0))
+        assert len(expected) > 128
+        assert kept(weights, [Truncation(0, share, 0.0)]) == [expected]
+
+
 def test_a_row_without_filters_keeps_everything_beside_one_with() -> None:
     weights = torch.tensor([[1.0, 1e-20, 0.0], [1.0, 1e-20, 1e-30]])
     assert kept(weights, [OFF, Truncation(1, 1.0, 0.0)]) == [{0, 1}, {0}]
