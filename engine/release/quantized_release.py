@@ -21,6 +21,7 @@ from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.errors import ModelError
 from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.models.checkpoint import open_checkpoint
+from loraplex.engine.models.model_files import weight_files
 from loraplex.engine.models.weights import read_parameters
 from loraplex.engine.quantization.scheme import NONE, SCHEMES, quantize_parameter
 from loraplex.engine.quantization.weight import QuantizedWeight
@@ -167,7 +168,7 @@ def _own_texts(base: LoadedModel, tokens: int, seed: int) -> list[list[int]]:
 
 
 def _weight_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in weight_files(folder))
 
 
 def _facts(

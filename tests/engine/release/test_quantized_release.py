@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def test_an_artefact_is_served_as_it_was_judged_or_not_at_all(request_for: Relea
             load(request_for.folder)
         file.write_bytes(judged)
     load(request_for.folder)
+
+
+def test_weights_that_are_not_the_models_do_not_count(
+    base_folder: Path, request_for: ReleaseRequest, tmp_path: Path
+) -> None:
+    """Some owners put the same weights beside the model's, in a layout of their own."""
+    twice = tmp_path / "twice"
+    shutil.copytree(base_folder, twice)
+    shutil.copyfile(twice / "model.safetensors", twice / "consolidated.safetensors")
+    release = release_quantized(replace(request_for, model=str(twice)), silent)
+    assert release.bytes_before == (base_folder / "model.safetensors").stat().st_size
 
 
 def test_a_model_that_loses_too_much_leaves_nothing(request_for: ReleaseRequest) -> None:
