@@ -30,7 +30,7 @@ def plan_command(
         str | None, typer.Option(help="A folder, a .gguf file or a hub id; by default the served one.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    quantization: Annotated[str | None, typer.Option(help="none, int8 or int4.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="none, int8, int4 or fp8.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     device_memory: Annotated[
         str | None, typer.Option(help="Plan for a GPU with so much, such as 141GB, wherever this runs.")
