@@ -50,7 +50,7 @@ def write_checkpoint(
             shards.add(key, tensor)
     shards.finish()
     values = dict(config.hf_config) | {"tie_word_embeddings": False}
-    values["quantization_config"] = quantization_config(quantized)
+    values["quantization_config"] = quantization_config(known, quantized)
     _write_json(folder / "config.json", values)
     for file in COPIED_FILES:
         if (source / file).is_file():
@@ -63,29 +63,43 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     _write_json(folder / MANIFEST_FILE, {"version": MANIFEST_VERSION, **facts, "files": files})
 
 
-def quantization_config(quantized: Mapping[str, QuantizedWeight]) -> dict[str, Any]:
-    """The `quantization_config` of config.json: a group for the projections, one for a head that differs from them."""
-    kinds = {name: _scheme_of(weight) for name, weight in quantized.items()}
-    head = kinds.pop("lm_head", None)
-    projections = next(iter(kinds.values()))
-    if any(kind != projections for kind in kinds.values()):
-        raise ModelError("the projections of one model must be quantized alike")
-    if head is None or head == projections:
-        groups = {"group_0": {"targets": ["Linear"], **projections}}
-    else:
-        # By name on both sides: a head is a `Linear` too.
-        groups = {
-            "group_0": {"targets": ["re:.*_proj$"], **projections},
-            "group_1": {"targets": ["re:.*lm_head$"], **head},
-        }
-    formats = {group["format"] for group in groups.values()}
+def quantization_config(
+    parameters: Mapping[str, Parameter], quantized: Mapping[str, QuantizedWeight]
+) -> dict[str, Any]:
+    """The `quantization_config` of config.json: a group for all modules that are quantized alike, by their last names.
+
+    Raises `ModelError` where layers differ, which no scheme of ours makes.
+    """
+    kinds: dict[str, dict[str, Any]] = {}
+    for name, weight in quantized.items():
+        kind = _scheme_of(weight)
+        for part in parameters[name].parts:
+            module = part.source.removesuffix(".weight").rpartition(".")[2]
+            if kinds.setdefault(module, kind) != kind:
+                raise ModelError(f"{module} must be quantized alike in all layers")
+    groups: list[tuple[dict[str, Any], list[str]]] = []
+    for module, kind in kinds.items():
+        alike = next((modules for known, modules in groups if known == kind), None)
+        if alike is None:
+            groups.append((kind, [module]))
+        else:
+            alike.append(module)
+    formats = {kind["format"] for kind, _ in groups}
     return {
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "config_groups": groups,
-        "ignore": [] if head is not None else ["lm_head"],
+        "config_groups": {
+            f"group_{index}": {"targets": _targets(modules, is_all=len(groups) == 1), **kind}
+            for index, (kind, modules) in enumerate(groups)
+        },
+        "ignore": [] if "lm_head" in kinds else ["lm_head"],
     }
+
+
+def _targets(modules: list[str], *, is_all: bool) -> list[str]:
+    """By name where kinds differ: a head is a `Linear` too."""
+    return ["Linear"] if is_all else [f"re:.*\\b({'|'.join(modules)})$"]
 
 
 def _scheme_of(weight: QuantizedWeight) -> dict[str, Any]:

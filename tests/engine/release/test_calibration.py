@@ -18,10 +18,10 @@ def test_every_projection_is_watched_and_nothing_changes(base: LoadedModel) -> N
     names = {f"layers.{i}.{name}" for i in range(2) for name in ("qkv", "o", "gate_up", "down")}
     assert set(moments.sums) == names
     assert all(torch.equal(sums, sums.t()) for sums in moments.sums.values())
-    assert moments.sums["layers.0.down"].shape == (128, 128)
+    assert moments.sums["layers.0.down"].shape == (256, 256)
     # 39 rows of RMS-normalised values, each of about its number of inputs.
     trace = float(moments.sums["layers.0.qkv"].diagonal().sum())
-    assert abs(trace / (39 * 64) - 1) < 0.05
+    assert abs(trace / (39 * 96) - 1) < 0.05
 
 
 def test_it_ends_with_the_context(base: LoadedModel) -> None:
