@@ -25,6 +25,7 @@ _KINDS = {"embed_tokens": EMBEDDINGS, "lm_head": HEAD} | dict.fromkeys(
 _ORDER = (EMBEDDINGS, PROJECTIONS, HEAD, OTHERS)
 _BFLOAT16_SCALE_BYTES = 2
 _FLOAT32_SCALE_BYTES = 4
+_ZERO_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _own_layout(kind: str, parameter: Parameter, scheme: str) -> _Layout | None:
         return _Layout(scheme, inputs, _FLOAT32_SCALE_BYTES)
     if scheme == "int8" or kind == HEAD:
         return _Layout("int8", inputs, _BFLOAT16_SCALE_BYTES)
-    return _Layout(scheme, largest_group(inputs), _BFLOAT16_SCALE_BYTES)
+    return _Layout(scheme, largest_group(inputs), _BFLOAT16_SCALE_BYTES + _ZERO_BYTES)
 
 
 def _count(parameter: Parameter) -> int:

@@ -51,8 +51,8 @@ def quantize_parameter(
 ) -> torch.Tensor | QuantizedWeight:
     """`weight` [outputs, inputs] of the decoder's parameter `name` in `scheme`, or as it is.
 
-    int8 and fp8 have one scale per output. int4 shares scales in the largest groups that divide the inputs, and follows the
-    second `moments` of its inputs where they are known (GPTQ); the head, where an error goes to the answer unmixed, takes
+    int8 and fp8 have one scale per output. int4 shares scales and zero points in the largest groups that divide the inputs, and follows
+    the second `moments` of its inputs where they are known (GPTQ); the head, where an error goes to the answer unmixed, takes
     int8 then. Raises `ModelError` for values that are not finite.
     """
     if scheme == NONE or name.rpartition(".")[2] not in _PROJECTIONS:
@@ -65,6 +65,6 @@ def quantize_parameter(
         if moments is not None:
             return quantize_gptq(weight, moments, largest_group(weight.shape[1]), symmetric=False)
         group_size = largest_group(weight.shape[1])
-        return by_rows(weight, lambda rows: quantize_int4(rows, group_size))
+        return by_rows(weight, lambda rows: quantize_int4(rows, group_size, symmetric=False))
     except ValueError as error:
         raise ModelError(f"parameter {name!r} cannot be quantized: {error}") from error

@@ -38,20 +38,21 @@ from loraplex.engine.release.quality import (
 )
 
 CALIBRATED = frozenset({"int4"})
-"""Schemes whose rounding follows a text; int8 loses too little for it to matter."""
+"""Schemes whose rounding follows a text where there is one; int8 loses too little for it to matter."""
 CALIBRATION_TOKENS = 8_192
 JUDGED_TOKENS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequest:
-    """What to quantize, and the text it is judged on; without one the model writes its own, never the one it is fitted to."""
+    """What to quantize, the text it is judged by, without which the model writes one, and a text that int4 is fitted to, if any."""
 
     model: str
     folder: Path
     scheme: str
     text: str | None
     bounds: QualityBounds
+    calibration: str | None = None
     dtype: str = "auto"
     device: str = "auto"
 
@@ -78,7 +79,7 @@ def release_quantized(request: ReleaseRequest, progress: Callable[[str], None]) 
         )
     with _draft(request.folder) as draft:
         texts = _judged_texts(base, request, progress)
-        moments = _moments(base, request.scheme, progress)
+        moments = _moments(base, request, progress)
         progress(f"rounding to {request.scheme}")
         write_checkpoint(source, draft, base.config, _rounded(base, request.scheme, moments))
         progress("judging")
@@ -140,11 +141,10 @@ def _rounded(
         yield name, quantize_parameter(name, weight, scheme, moments.sums.pop(name, None))
 
 
-def _moments(base: LoadedModel, scheme: str, progress: Callable[[str], None]) -> InputMoments:
-    if scheme not in CALIBRATED:
+def _moments(base: LoadedModel, request: ReleaseRequest, progress: Callable[[str], None]) -> InputMoments:
+    if request.scheme not in CALIBRATED or request.calibration is None:
         return InputMoments()
-    progress("writing a text to fit the rounding to")
-    texts = _own_texts(base, CALIBRATION_TOKENS, seed=1)
+    texts = windows(base, request.calibration, CALIBRATION_TOKENS)
     progress("calibrating")
     scorer = WindowScorer(base)
     with watched(base.decoder) as moments:
@@ -159,12 +159,8 @@ def _judged_texts(
     if request.text is not None:
         return windows(base, request.text, JUDGED_TOKENS)
     progress("writing a text to judge by")
-    return _own_texts(base, JUDGED_TOKENS, seed=2)
-
-
-def _own_texts(base: LoadedModel, tokens: int, seed: int) -> list[list[int]]:
     size = window_size(base)
-    return sample_text(base, -(-tokens // size), size, seed)
+    return sample_text(base, -(-JUDGED_TOKENS // size), size, seed=1)
 
 
 def _weight_bytes(folder: Path) -> int:
@@ -179,8 +175,13 @@ def _facts(
         "scheme": request.scheme,
         "source_digest": base.digest,
         "dtype": str(base.dtype).removeprefix("torch."),
-        "text_sha256": None if request.text is None else hashlib.sha256(request.text.encode()).hexdigest(),
+        "text_sha256": _text_digest(request.text),
+        "calibration_sha256": _text_digest(request.calibration),
         "quality": dataclasses.asdict(quality),
         "bounds": dataclasses.asdict(request.bounds),
         "violations": violations,
     }
+
+
+def _text_digest(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()

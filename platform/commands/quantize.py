@@ -25,6 +25,9 @@ def quantize_command(
     text: Annotated[
         Path | None, typer.Option(help="A text to judge by, UTF-8; default: one the model writes itself.")
     ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Another text, like what is served, that int4 is fitted to (GPTQ).")
+    ] = None,
     max_perplexity_ratio: Figure = None,
     min_top1_agreement: Figure = None,
     max_kl: Annotated[float | None, typer.Option(min=0.0, help="In nats per token.")] = None,
@@ -50,7 +53,7 @@ def quantize_command(
                 bounds_of(scheme), **{name: value for name, value in given.items() if value is not None}
             )
             request = ReleaseRequest(
-                model, out, scheme, None if text is None else _read(text), bounds, dtype, device
+                model, out, scheme, _read(text), bounds, _read(calibration), dtype, device
             )
             release = release_quantized(request, progress)
         except EngineError as error:
@@ -71,8 +74,10 @@ def quantize_command(
         raise typer.Exit(1)
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | None) -> str | None:
     """Raises `StartError` for what is no text of a bounded size."""
+    if path is None:
+        return None
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TEXT_BYTES + 1)

@@ -137,7 +137,7 @@ def test_llama_3_8b_quantized() -> None:
     outputs = 32 * (4096 + 2048 + 4096 + 2 * 14336 + 4096)
     assert int8["projections"] == ("int8", 6_979_321_856 + 2 * outputs)
     assert int8["lm_head"] == int4["lm_head"] == ("int8", 128256 * 4096 + 2 * 128256)
-    assert int4["projections"] == ("int4/128", 6_979_321_856 * 33 // 64)
+    assert int4["projections"] == ("int4/128", 6_979_321_856 * 67 // 128)
     assert int4["embeddings"][0] == "bfloat16"
     fp8 = formats(plan_memory(LLAMA, config_of("fp8"), gpu(80 * GB)))
     assert fp8["projections"] == ("fp8", 6_979_321_856 + 4 * outputs)

@@ -105,6 +105,18 @@ def test_a_model_that_loses_too_much_leaves_nothing(request_for: ReleaseRequest)
     assert list(request_for.folder.parent.iterdir()) == []
 
 
+def test_int4_is_fitted_to_a_text_where_there_is_one(request_for: ReleaseRequest) -> None:
+    plain = release_quantized(replace(request_for, scheme="int4"), silent)
+    words = " ".join(f"w{(i * i + 3 * i) % 96}" for i in range(2000))
+    fitted_folder = request_for.folder.parent / "fitted"
+    fitted = release_quantized(
+        replace(request_for, scheme="int4", folder=fitted_folder, calibration=words), silent
+    )
+    assert fitted.quality != plain.quality and fitted.bytes_after == plain.bytes_after
+    manifest = json.loads((fitted_folder / MANIFEST_FILE).read_text())
+    assert manifest["calibration_sha256"] == hashlib.sha256(words.encode()).hexdigest()
+
+
 def test_without_a_text_the_model_writes_its_own(request_for: ReleaseRequest) -> None:
     stages: list[str] = []
     release = release_quantized(replace(request_for, text=None), stages.append)

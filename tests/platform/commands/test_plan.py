@@ -69,7 +69,7 @@ def test_settings_count(folder: Path) -> None:
 def test_what_does_not_fit_is_told_with_what_to_lower() -> None:
     code, output = run("--device-memory", "16GB")
     assert code == 1
-    assert "It does not fit" in output and "`quantization` int4: the weights take 5.18 GB" in output
+    assert "It does not fit" in output and "`quantization` int4: the weights take 5.23 GB" in output
     assert document("--device-memory", "16GB")["advice"][0].startswith("`quantization` int8")
 
 
