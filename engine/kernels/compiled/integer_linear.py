@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import carray
+from numba import carray, njit
 
 from loraplex.engine.kernels.compiled.integer_tile import BLOCK_BYTES, GROUP, multiply_tile, round_group
 from loraplex.engine.kernels.compiled.integer_weight import IntegerWeight
@@ -30,6 +30,34 @@ LONG_PRODUCT = 8 << 20
 
 @cache
 def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: int) -> ParallelBody:
+    @njit(inline="always")  # type: ignore[untyped-decorator]
+    def multiply(
+        count: int,
+        blocks: int,
+        row_bytes: int,
+        lines: int,
+        tile_bytes: int,
+        weight_groups: int,
+        groups: int,
+        y: int,
+        y_bytes: int,
+    ) -> None:
+        multiply_tile(
+            count,
+            is_bfloat16,
+            has_nibbles,
+            has_zeros,
+            by_instruction,
+            blocks,
+            row_bytes,
+            lines,
+            tile_bytes,
+            weight_groups,
+            groups,
+            y,
+            y_bytes,
+        )
+
     def round_multiply(block: Any) -> None:
         arguments = carray(block, (11,))
         threads, rows, x, blocks, y, y_bytes = (
@@ -55,72 +83,16 @@ def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: in
         for tile in range(tiles * thread // threads, tiles * (thread + 1) // threads):
             lines, out, first = weights + tile * tile_bytes, y + tile * LANES * 2, blocks
             for _ in range(rows // 8):
-                multiply_tile(
-                    8,
-                    is_bfloat16,
-                    has_nibbles,
-                    has_zeros,
-                    by_instruction,
-                    first,
-                    row_bytes,
-                    lines,
-                    tile_bytes,
-                    weight_groups,
-                    groups,
-                    out,
-                    y_bytes,
-                )
+                multiply(8, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
                 first, out = first + 8 * row_bytes, out + 8 * y_bytes
             if rows & 4:
-                multiply_tile(
-                    4,
-                    is_bfloat16,
-                    has_nibbles,
-                    has_zeros,
-                    by_instruction,
-                    first,
-                    row_bytes,
-                    lines,
-                    tile_bytes,
-                    weight_groups,
-                    groups,
-                    out,
-                    y_bytes,
-                )
+                multiply(4, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
                 first, out = first + 4 * row_bytes, out + 4 * y_bytes
             if rows & 2:
-                multiply_tile(
-                    2,
-                    is_bfloat16,
-                    has_nibbles,
-                    has_zeros,
-                    by_instruction,
-                    first,
-                    row_bytes,
-                    lines,
-                    tile_bytes,
-                    weight_groups,
-                    groups,
-                    out,
-                    y_bytes,
-                )
+                multiply(2, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
                 first, out = first + 2 * row_bytes, out + 2 * y_bytes
             if rows & 1:
-                multiply_tile(
-                    1,
-                    is_bfloat16,
-                    has_nibbles,
-                    has_zeros,
-                    by_instruction,
-                    first,
-                    row_bytes,
-                    lines,
-                    tile_bytes,
-                    weight_groups,
-                    groups,
-                    out,
-                    y_bytes,
-                )
+                multiply(1, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
 
     return ParallelBody(round_multiply, 11, as_written=True)
 
