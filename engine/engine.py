@@ -26,7 +26,7 @@ from loraplex.engine.mask_compilation import MaskCompilation
 from loraplex.engine.mask_filling import MaskFiller
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_runner import ModelRunner
-from loraplex.engine.plan import StepOutput, StepPlan
+from loraplex.engine.plan import PlannedRow, StepOutput, StepPlan
 from loraplex.engine.prefix_cache import PrefixCache
 from loraplex.engine.sampler import Sampler
 from loraplex.engine.scheduler import Scheduler
@@ -156,10 +156,12 @@ class Engine:
         began = self._clock()
         plan = self.scheduler.schedule()
         before, self._in_flight = self._in_flight, None
-        launched = None if plan is None else self._launch(plan, is_first=before is None)
+        # With no step in flight every token is known, and nothing changes which rows are sampled.
+        rows = None if plan is None or before is not None else self.scheduler.sampling_rows(plan)
+        launched = None if plan is None else self._launch(plan, rows)
         outputs = [] if before is None else self._land(before)
         if launched is not None:
-            late = launched.sample(self.scheduler.sampling_rows(launched.plan))
+            late = launched.sample(self.scheduler.sampling_rows(launched.plan) if rows is None else rows)
             self.scheduler.expect(launched.plan, launched.coming, late)
             if self._overlaps:
                 self._in_flight = launched
@@ -221,12 +223,12 @@ class Engine:
         if self._compilation is not None:
             self._compilation.close()
 
-    def _launch(self, plan: StepPlan, is_first: bool) -> StepHandle:
-        """`is_first`: no step is in flight, so that every token is known."""
+    def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> StepHandle:
+        """`rows`: those to be sampled; None while a step in flight may still end some."""
         self._steps += 1
         self._step_tokens += plan.num_tokens
         self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
-        return self.runner.launch(plan, self.scheduler.sampling_rows(plan) if is_first else None)
+        return self.runner.launch(plan, rows)
 
     def _land(self, handle: StepHandle) -> list[StepOutput]:
         outputs = self.scheduler.complete(handle.plan, handle.collect())

@@ -7,7 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from loraplex.engine.kernels.triton_pages import is_aligned, page_at, page_type, rank_scales, widened
+from loraplex.engine.kernels.triton_pages import (
+    entry_at,
+    is_aligned,
+    page_at,
+    page_type,
+    rank_scales,
+    widened,
+)
 from loraplex.engine.lora.device_batch import DeviceLoraBatch
 from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
 
@@ -37,7 +44,7 @@ def embedding_kernel(  # type: ignore[no-untyped-def]
     token = tl.load(token_ids + row)
     if slot < 0:
         return
-    entry = table + slot * (2 + 2 * pages)
+    entry = entry_at(table, slot, 1, 0, pages)
     rank = tl.load(entry).to(tl.int32)
     if rank == 0:
         return

@@ -8,12 +8,15 @@ import triton
 import triton.language as tl
 
 from loraplex.engine.kernels.triton_pages import (
+    chunk_at,
     column_tile,
+    entry_at,
     hidden_ranks,
     is_aligned,
     page_at,
     page_type,
     row_hidden,
+    rows_of_chunk,
     sizes_of,
     tile_hidden,
     widened,
@@ -102,19 +105,15 @@ def expand_tile_kernel(  # type: ignore[no-untyped-def]
     """One chunk of rows and `block_n` outputs of one slice, on tensor cores."""
     chunk = tl.program_id(0)
     part, size, offset, column = column_tile(tl.program_id(1), size_0, size_1, size_2, aligned, block_n)
-    slot = tl.load(slots + chunk).to(tl.int64)
-    begin = tl.load(starts + chunk)
-    end = tl.load(ends + chunk)
+    slot, begin, end = chunk_at(starts, ends, slots, chunk)
     if slot < 0:
         return
-    entry = table + (slot * slices + part) * (2 + 2 * pages)
+    entry = entry_at(table, slot, slices, part, pages)
     rank = tl.load(entry).to(tl.int32)
     if rank == 0:
         return
     outputs = size_0 + size_1 + size_2
-    members = begin + tl.arange(0, block_m)
-    is_member = members < end
-    rows = tl.load(order + members, mask=is_member, other=0).to(tl.int64)
+    rows, is_member = rows_of_chunk(order, begin, end, block_m)
     columns = column + tl.arange(0, block_n)
     within = columns < size
     target = y + rows[:, None] * outputs + offset + columns[None, :]
@@ -205,12 +204,10 @@ def expand_row_kernel(  # type: ignore[no-untyped-def]
     """`expand_tile_kernel` for chunks of a row or two: hidden values stay fp32, and every rank of a column is one lane's."""
     chunk = tl.program_id(0)
     part, size, offset, column = column_tile(tl.program_id(1), size_0, size_1, size_2, aligned, block_n)
-    slot = tl.load(slots + chunk).to(tl.int64)
-    begin = tl.load(starts + chunk)
-    end = tl.load(ends + chunk)
+    slot, begin, end = chunk_at(starts, ends, slots, chunk)
     if slot < 0:
         return
-    entry = table + (slot * slices + part) * (2 + 2 * pages)
+    entry = entry_at(table, slot, slices, part, pages)
     rank = tl.load(entry).to(tl.int32)
     if rank == 0:
         return
@@ -252,10 +249,7 @@ def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceL
     operands = (
         y,
         site.table,
-        batch.chunks.order,
-        batch.chunks.starts,
-        batch.chunks.ends,
-        batch.chunks.slots,
+        *batch.chunks.lists,
         hidden,
         batch.num_rows,
         *sizes,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from loraplex.engine.kernels.triton_expand import row_delta
-from loraplex.engine.kernels.triton_pages import hidden_ranks, is_aligned, page_type, rank_at
+from loraplex.engine.kernels.triton_pages import entry_at, hidden_ranks, is_aligned, page_type, rank_at
 from loraplex.engine.kernels.triton_rms_norm import MAX_WARPS, WARP_COLUMNS, normalized
 from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
 from loraplex.engine.lora.site import PAGE_RANKS
@@ -51,7 +51,7 @@ def expand_rms_norm_kernel(  # type: ignore[no-untyped-def]
     scales = tl.load(weight + columns, mask=within, other=0.0)
     if has_residual:
         before = tl.load(residual + place, mask=within, other=0.0).to(tl.float32)
-    entry = table + tl.maximum(slot, 0) * (2 + 2 * pages)
+    entry = entry_at(table, tl.maximum(slot, 0), 1, 0, pages)
     delta = row_delta(
         tl.zeros((block,), dtype=tl.float32),
         hidden + row * hidden_ranks,

@@ -9,7 +9,15 @@ import triton
 import triton.language as tl
 
 from loraplex.engine.kernels.triton_expand import TILE_STAGES, tile_delta
-from loraplex.engine.kernels.triton_pages import hidden_ranks, is_aligned, page_type, rank_at
+from loraplex.engine.kernels.triton_pages import (
+    chunk_at,
+    entry_at,
+    hidden_ranks,
+    is_aligned,
+    page_type,
+    rank_at,
+    rows_of_chunk,
+)
 from loraplex.engine.kernels.triton_rms_norm import inverse_rms
 from loraplex.engine.kernels.triton_rotary import norm_weights, rotated, square_sums, store_part
 from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
@@ -107,14 +115,10 @@ def expand_rotary_kernel(  # type: ignore[no-untyped-def]
     """Head `program_id(1)` of a chunk of rows, in up to three parts as in `rotary_kernel`."""
     chunk = tl.program_id(0)
     head = tl.program_id(1)
-    slot = tl.load(chunk_slots + chunk).to(tl.int64)
-    begin = tl.load(starts + chunk)
-    end = tl.load(ends + chunk)
+    slot, begin, end = chunk_at(starts, ends, chunk_slots, chunk)
     if begin >= end:
         return
-    members = begin + tl.arange(0, block_m)
-    is_member = members < end
-    rows = tl.load(order + members, mask=is_member, other=0).to(tl.int64)
+    rows, is_member = rows_of_chunk(order, begin, end, block_m)
     is_query, is_value = head < heads, head >= heads + kv_heads
     part = tl.where(is_query, 0, tl.where(is_value, 2, 1))
     width = tl.where(is_query, heads, kv_heads) * size
@@ -122,7 +126,7 @@ def expand_rotary_kernel(  # type: ignore[no-untyped-def]
     if aligned:
         width = tl.multiple_of(width, 16)
         column = tl.multiple_of(column, 16)
-    entry = table + (tl.maximum(slot, 0) * 3 + part) * (2 + 2 * pages)
+    entry = entry_at(table, tl.maximum(slot, 0), 3, part, pages)
     rank = rank_at(entry, slot)
     hidden += (rows[:, None] * 3 + part) * hidden_ranks
     split_stride = tl.cast(num_rows, tl.int64) * 3 * hidden_ranks
@@ -210,10 +214,7 @@ def expand_rotary_write_kv(
         *(rope or (qkv, qkv)),
         *(norms or (qkv, qkv)),
         site.table,
-        batch.chunks.order,
-        batch.chunks.starts,
-        batch.chunks.ends,
-        batch.chunks.slots,
+        *batch.chunks.lists,
         delta.hidden,
         batch.num_rows,
         site.max_pages,

@@ -8,7 +8,15 @@ import triton
 import triton.language as tl
 
 from loraplex.engine.kernels.triton_expand import TILE_N, TILE_STAGES, tile_delta, tile_warps
-from loraplex.engine.kernels.triton_pages import hidden_ranks, is_aligned, page_type, rank_at
+from loraplex.engine.kernels.triton_pages import (
+    chunk_at,
+    entry_at,
+    hidden_ranks,
+    is_aligned,
+    page_type,
+    rank_at,
+    rows_of_chunk,
+)
 from loraplex.engine.kernels.triton_silu_mul import gated
 from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
 from loraplex.engine.lora.site import PAGE_RANKS
@@ -38,14 +46,10 @@ def expand_silu_mul_kernel(  # type: ignore[no-untyped-def]
 ) -> None:
     """One chunk of rows and `block_n` columns."""
     chunk = tl.program_id(0)
-    slot = tl.load(chunk_slots + chunk).to(tl.int64)
-    begin = tl.load(starts + chunk)
-    end = tl.load(ends + chunk)
+    slot, begin, end = chunk_at(starts, ends, chunk_slots, chunk)
     if begin >= end:
         return
-    members = begin + tl.arange(0, block_m)
-    is_member = members < end
-    rows = tl.load(order + members, mask=is_member, other=0).to(tl.int64)
+    rows, is_member = rows_of_chunk(order, begin, end, block_m)
     columns = tl.program_id(1) * block_n + tl.arange(0, block_n)
     within = columns < size
     mask = is_member[:, None] & within[None, :]
@@ -53,7 +57,7 @@ def expand_silu_mul_kernel(  # type: ignore[no-untyped-def]
     gate = tl.load(gates, mask=mask, other=0.0)
     up = tl.load(gates + size, mask=mask, other=0.0)
     dtype: tl.constexpr = gate_up.dtype.element_ty
-    entry = table + tl.maximum(slot, 0) * 2 * (2 + 2 * pages)
+    entry = entry_at(table, tl.maximum(slot, 0), 2, 0, pages)
     hidden += rows[:, None] * 2 * hidden_ranks
     split_stride = tl.cast(num_rows, tl.int64) * 2 * hidden_ranks
     gate_delta = tile_delta(
@@ -75,7 +79,7 @@ def expand_silu_mul_kernel(  # type: ignore[no-untyped-def]
         block_r,
         block_n,
     )
-    entry += 2 + 2 * pages
+    entry = entry_at(table, tl.maximum(slot, 0), 2, 1, pages)
     up_delta = tile_delta(
         hidden + hidden_ranks,
         entry,
@@ -110,10 +114,7 @@ def expand_silu_mul(gate_up: torch.Tensor, delta: PendingDelta) -> torch.Tensor:
         gate_up,
         out,
         site.table,
-        batch.chunks.order,
-        batch.chunks.starts,
-        batch.chunks.ends,
-        batch.chunks.slots,
+        *batch.chunks.lists,
         delta.hidden,
         batch.num_rows,
         size,

@@ -22,6 +22,27 @@ _PAGE_TYPES = {
 }
 
 
+@triton.jit
+def chunk_at(starts, ends, slots, chunk):  # type: ignore[no-untyped-def]
+    """(slot, first place, place after the last) of a chunk in `order`; all loads are issued at once."""
+    slot = tl.load(slots + chunk).to(tl.int64)
+    return slot, tl.load(starts + chunk), tl.load(ends + chunk)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_of_chunk(order, begin, end, block_m: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(rows [block_m] of a chunk, int64; which of them it has: the others are row 0)."""
+    members = begin + tl.arange(0, block_m)
+    is_member = members < end
+    return tl.load(order + members, mask=is_member, other=0).to(tl.int64), is_member
+
+
+@triton.jit
+def entry_at(table, slot, slices, part, pages):  # type: ignore[no-untyped-def]
+    """Where a slice's entry of a slot stands in a site's table."""
+    return table + (slot * slices + part) * (2 + 2 * pages)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def page_at(entry, index, page_type: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
     """The page whose address stands at `index` of an adapter's entry in the site's table."""

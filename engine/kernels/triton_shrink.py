@@ -8,11 +8,14 @@ import triton
 import triton.language as tl
 
 from loraplex.engine.kernels.triton_pages import (
+    chunk_at,
+    entry_at,
     hidden_ranks,
     is_aligned,
     page_at,
     page_type,
     rank_scales,
+    rows_of_chunk,
     widened,
 )
 from loraplex.engine.lora.device_batch import SPLIT_K, DeviceLoraBatch
@@ -56,18 +59,14 @@ def shrink_tile_kernel(  # type: ignore[no-untyped-def]
     chunk = tl.program_id(0)
     split = tl.program_id(1)
     part = tl.program_id(2)
-    slot = tl.load(slots + chunk).to(tl.int64)
-    begin = tl.load(starts + chunk)
-    end = tl.load(ends + chunk)
+    slot, begin, end = chunk_at(starts, ends, slots, chunk)
     if slot < 0:
         return
-    entry = table + (slot * slices + part) * (2 + 2 * pages)
+    entry = entry_at(table, slot, slices, part, pages)
     rank = tl.load(entry).to(tl.int32)
     if rank == 0:
         return
-    members = begin + tl.arange(0, block_m)
-    is_member = members < end
-    rows = tl.load(order + members, mask=is_member, other=0).to(tl.int64)
+    rows, is_member = rows_of_chunk(order, begin, end, block_m)
     x_rows = x + rows[:, None] * inputs
     first = split * split_k
     last = tl.minimum(first + split_k, inputs)
@@ -121,12 +120,10 @@ def shrink_row_kernel(  # type: ignore[no-untyped-def]
     chunk = tl.program_id(0)
     split = tl.program_id(1)
     part = tl.program_id(2)
-    slot = tl.load(slots + chunk).to(tl.int64)
-    begin = tl.load(starts + chunk)
-    end = tl.load(ends + chunk)
+    slot, begin, end = chunk_at(starts, ends, slots, chunk)
     if slot < 0:
         return
-    entry = table + (slot * slices + part) * (2 + 2 * pages)
+    entry = entry_at(table, slot, slices, part, pages)
     rank = tl.load(entry).to(tl.int32)
     if rank == 0:
         return
@@ -170,10 +167,7 @@ def shrink(x: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch, hidden: torc
     operands = (
         x,
         site.table,
-        batch.chunks.order,
-        batch.chunks.starts,
-        batch.chunks.ends,
-        batch.chunks.slots,
+        *batch.chunks.lists,
         hidden,
         batch.num_rows,
         site.inputs,

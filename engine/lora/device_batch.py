@@ -36,6 +36,11 @@ class ChunkBuffers:
     ends: torch.Tensor
     slots: torch.Tensor
 
+    @property
+    def lists(self) -> tuple[torch.Tensor, ...]:
+        """`order, starts, ends, slots`, as kernels take them."""
+        return self.order, self.starts, self.ends, self.slots
+
 
 class Branch(Protocol):
     """Where work goes that the current stream need not wait for at once."""

@@ -154,6 +154,7 @@ class Decoder:
         return FixedRowsLinear(base) if self._deterministic else base
 
     def _site(self, names: tuple[str, ...], inputs: int, slice_sizes: tuple[int, ...]) -> LoraSite:
-        site = make_site(names, inputs, slice_sizes, self.max_adapter_slots, self.device)
+        # Slots come with the pool, which lays the tables of all sites out as one (`SlotTables`).
+        site = make_site(names, inputs, slice_sizes, 0, self.device)
         self.sites.append(site)
         return site

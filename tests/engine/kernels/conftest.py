@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING
 from torch import Tensor
 
 from loraplex.engine.kernels.compiled import machine
@@ -215,3 +216,24 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where this process can run kernels, with memory that nobody has written full of NaN."""
+    if (request.param == "interpreter") is not INTERPRETING:
+        pytest.skip("the interpreter has a process of its own")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """A dtype that kernels compute in here."""
+    if dtype is torch.bfloat16 and device.type == "cpu":
+        pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
+    return dtype

@@ -2,8 +2,6 @@
 the stored type: the interpreter's fp8 is not the hardware's), the product by torch's CPU body, both on CUDA where there is one.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
@@ -14,19 +12,6 @@ pytest.importorskip("triton")
 
 WIDTHS = (16, 31, 640, 20000)
 """The last one takes more than one block."""
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where this process can run kernels, with memory that nobody has written full of NaN."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
-    torch.use_deterministic_algorithms(before)
 
 
 def rows_of(rows: int, inputs: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

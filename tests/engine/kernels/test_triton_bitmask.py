@@ -11,16 +11,6 @@ from loraplex.engine.kernels.reference import bitmask as reference
 pytest.importorskip("triton")
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where this process can run kernels."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return torch.device("cpu" if request.param == "interpreter" else "cuda")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("vocab", [1, 70, 2048, 4099, 49_152])
 def test_equals_the_reference(vocab: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -4,8 +4,6 @@ its own: the switch is read at import), compiled for sm_90 without a GPU, and on
 All memory around operands, and all that is not yet written, holds NaN.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
@@ -36,26 +34,12 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """Where this process can run kernels, with memory that nobody has written full of NaN."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+@pytest.fixture
+def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """With Triton's bodies for its tensors."""
     for module in (rms_norm, rotary, silu_mul):
         monkeypatch.setattr(module, "body_for", lambda _: Body.TRITON)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.fixture
-def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    if dtype is torch.bfloat16 and device.type == "cpu":
-        pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
-    return dtype
+    return device
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Tensor:

@@ -1,11 +1,9 @@
 """Expand folded into its readers equals expand before them. Interpreted in the process that `test_triton_sgmv` starts."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from tests.engine.interpreter_runs import INTERPRETING
 
 from loraplex.engine.kernels import bodies, triton_expand_rms_norm
 from loraplex.engine.kernels.group_rows import group_rows
@@ -23,18 +21,11 @@ PAGES: dict[str, torch.dtype | None] = {"model": None, "int8": torch.int8, "fp8"
 EPSILON = 1e-5
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """Where this process can run kernels, with memory that nobody has written full of NaN."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+@pytest.fixture
+def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """With Triton's bodies for its tensors."""
     monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.TRITON)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
-    torch.use_deterministic_algorithms(before)
+    return device
 
 
 @pytest.fixture(params=PAGES)

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,26 +35,6 @@ BLOCK_SIZE = 16
 LENGTHS = [1, 16, 17, 100, 170]
 # heads, KV heads, head size
 GEOMETRIES = [(2, 2, 64), (9, 3, 64), (8, 2, 80), (8, 1, 128), (20, 1, 16)]
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where this process can run kernels, with memory that nobody has written full of NaN."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
-    torch.use_deterministic_algorithms(before)
-
-
-@pytest.fixture
-def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    if dtype is torch.bfloat16 and device.type == "cpu":
-        pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
-    return dtype
 
 
 @pytest.fixture

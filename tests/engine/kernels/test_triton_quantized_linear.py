@@ -3,7 +3,6 @@ compiled for sm_90 without a GPU, and on CUDA where there is one.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -36,19 +35,6 @@ SHAPES = ((48, 640), (33, 200), (1, 31))
 FORMATS = ("int8", "int8/128", "int8/32", "int4/128", "int4/64", "int4/32", "int4/128 zeros", "int4/32 zeros")
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 """Relative to |x| |w|: y's rounding, and at prefill that of the scaled weights."""
-
-
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where this process can run kernels, with memory that nobody has written full of NaN."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
-    torch.use_deterministic_algorithms(before)
 
 
 def weight_of(name: str, shape: tuple[int, int], device: torch.device) -> QuantizedWeight:

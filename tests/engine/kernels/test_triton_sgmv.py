@@ -32,25 +32,11 @@ INTERPRETED = tuple(
 QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """Where this process can run kernels, with memory that nobody has written full of NaN."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.TRITON)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield torch.device("cpu" if request.param == "interpreter" else "cuda")
-    torch.use_deterministic_algorithms(before)
-
-
 @pytest.fixture
-def kernel_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    if dtype is torch.bfloat16 and device.type == "cpu":
-        pytest.skip("the interpreter's bfloat16 arithmetic is wrong")
-    return dtype
+def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """With Triton's bodies for its tensors."""
+    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.TRITON)
+    return device
 
 
 @pytest.fixture(params=["tile", "row", "prefill"])

@@ -25,16 +25,6 @@ FILTERS = [
 ]
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where this process can run kernels."""
-    if (request.param == "interpreter") is not INTERPRETING:
-        pytest.skip("the interpreter has a process of its own")
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return torch.device("cpu" if request.param == "interpreter" else "cuda")
-
-
 def raised(weights: torch.Tensor, filters: list[Truncation]) -> torch.Tensor:
     from loraplex.engine.kernels.triton_truncation import raise_cutoffs
 
