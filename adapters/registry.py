@@ -20,6 +20,7 @@ from loraplex.adapters.validation import validate_adapter
 from loraplex.engine.models.config import ModelConfig
 from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.aliases import AliasRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.model_reference import PRODUCTION
 from loraplex.tenants.names import check_adapter_name
@@ -81,7 +82,7 @@ class AdapterRegistry:
         """
         check_adapter_name(name)
         stored = await asyncio.to_thread(self._store, tenant_id, folder)
-        async with self._database.transaction() as session:
+        async with self._database.as_tenant(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             await repository.get_or_create(name)
             first = not await repository.versions(name)
@@ -96,7 +97,7 @@ class AdapterRegistry:
                 profile=profile,
             )
             if promoted:
-                await repository.set_alias(name, PRODUCTION, version.version)
+                await AliasRepository(session, tenant_id).set(name, PRODUCTION, {version.version: 100})
         return PushedVersion(
             name=name,
             version=version.version,
@@ -122,9 +123,11 @@ class AdapterRegistry:
 
 async def delete_adapter(database: Database, storage: AdapterStorage, tenant_id: UUID, name: str) -> None:
     """Removes the name, and each blob that no other adapter of the tenant holds. Raises `AdapterNotFound`."""
-    async with database.transaction() as session:
+    async with database.as_tenant(tenant_id) as session:
         repository = AdapterRepository(session, tenant_id)
-        digests = {version.digest for version in await repository.versions(name)}
+        digests = {
+            version.digest for version in await repository.versions(name) if version.digest is not None
+        }
         await repository.delete(name)
         for adapter in await repository.list():
             digests -= {version.digest for version in await repository.versions(adapter.name)}

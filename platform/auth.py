@@ -17,8 +17,7 @@ from loraplex.platform.errors import InsufficientScope
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import MalformedKey
 from loraplex.tenants.key_format import ParsedKey, parse_key
-from loraplex.tenants.keys import KeyRepository, check_key
-from loraplex.tenants.models import ApiKey
+from loraplex.tenants.keys import FoundKey, KeyRepository, check_key
 from loraplex.tenants.scopes import effective_scopes
 
 MAX_CACHED_KEYS = 10_000
@@ -44,7 +43,7 @@ class Authenticator:
         self._database = database
         self._cache_s = cache_s
         self._clock = clock
-        self._records: OrderedDict[str, tuple[float, ApiKey | None]] = OrderedDict()
+        self._records: OrderedDict[str, tuple[float, FoundKey | None]] = OrderedDict()
 
     def requires(self, scope: str) -> Callable[[Request], Awaitable[Caller]]:
         """A dependency that lets a tenant's key with `scope` through."""
@@ -61,23 +60,23 @@ class Authenticator:
         """Raises `InvalidApiKey`, `TenantSuspended`, `InsufficientScope` for an operator's key, `DatabaseUnavailable`."""
         presented = parse_key(bearer_token(headers))
         record = check_key(await self._find(presented), presented, datetime.now(UTC))
-        if record.tenant is None:
+        if record.tenant_id is None or record.tenant_name is None or record.weight is None:
             raise InsufficientScope("An operator's key cannot act for a tenant.")
         return Caller(
-            tenant_id=record.tenant.id,
-            tenant_name=record.tenant.name,
+            tenant_id=record.tenant_id,
+            tenant_name=record.tenant_name,
             key_id=record.key_id,
             scopes=effective_scopes(record.scopes),
-            weight=record.tenant.weight,
+            weight=record.weight,
         )
 
-    async def _find(self, presented: ParsedKey) -> ApiKey | None:
+    async def _find(self, presented: ParsedKey) -> FoundKey | None:
         known = self._records.get(presented.key_id)
         if known is not None and self._clock() < known[0]:
             return known[1]
         # The age counts from before the query: what the query saw may be older than its end.
         until = self._clock() + self._cache_s
-        async with self._database.transaction() as session:
+        async with self._database.as_writer() as session:
             record = await KeyRepository(session).find(presented.key_id)
         self._records[presented.key_id] = (until, record)
         self._records.move_to_end(presented.key_id)

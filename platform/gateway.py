@@ -33,7 +33,7 @@ from loraplex.platform.token_text import TokenText
 from loraplex.platform.tokenizer import load_tokenizer
 from loraplex.tenants import valkey
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import InvalidField, TenantsError
+from loraplex.tenants.errors import InvalidField, RoleUnsafe, TenantsError
 
 OnStage = Callable[[str], None]
 
@@ -107,6 +107,7 @@ async def _assemble(
     pings: dict[str, Ping] = {"postgresql": database.ping, "valkey": partial(valkey.ping, client)}
     health = Health(engines=engines, pings=pings, metrics=metrics, stall_s=settings.ready_stall_s)
     await _require_dependencies(health)
+    await _require_roles(database)
     watching = asyncio.create_task(health.watch())
     stack.callback(watching.cancel)
     storage = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
@@ -153,6 +154,13 @@ async def _require_dependencies(health: Health) -> None:
         except (TenantsError, OSError) as error:
             raise DependencyFailed(f"{name}: {error}") from error
     await health.check()
+
+
+async def _require_roles(database: Database) -> None:
+    try:
+        await database.check_roles()
+    except RoleUnsafe as error:
+        raise DependencyFailed(f"postgresql: {error}") from error
 
 
 def _limits(settings: Settings) -> GatewayLimits:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from loraplex.platform.auth import Caller
 from loraplex.platform.errors import ModelNotFound
 from loraplex.platform.services import GatewayServices
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.served_adapters import ServedAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ async def resolve_model(services: GatewayServices, caller: Caller, name: str) ->
     """Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants."""
     if name == services.served_model_name:
         return ResolvedModel(name)
-    async with services.database.transaction() as session:
-        adapter = await AdapterRepository(session, caller.tenant_id).resolve(name)
+    async with services.database.as_tenant(caller.tenant_id) as session:
+        adapter = await ServedAdapters(session, caller.tenant_id).resolve(name)
     if adapter is None:
         raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
     return ResolvedModel(
@@ -57,7 +57,7 @@ async def resolve_model(services: GatewayServices, caller: Caller, name: str) ->
 
 async def list_models(services: GatewayServices, caller: Caller) -> list[ResolvedModel]:
     """The base model and the caller's adapters that have a ready `production` version."""
-    async with services.database.transaction() as session:
-        adapters = await AdapterRepository(session, caller.tenant_id).served()
+    async with services.database.as_tenant(caller.tenant_id) as session:
+        adapters = await ServedAdapters(session, caller.tenant_id).list()
     own = [ResolvedModel(each.name, f"{each.name}@{each.version}", each.digest) for each in adapters]
     return [ResolvedModel(services.served_model_name), *own]

@@ -1,11 +1,9 @@
-"""A tenant's adapters: names, immutable versions and movable aliases. Invariant: every statement is bound to one tenant;
-a version number, once given, names one digest for ever, and from its first alias on one profile.
-"""
+"""A tenant's adapters: names and immutable versions. Invariant: every statement is bound to one tenant; a version number, once given, names one digest for ever, and from its first alias on one profile."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Select, func, select
@@ -15,32 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.adapter_profile import AdapterProfile, ProfileChange
 from loraplex.tenants.errors import (
     AdapterNotFound,
-    AliasNotFound,
-    NoPreviousVersion,
     ProfileFixed,
     VersionNotFound,
     VersionNotReady,
 )
-from loraplex.tenants.model_reference import PRODUCTION, parse_model_reference
-from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion
-from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME, check_adapter_name, check_alias_name, is_name
+from loraplex.tenants.models import Adapter, AdapterVersion
+from loraplex.tenants.names import ADAPTER_NAME, check_adapter_name, is_name
 
 MAX_VERSION = 2**31 - 1
 GONE_STATES = ("rejected", "deleting")
-ResolvedRows: TypeAlias = Select[UUID, str, int, str, str | None, dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class ResolvedAdapter:
-    """What a model reference means now; `alias` is None for a pinned version."""
-
-    adapter_id: UUID
-    name: str
-    version: int
-    digest: str
-    tool_style: str | None
-    defaults: Mapping[str, Any]
-    alias: str | None
 
 
 class AdapterRepository:
@@ -77,7 +58,7 @@ class AdapterRepository:
 
         One with the same digest and no alias yet takes the profile over. Raises `AdapterNotFound`.
         """
-        adapter = await self._locked(name)
+        adapter = await self.locked(name)
         existing = fitting(await self._versions_with(adapter.id, digest), profile)
         if existing is not None:
             if profile is not None:
@@ -105,7 +86,7 @@ class AdapterRepository:
 
     async def change_profile(self, name: str, version: int, change: ProfileChange) -> AdapterVersion:
         """Changes what `change` holds. Raises `AdapterNotFound`, `VersionNotFound`, or `ProfileFixed` after its first alias."""
-        adapter = await self._locked(name)
+        adapter = await self.locked(name)
         record = await self._version(adapter, version)
         if record.aliased_at is not None:
             raise ProfileFixed(
@@ -125,94 +106,21 @@ class AdapterRepository:
         query = select(AdapterVersion).where(AdapterVersion.adapter_id == adapter.id)
         return [*await self._session.scalars(query.order_by(AdapterVersion.version))]
 
-    async def aliases(self, name: str) -> list[AdapterAlias]:
-        """Every alias of `name`, in alphabetical order. Raises `AdapterNotFound`."""
-        adapter = await self.get(name)
-        query = select(AdapterAlias).where(AdapterAlias.adapter_id == adapter.id)
-        return [*await self._session.scalars(query.order_by(AdapterAlias.alias))]
-
-    async def set_alias(self, name: str, alias: str, version: int) -> AdapterAlias:
-        """Points `alias` to a ready version. Raises `AdapterNotFound`, `VersionNotFound` or `VersionNotReady`."""
-        adapter = await self._locked(name)
-        await self._check_ready(adapter, version)
-        record = await self._session.get(AdapterAlias, (adapter.id, check_alias_name(alias)))
-        if record is None:
-            keys = {"adapter_id": adapter.id, "tenant_id": self._tenant_id, "alias": alias}
-            record = AdapterAlias(**keys, version=version, updated_at=datetime.now(UTC))
-            self._session.add(record)
-        else:
-            move(record, version)
-        await self._session.flush()
-        return record
-
-    async def rollback(self, name: str, alias: str) -> AdapterAlias:
-        """Points `alias` back to where it was before; twice in a row changes nothing.
-
-        Raises `AdapterNotFound`, `AliasNotFound`, `NoPreviousVersion` or `VersionNotReady`.
-        """
-        adapter = await self._locked(name)
-        key = (adapter.id, alias)
-        record = await self._session.get(AdapterAlias, key) if is_name(alias, ALIAS_NAME) else None
-        if record is None:
-            raise AliasNotFound(f"adapter {name} has no alias {alias[:80]!r}")
-        if record.previous_version is None:
-            raise NoPreviousVersion(f"{name}:{alias} has pointed to version {record.version} only")
-        await self._check_ready(adapter, record.previous_version)
-        move(record, record.previous_version)
-        await self._session.flush()
-        return record
-
     async def delete(self, name: str) -> None:
         """Removes the name at once; its versions stay for the ledger. Raises `AdapterNotFound`."""
-        adapter = await self._locked(name)
+        adapter = await self.locked(name)
         adapter.deleted_at = datetime.now(UTC)
         await self._session.flush()
-
-    async def resolve(self, model: str) -> ResolvedAdapter | None:
-        """What `<adapter>`, `<adapter>:<alias>` or `<adapter>@<version>` means; None unless it is ready here."""
-        reference = parse_model_reference(model)
-        if reference is None:
-            return None
-        if reference.alias is None:
-            query = self._ready().where(AdapterVersion.version == reference.version)
-        else:
-            query = self._aliased().where(AdapterAlias.alias == reference.alias)
-        row = (await self._session.execute(query.where(Adapter.name == reference.name))).one_or_none()
-        return None if row is None else ResolvedAdapter(*row, alias=reference.alias)
-
-    async def served(self) -> list[ResolvedAdapter]:
-        """What each live adapter's `production` alias means now, by name; adapters without a ready one are left out."""
-        query = self._aliased().where(AdapterAlias.alias == PRODUCTION).order_by(Adapter.name)
-        rows = await self._session.execute(query)
-        return [ResolvedAdapter(*row, alias=PRODUCTION) for row in rows]
 
     async def list(self) -> list[Adapter]:
         """The tenant's live adapters, by name."""
         return [*await self._session.scalars(self._live().order_by(Adapter.name))]
 
-    def _aliased(self) -> ResolvedRows:
-        return self._ready().join(
-            AdapterAlias,
-            (AdapterAlias.adapter_id == AdapterVersion.adapter_id)
-            & (AdapterAlias.version == AdapterVersion.version),
-        )
-
-    def _ready(self) -> ResolvedRows:
-        version = AdapterVersion
-        return (
-            select(
-                *(Adapter.id, Adapter.name, version.version, version.digest),
-                *(version.tool_style, version.defaults),
-            )
-            .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
-            .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
-            .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.state == "ready")
-        )
-
     def _live(self) -> Select[Adapter]:
         return select(Adapter).where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
 
-    async def _locked(self, name: str) -> Adapter:
+    async def locked(self, name: str) -> Adapter:
+        """The adapter, kept from others until the transaction ends. Raises `AdapterNotFound`."""
         return await self._one(self._live().where(Adapter.name == name).with_for_update(), name)
 
     async def _one(self, query: Select[Adapter], name: str) -> Adapter:
@@ -233,7 +141,8 @@ class AdapterRepository:
         query = select(func.max(AdapterVersion.version)).where(AdapterVersion.adapter_id == adapter_id)
         return (await self._session.scalar(query) or 0) + 1
 
-    async def _check_ready(self, adapter: Adapter, version: int) -> None:
+    async def check_ready(self, adapter: Adapter, version: int) -> None:
+        """Raises `VersionNotFound` or `VersionNotReady`."""
         state = (await self._version(adapter, version)).state
         if state != "ready":
             raise VersionNotReady(f"version {version} of adapter {adapter.name} is {state}, not ready")
@@ -267,10 +176,3 @@ def profile_of(version: AdapterVersion) -> AdapterProfile:
 
 def set_profile(version: AdapterVersion, profile: AdapterProfile) -> None:
     version.tool_style, version.defaults = profile.tool_style, dict(profile.defaults)
-
-
-def move(record: AdapterAlias, version: int) -> None:
-    """Points an alias to `version`; pointing it to where it is already keeps its way back."""
-    if record.version != version:
-        record.previous_version, record.version = record.version, version
-        record.updated_at = datetime.now(UTC)

@@ -1,14 +1,17 @@
-"""The PostgreSQL connection pool. Invariant: one transaction per unit of work, committed here and nowhere else."""
+"""The PostgreSQL connection pool. Invariant: one transaction per unit of work, committed here and nowhere else, and every one
+of them takes a role that row-level security binds; the connecting role's own rights are never used.
+"""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from uuid import UUID
 
 from sqlalchemy import URL, make_url, text
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from loraplex.tenants.errors import DatabaseUnavailable, InvalidField
+from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, RoleUnsafe
 
 DRIVER = "postgresql+psycopg"
 SCHEMES = ("postgres", "postgresql", DRIVER)
@@ -17,6 +20,10 @@ STATEMENT_MILLISECONDS = 30_000
 IDLE_MILLISECONDS = 60_000
 POOL_SIZE = 10
 POOL_WAIT_SECONDS = 5
+ROLES = ("app_tenant", "app_operator", "app_writer")
+# Both settings end with the transaction: a pooled connection carries nothing over.
+TAKE_ROLE = text("SELECT set_config('role', :role, true), set_config('app.tenant_id', :tenant_id, true)")
+BYPASSES = text("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
 
 
 def parse_database_url(url: str) -> URL:
@@ -36,6 +43,7 @@ class Database:
     """A pool of connections; repositories get their session from `transaction`."""
 
     def __init__(self, url: str, *, pool_size: int = POOL_SIZE) -> None:
+        self.url = url
         timeouts = (
             f"-c statement_timeout={STATEMENT_MILLISECONDS} "
             f"-c idle_in_transaction_session_timeout={IDLE_MILLISECONDS}"
@@ -51,24 +59,52 @@ class Database:
         )
         self._sessions = async_sessionmaker(self._engine, expire_on_commit=False)
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[AsyncSession]:
-        """Commits at the end, rolls back on any error. Raises `DatabaseUnavailable` when PostgreSQL cannot serve."""
-        try:
-            async with self._sessions.begin() as session:
-                yield session
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
-            raise DatabaseUnavailable(f"PostgreSQL did not serve the request: {first_line(error)}") from error
+    def as_tenant(self, tenant_id: UUID) -> AbstractAsyncContextManager[AsyncSession]:
+        """A transaction that sees and writes the rows of one tenant."""
+        return self._transaction("app_tenant", str(tenant_id))
+
+    def as_operator(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """A transaction that manages all tenants."""
+        return self._transaction("app_operator", "")
+
+    def as_writer(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """A transaction that finds keys and keeps the books of requests."""
+        return self._transaction("app_writer", "")
 
     async def ping(self) -> None:
         """Raises `DatabaseUnavailable` unless PostgreSQL answers."""
-        async with self.transaction() as session:
+        async with self.as_writer() as session:
             await session.execute(text("SELECT 1"))
+
+    async def check_roles(self) -> None:
+        """Raises `RoleUnsafe` when a role cannot be taken, or row-level security would not bind it."""
+        for role in ROLES:
+            try:
+                async with self._transaction(role, "") as session:
+                    bypasses = (await session.execute(BYPASSES)).scalar_one()
+            except ProgrammingError as error:
+                raise RoleUnsafe(
+                    f"the database user may not take the role {role}: {first_line(error)}"
+                ) from error
+            if bypasses:
+                raise RoleUnsafe(
+                    f"the database role {role} bypasses row-level security; take that right from it"
+                )
+
+    @asynccontextmanager
+    async def _transaction(self, role: str, tenant_id: str) -> AsyncIterator[AsyncSession]:
+        """Commits at the end, rolls back on any error. Raises `DatabaseUnavailable` when PostgreSQL cannot serve."""
+        try:
+            async with self._sessions.begin() as session:
+                await session.execute(TAKE_ROLE, {"role": role, "tenant_id": tenant_id})
+                yield session
+        except (OperationalError, InterfaceError, PoolTimeout) as error:
+            raise DatabaseUnavailable(f"PostgreSQL did not serve the request: {first_line(error)}") from error
 
     async def close(self) -> None:
         await self._engine.dispose()
 
 
 def first_line(error: Exception) -> str:
-    cause = error.orig if isinstance(error, (OperationalError, InterfaceError)) else error
+    cause = error.orig if isinstance(error, DBAPIError) else error
     return next(iter(str(cause).splitlines()), type(error).__name__)

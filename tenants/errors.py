@@ -20,7 +20,9 @@ TenantsError
 │   ├── NameTaken
 │   ├── VersionNotReady
 │   ├── ProfileFixed         the version has had an alias
+│   ├── AliasMoved           the alias is not where the caller saw it
 │   └── NoPreviousVersion
+├── RoleUnsafe               row-level security would not bind the server: it must not start
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
     └── ValkeyUnavailable
@@ -112,7 +114,15 @@ class ProfileFixed(Conflict):
     pass
 
 
+class AliasMoved(Conflict):
+    pass
+
+
 class NoPreviousVersion(Conflict):
+    pass
+
+
+class RoleUnsafe(TenantsError):
     pass
 
 

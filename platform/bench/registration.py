@@ -57,7 +57,7 @@ class Registration:
         self._server = server
 
     async def tenant(self, name: str) -> BenchTenant:
-        async with self._database.transaction() as session:
+        async with self._database.as_operator() as session:
             tenant = await TenantRepository(session).create(name)
             issued = await KeyRepository(session).create(tenant.id, "bench", [INFERENCE])
             return BenchTenant(name, tenant.id, issued.plaintext)

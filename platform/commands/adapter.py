@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
 from loraplex.adapters.registry import AdapterRegistry, Promotion, PushedVersion, delete_adapter
@@ -31,9 +32,10 @@ from loraplex.platform.start_errors import StartError
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.aliases import AliasRepository, AliasState
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError
-from loraplex.tenants.models import AdapterAlias, AdapterVersion
+from loraplex.tenants.models import AdapterVersion
 
 DIGEST_CACHE = "model_digests.json"
 
@@ -83,10 +85,9 @@ def list_adapters(tenant: Tenant, data_dir: DataDir = None, as_json: AsJson = Fa
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
         documents = []
-        async with database.transaction() as session:
-            repository = AdapterRepository(session, tenant_id)
-            for adapter in await repository.list():
-                documents.append(await _adapter_document(repository, adapter.name))
+        async with database.as_operator() as session:
+            for adapter in await AdapterRepository(session, tenant_id).list():
+                documents.append(await _adapter_document(session, tenant_id, adapter.name))
         table = Table("name", "versions", "aliases")
         for document in documents:
             aliases = ", ".join(f"{alias}@{version}" for alias, version in document["aliases"].items())
@@ -101,8 +102,8 @@ def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson =
     """Show an adapter's versions and aliases."""
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.transaction() as session:
-            document = await _adapter_document(AdapterRepository(session, tenant_id), name)
+        async with database.as_operator() as session:
+            document = await _adapter_document(session, tenant_id, name)
         table = Table("version", "state", "rank", "bytes", "aliases", "tool style", "defaults", "digest")
         for version in document["versions"]:
             aliases = [alias for alias, number in document["aliases"].items() if number == version["version"]]
@@ -131,7 +132,7 @@ def profile(
     change = profile_change(tool_style, defaults)
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.transaction() as session:
+        async with database.as_operator() as session:
             adapters = AdapterRepository(session, tenant_id)
             if change:
                 record = await adapters.change_profile(name, version, change)
@@ -156,8 +157,8 @@ def alias(
     """Point an alias at a version."""
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.transaction() as session:
-            record = await AdapterRepository(session, tenant_id).set_alias(name, alias_name, version)
+        async with database.as_operator() as session:
+            record = await AliasRepository(session, tenant_id).set(name, alias_name, {version: 100})
         _print_alias(name, record, as_json)
 
     _run(run, tenant, data_dir, as_json)
@@ -174,8 +175,8 @@ def rollback(
     """Point an alias back at the version before."""
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        async with database.transaction() as session:
-            record = await AdapterRepository(session, tenant_id).rollback(name, alias_name)
+        async with database.as_operator() as session:
+            record = await AliasRepository(session, tenant_id).rollback(name, alias_name)
         _print_alias(name, record, as_json)
 
     _run(run, tenant, data_dir, as_json)
@@ -217,7 +218,7 @@ def _run(
 async def _tenant(name: str, data_dir: Path | None) -> AsyncIterator[tuple[Database, UUID, Path]]:
     home = load_settings({"data_dir": data_dir}).data_dir
     async with open_database(home) as database:
-        async with database.transaction() as session:
+        async with database.as_operator() as session:
             tenant_id = (await TenantRepository(session).get(name)).id
         yield database, tenant_id, home
 
@@ -232,9 +233,10 @@ def _facts_of(model: str, home: Path) -> BaseModelFacts:
     return BaseModelFacts(served_name=model, path=model, digest=model_digest(model, home / DIGEST_CACHE))
 
 
-async def _adapter_document(repository: AdapterRepository, name: str) -> dict[str, Any]:
-    aliases = {record.alias: record.version for record in await repository.aliases(name)}
-    versions = [_version_document(version) for version in await repository.versions(name)]
+async def _adapter_document(session: AsyncSession, tenant_id: UUID, name: str) -> dict[str, Any]:
+    aliases = {state.alias: state.version for state in await AliasRepository(session, tenant_id).list(name)}
+    records = await AdapterRepository(session, tenant_id).versions(name)
+    versions = [_version_document(version) for version in records]
     return {"name": name, "aliases": aliases, "versions": versions}
 
 
@@ -272,7 +274,7 @@ def _report_table(report: ValidationReport) -> Table:
     return table
 
 
-def _print_alias(name: str, record: AdapterAlias, as_json: bool) -> None:
+def _print_alias(name: str, record: AliasState, as_json: bool) -> None:
     document = {"name": name, "alias": record.alias, "version": record.version}
     _print(document, as_json, f"{escape(name)}:{escape(record.alias)} is version {record.version}")
 

@@ -50,7 +50,7 @@ def create(
     expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             owner = await owner_id(session, tenant)
             issued = await KeyRepository(session).create(owner, name, scopes, environment, expires_at)
         print_key(issued.plaintext, as_json)
@@ -66,7 +66,7 @@ def list_keys(
     check_owner(tenant, operator)
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             keys = await KeyRepository(session).list(await owner_id(session, tenant))
         print_rows([key_document(key) for key in keys], as_json, COLUMNS)
 
@@ -86,7 +86,7 @@ def rotate(
     check_owner(tenant, operator)
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             owner = await owner_id(session, tenant)
             issued = await KeyRepository(session).rotate(owner, key_id, grace_seconds)
         print_key(issued.plaintext, as_json)
@@ -106,7 +106,7 @@ def revoke(
     check_owner(tenant, operator)
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             key = await KeyRepository(session).revoke(await owner_id(session, tenant), key_id)
         print_document(key_document(key), as_json)
 

@@ -31,7 +31,7 @@ def create(name: Name, weight: Weight = 1.0, data_dir: DataDir = None, as_json: 
     """Create a tenant and print its first key (scope tenant:admin) once."""
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             tenant = await TenantRepository(session).create(name, weight)
             issued = await KeyRepository(session).create(tenant.id, FIRST_KEY_NAME, [TENANT_ADMIN])
         print_key(issued.plaintext, as_json)
@@ -44,7 +44,7 @@ def list_tenants(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List all tenants."""
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             documents = [tenant_document(tenant) for tenant in await TenantRepository(session).list()]
         print_rows(documents, as_json, COLUMNS)
 
@@ -56,7 +56,7 @@ def show(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Show one tenant with its adapters and the public ids of its keys."""
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             tenant = await TenantRepository(session).get(name)
             keys = await KeyRepository(session).list(tenant.id)
             adapters = await AdapterRepository(session, tenant.id).list()
@@ -74,7 +74,7 @@ def suspend(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> No
     """Suspend a tenant: none of its keys authenticates until it is resumed."""
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             tenant = await TenantRepository(session).suspend(name)
         print_document(tenant_document(tenant), as_json)
 
@@ -86,7 +86,7 @@ def resume(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> Non
     """Resume a suspended tenant."""
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.transaction() as session:
+        async with open_database(data_dir) as database, database.as_operator() as session:
             tenant = await TenantRepository(session).resume(name)
         print_document(tenant_document(tenant), as_json)
 

@@ -55,7 +55,7 @@ async def prepare_demo(
     `model` is the served name of the base model. Raises `TenantIsNotTheDemos` for a name that is in use.
     """
     written = read_demo_file(data_dir)
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         tenants = [(plan, await _tenant(session, plan.name)) for plan in DEMO_TENANTS]
         access = DemoAccess(
             base_url=base_url,

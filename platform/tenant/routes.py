@@ -34,7 +34,7 @@ def tenant_router(services: GatewayServices, authenticator: Authenticator) -> AP
         change = await read_object(request, services.limits.body, read_profile_change, check_elsewhere)
         if not _VERSION.fullmatch(version):
             raise VersionNotFound(f"no version {version[:20]!r}: versions are numbers from 1")
-        async with services.database.transaction() as session:
+        async with services.database.as_tenant(caller.tenant_id) as session:
             adapters = AdapterRepository(session, caller.tenant_id)
             record = await adapters.change_profile(name, int(version), change)
         content = msgspec.json.encode(_version_document(name, record))

@@ -16,6 +16,7 @@ from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InvalidName
 from loraplex.tenants.names import check_adapter_name
+from loraplex.tenants.served_adapters import ServedAdapters
 
 PeftFactory = Callable[..., tuple[PeftModel, Path]]
 BASE = "b" * 64
@@ -32,13 +33,13 @@ def registry(database: Database, storage: AdapterStorage, model_config: ModelCon
 
 
 async def make_tenant(database: Database, name: str) -> UUID:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         return (await TenantRepository(session).create(name)).id
 
 
 async def resolved(database: Database, tenant_id: UUID, model: str) -> tuple[int, str] | None:
-    async with database.transaction() as session:
-        found = await AdapterRepository(session, tenant_id).resolve(model)
+    async with database.as_operator() as session:
+        found = await ServedAdapters(session, tenant_id).resolve(model)
     return None if found is None else (found.version, found.digest)
 
 
@@ -68,7 +69,7 @@ async def test_the_report_is_kept(
 ) -> None:
     tenant_id = await make_tenant(database, "acme")
     pushed = await registry.push(tenant_id, "voice", peft_adapter(r=4, target_modules="all-linear")[1])
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         (version,) = await AdapterRepository(session, tenant_id).versions("voice")
     assert version.report == {"checks": pushed.report.as_dicts()} and len(version.report["checks"]) == 11
     assert version.config["r"] == 4 and version.state == "ready"
@@ -129,7 +130,7 @@ async def test_a_refused_adapter_leaves_nothing(
         message = "adapter_config.json says 5"
     with pytest.raises(AdapterRejected, match=message):
         await registry.push(tenant_id, "voice", folder)
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         assert await AdapterRepository(session, tenant_id).list() == []
     staging = tmp_path / "store" / ".staging"
     assert not (tmp_path / "store" / str(tenant_id)).exists() and not (

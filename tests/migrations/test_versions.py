@@ -47,7 +47,7 @@ def test_check_constraints_equal_the_models(database_url: str, empty_database_ur
 def constraints(url: str) -> dict[str, str]:
     query = """
         SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
-        WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text <> 'alembic_version'
+        WHERE connamespace = 'public'::regnamespace AND contype <> 't' AND conrelid::regclass::text <> 'alembic_version'
     """
     with psycopg.connect(url) as connection:
         return dict(connection.execute(query).fetchall())
@@ -102,7 +102,13 @@ def test_a_profile_is_free_until_the_first_alias(database_url: str) -> None:
         insert_version(connection)
         connection.execute("UPDATE adapter_versions SET tool_style = 'hermes', defaults = '{\"top_k\": 5}'")
         connection.execute("UPDATE adapter_versions SET tool_style = 'mistral'")
-        connection.execute(INSERT_ALIAS)
+        connection.execute(
+            "INSERT INTO adapter_aliases (adapter_id, tenant_id, alias) SELECT id, tenant_id, 'production' FROM adapters"
+        )
+        connection.execute(
+            "INSERT INTO alias_targets SELECT id, 'production', 1, 1, tenant_id, 100 FROM adapters"
+        )
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         connection.execute("DELETE FROM adapter_aliases")
         for change in ("tool_style = 'hermes'", "defaults = '{}'", "aliased_at = NULL", "tool_style = NULL"):
             with (
@@ -119,6 +125,32 @@ def test_a_profile_outside_its_closed_set(database_url: str, change: str) -> Non
         insert_version(connection)
         with pytest.raises(psycopg.errors.CheckViolation):
             connection.execute(f"UPDATE adapter_versions SET {change}".encode())
+
+
+def test_aliases_keep_their_place_both_ways(empty_database_url: str) -> None:
+    upgrade(empty_database_url, "0003")
+    with psycopg.connect(empty_database_url) as connection:
+        insert_version(connection)
+        connection.execute(
+            "INSERT INTO adapter_versions (id, tenant_id, adapter_id, version, digest, state, size_bytes, rank, config,"
+            " report) SELECT gen_random_uuid(), tenant_id, adapter_id, 2, repeat('b', 64), 'ready', 1, 8, '{}', '{}'"
+            " FROM adapter_versions"
+        )
+        connection.execute(INSERT_ALIAS)
+        connection.execute("UPDATE adapter_aliases SET version = 2, previous_version = 1")
+        connection.execute(INSERT_ALIAS.replace("production", "canary"))
+    upgrade(empty_database_url)
+    targets = "SELECT alias, generation, version, weight FROM alias_targets ORDER BY alias, generation"
+    with psycopg.connect(empty_database_url) as connection:
+        assert connection.execute(targets).fetchall() == [
+            ("canary", 1, 1, 100),
+            ("production", 1, 1, 100),
+            ("production", 2, 2, 100),
+        ]
+    downgrade(empty_database_url, "0003")
+    with psycopg.connect(empty_database_url) as connection:
+        found = connection.execute("SELECT alias, version, previous_version FROM adapter_aliases ORDER BY 1")
+        assert found.fetchall() == [("canary", 1, None), ("production", 2, 1)]
 
 
 def test_what_had_an_alias_before_profiles_keeps_the_empty_one(empty_database_url: str) -> None:

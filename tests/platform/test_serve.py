@@ -135,7 +135,7 @@ def make_key(database_url: str, name: str = "acme") -> str:
 
     async def make() -> str:
         database = Database(database_url)
-        async with database.transaction() as session:
+        async with database.as_operator() as session:
             tenant = await TenantRepository(session).create(name)
             key = (await KeyRepository(session).create(tenant.id, "test", [INFERENCE])).plaintext
         await database.close()

@@ -8,7 +8,7 @@ from loraplex.tenants.errors import InvalidField, InvalidName, NameTaken, Tenant
 
 
 async def test_create_get_list(database: Database) -> None:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         tenants = TenantRepository(session)
         created = await tenants.create("zebra", weight=2.5)
         await tenants.create("acme")
@@ -18,7 +18,7 @@ async def test_create_get_list(database: Database) -> None:
 
 
 async def test_a_name_is_taken_once_and_the_transaction_goes_on(database: Database) -> None:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         tenants = TenantRepository(session)
         await tenants.create("acme")
         with pytest.raises(NameTaken):
@@ -30,20 +30,20 @@ async def test_a_name_is_taken_once_and_the_transaction_goes_on(database: Databa
     "name", ["", "Acme", "-a", "a" * 64, "a b", "a\n", "ä", "a_b", "a;DROP TABLE tenants"]
 )
 async def test_names_that_are_refused(database: Database, name: str) -> None:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         with pytest.raises(InvalidName, match="lower-case"):
             await TenantRepository(session).create(name)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 1001.0, float("nan"), float("inf")])
 async def test_weights_that_are_refused(database: Database, weight: float) -> None:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         with pytest.raises(InvalidField, match="weight"):
             await TenantRepository(session).create("acme", weight)
 
 
 async def test_suspend_and_resume(database: Database) -> None:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         tenants = TenantRepository(session)
         await tenants.create("acme")
         first = (await tenants.suspend("acme")).suspended_at

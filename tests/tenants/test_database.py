@@ -23,18 +23,18 @@ def test_refused_addresses(url: str) -> None:
 
 
 async def test_commits_at_the_end(database: Database) -> None:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         await TenantRepository(session).create("acme")
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         assert (await TenantRepository(session).get("acme")).name == "acme"
 
 
 async def test_rolls_back_on_any_error(database: Database) -> None:
     with pytest.raises(RuntimeError):
-        async with database.transaction() as session:
+        async with database.as_operator() as session:
             await TenantRepository(session).create("acme")
             raise RuntimeError
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         with pytest.raises(TenantNotFound):
             await TenantRepository(session).get("acme")
 
@@ -48,17 +48,19 @@ async def test_an_unreachable_database_is_unavailable() -> None:
 
 async def test_survives_a_lost_connection(database: Database) -> None:
     await database.ping()
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
+        await session.execute(text("RESET ROLE"))
         query = (
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         await session.execute(text(f"SELECT pg_terminate_backend(pid) FROM ({query}) AS others"))
     with pytest.raises(DatabaseUnavailable):
-        async with database.transaction() as session:
+        async with database.as_operator() as session:
+            await session.execute(text("RESET ROLE"))
             await session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
     await database.ping()
 
 
 async def test_a_statement_has_a_time_limit(database: Database) -> None:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         assert await session.scalar(text("SHOW statement_timeout")) == "30s"

@@ -32,7 +32,7 @@ def issued(result: Result) -> str:
 
 async def scopes_of(database_url: str, plaintext: str) -> frozenset[str]:
     database = Database(database_url)
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         record = await KeyRepository(session).authenticate(plaintext)
     await database.close()
     return effective_scopes(record.scopes)

@@ -17,6 +17,7 @@ from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevokedKey
 from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.served_adapters import ServedAdapters
 
 BASE_DIGEST = "b" * 64
 NAMES = {"harbor": "pirate", "ledger": "records", "acme": "support"}
@@ -35,9 +36,9 @@ async def prepare(database: Database, registry: AdapterRegistry, data_dir: Path)
 
 
 async def scopes_of(database: Database, text: str) -> tuple[str | None, list[str]]:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         key = await KeyRepository(session).authenticate(text)
-        return (None if key.tenant is None else key.tenant.name), key.scopes
+        return key.tenant_name, key.scopes
 
 
 async def test_three_tenants_with_their_own_keys_and_adapters(
@@ -51,11 +52,11 @@ async def test_three_tenants_with_their_own_keys_and_adapters(
     for tenant in access.tenants:
         assert await scopes_of(database, tenant.api_key) == (tenant.name, ["inference"])
         assert await scopes_of(database, tenant.admin_key) == (tenant.name, ["tenant:admin"])
-        async with database.transaction() as session:
+        async with database.as_operator() as session:
             tenant_id = (await TenantRepository(session).get(tenant.name)).id
             adapters = AdapterRepository(session, tenant_id)
             assert [adapter.name for adapter in await adapters.list()] == [NAMES[tenant.name]]
-            resolved = await adapters.resolve(NAMES[tenant.name])
+            resolved = await ServedAdapters(session, tenant_id).resolve(NAMES[tenant.name])
             assert resolved is not None and (resolved.version, resolved.alias) == (1, "production")
 
 
@@ -77,7 +78,7 @@ async def test_a_restart_changes_nothing(
 ) -> None:
     first = await prepare(database, registry, tmp_path)
     assert await prepare(database, registry, tmp_path) == first
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         tenant = await TenantRepository(session).get("harbor")
         assert len(await AdapterRepository(session, tenant.id).versions("pirate")) == 1
         assert len(await KeyRepository(session).list(tenant.id)) == 2
@@ -107,7 +108,7 @@ async def test_only_a_key_that_no_longer_works_is_replaced(
     database: Database, registry: AdapterRegistry, tmp_path: Path
 ) -> None:
     first = await prepare(database, registry, tmp_path)
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         keys = KeyRepository(session)
         revoked = await keys.authenticate(first.tenants[0].api_key)
         await keys.revoke(revoked.tenant_id, revoked.key_id)
@@ -131,12 +132,12 @@ async def test_a_file_cannot_pass_off_another_tenants_key(
 async def test_a_foreign_tenant_of_that_name_is_left_alone(
     database: Database, registry: AdapterRegistry, tmp_path: Path
 ) -> None:
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         foreign = await TenantRepository(session).create("ledger")
         await KeyRepository(session).create(foreign.id, "their own", ["inference"])
     with pytest.raises(TenantIsNotTheDemos, match="'ledger'"):
         await prepare(database, registry, tmp_path)
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         assert [tenant.name for tenant in await TenantRepository(session).list()] == ["ledger"]
         assert len(await KeyRepository(session).list(foreign.id)) == 1
     assert not (tmp_path / DEMO_FILE).exists()

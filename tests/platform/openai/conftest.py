@@ -29,6 +29,7 @@ from loraplex.platform.token_text import TokenText
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.aliases import AliasRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.keys import KeyRepository
 
@@ -95,7 +96,7 @@ class Gateway:
 
     async def tenant(self, name: str, scopes: tuple[str, ...] = ("inference",)) -> str:
         """A new tenant's key."""
-        async with self.database.transaction() as session:
+        async with self.database.as_operator() as session:
             tenant = await TenantRepository(session).create(name, weight=2.0)
             return (await KeyRepository(session).create(tenant.id, "key", scopes)).plaintext
 
@@ -103,14 +104,14 @@ class Gateway:
         self, tenant: str, name: str, digest: str, profile: AdapterProfile | None = None
     ) -> None:
         """A further version of a tenant's adapter, in production."""
-        async with self.database.transaction() as session:
+        async with self.database.as_operator() as session:
             owner = await TenantRepository(session).get(tenant)
             adapters = AdapterRepository(session, owner.id)
             await adapters.get_or_create(name)
             version = await adapters.add_version(
                 name, digest=digest, size_bytes=1, rank=8, config={}, report={}, profile=profile
             )
-            await adapters.set_alias(name, "production", version.version)
+            await AliasRepository(session, owner.id).set(name, "production", {version.version: 100})
 
 
 StartGateway = Callable[..., Awaitable[Gateway]]

@@ -182,11 +182,11 @@ async def test_revoked_expired_and_suspended(start_gateway: Any, database: Datab
     gateway = await start_gateway()
     key = f"Bearer {gateway.key}"
     assert (await gateway.get("/v1/models", [("authorization", key)])).status_code == 200
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         await TenantRepository(session).suspend("acme")
     suspended = await gateway.get("/v1/models", [("authorization", key)])
     assert (suspended.status_code, suspended.json()["error"]["code"]) == (403, "tenant_suspended")
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         tenant = await TenantRepository(session).resume("acme")
         keys = KeyRepository(session)
         await keys.revoke(tenant.id, gateway.key.split("_")[2])
@@ -207,7 +207,7 @@ async def test_scopes(start_gateway: Any, database: Database) -> None:
     gateway = await start_gateway()
     narrow = await gateway.tenant("narrow", ("usage:read",))
     admin = await gateway.tenant("admin", ("tenant:admin",))
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         operator = (await KeyRepository(session).create(None, "op", ["operator"])).plaintext
     for key in (narrow, operator):
         with pytest.raises(openai.PermissionDeniedError) as refused:
@@ -222,7 +222,7 @@ async def test_a_hot_key_is_looked_up_once_and_its_end_is_seen(
     gateway = await start_gateway(FakeScript(), GatewayLimits(key_cache_s=0.5))
     create = gateway.client().chat.completions.create
     await create(model=MODEL, messages=USER, max_tokens=1)
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         tenant = await TenantRepository(session).get("acme")
         await KeyRepository(session).revoke(tenant.id, gateway.key.split("_")[2])
     await create(model=MODEL, messages=USER, max_tokens=1)

@@ -18,7 +18,7 @@ PATH = "/tenant/v1/adapters/pirate/versions/1"
 
 async def upload(database: Database, tenant: str, name: str = "pirate") -> None:
     """A version without an alias."""
-    async with database.transaction() as session:
+    async with database.as_operator() as session:
         owner = await TenantRepository(session).get(tenant)
         adapters = AdapterRepository(session, owner.id)
         await adapters.get_or_create(name)

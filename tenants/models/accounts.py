@@ -1,0 +1,69 @@
+"""Tenants and API keys. Invariant: a key belongs to one tenant or to the operator; its secret is stored as a digest only."""
+
+from datetime import datetime
+from uuid import UUID, uuid4
+
+from sqlalchemy import CheckConstraint, FetchedValue, ForeignKey, Index, UniqueConstraint, func, text
+from sqlalchemy.orm import Mapped, mapped_column, relationship
+
+from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
+from loraplex.tenants.names import TENANT_NAME
+
+ENVIRONMENTS = ("live", "test", "op")
+
+
+class Tenant(Base):
+    """A customer; `weight` is its share of the engine relative to others.
+
+    `policy_epoch` grows with every change that decides what a request may do (triggers see to it): keys, limits, weight,
+    suspension. A deleted tenant stays as a row without a name in use, because the ledger's numbers stay.
+    """
+
+    __tablename__ = "tenants"
+    __table_args__ = (
+        Index("uq_tenants_live_name", "name", unique=True, postgresql_where=text("deleted_at IS NULL")),
+        CheckConstraint(f"name ~ '{TENANT_NAME}'", name="name"),
+        CheckConstraint(f"tier ~ '{TENANT_NAME}'", name="tier"),
+        CheckConstraint("weight > 0 AND weight <= 1000", name="weight"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    name: Mapped[str]
+    weight: Mapped[float] = mapped_column(server_default="1")
+    tier: Mapped[str] = mapped_column(server_default="standard")
+    policy_epoch: Mapped[BigInt] = mapped_column(server_default="1", server_onupdate=FetchedValue())
+    revision: Mapped[Revision]
+    suspended_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class ApiKey(Base):
+    """A key: its public id and the SHA-256 of its secret, which no role but the owner of `find_api_key` may read."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (
+        UniqueConstraint("key_id"),
+        UniqueConstraint("tenant_id", "id"),
+        CheckConstraint(one_of("environment", ENVIRONMENTS), name="environment"),
+        CheckConstraint("(tenant_id IS NULL) = (environment = 'op')", name="operator_has_no_tenant"),
+        CheckConstraint("octet_length(secret_sha256) = 32", name="secret_sha256"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    tenant_id: Mapped[UUID | None] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), index=True)
+    key_id: Mapped[str]
+    environment: Mapped[str]
+    name: Mapped[str]
+    secret_sha256: Mapped[bytes] = mapped_column(deferred=True, deferred_raiseload=True)
+    scopes: Mapped[list[str]]
+    allowed_cidrs: Mapped[list[str]] = mapped_column(default=list, server_default=text("'{}'::text[]"))
+    created_by: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+    revision: Mapped[Revision]
+    replaced_by: Mapped[UUID | None] = mapped_column(ForeignKey("api_keys.id", ondelete="SET NULL"))
+
+    tenant: Mapped[Tenant | None] = relationship(lazy="raise")

@@ -1,0 +1,192 @@
+"""Adapters: names, immutable versions, movable aliases and uploads in parts. Invariant: foreign keys include `tenant_id`,
+so that a row can never point into another tenant.
+"""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, func, text
+from sqlalchemy.dialects.postgresql import CHAR
+from sqlalchemy.orm import Mapped, mapped_column
+
+from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
+from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
+
+VERSION_STATES = ("uploading", "validating", "ready", "rejected", "deprecated", "deleting", "quarantined")
+TOOL_STYLES = ("hermes", "llama3", "mistral", "generic")
+UPLOAD_STATES = ("open", "completed", "aborted", "expired")
+UPLOAD_FILES = ("adapter_config.json", "adapter_model.safetensors")
+UNJUDGED_STATES = ("uploading", "validating", "rejected", "deleting")
+
+
+class Adapter(Base):
+    """A name for a line of versions; a deleted one frees its name."""
+
+    __tablename__ = "adapters"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "id"),
+        Index(
+            "uq_adapters_live_name",
+            "tenant_id",
+            "name",
+            unique=True,
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        CheckConstraint(f"name ~ '{ADAPTER_NAME}'", name="name"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    description: Mapped[str] = mapped_column(default="", server_default="")
+    revision: Mapped[Revision]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    deleted_at: Mapped[datetime | None]
+
+
+class AdapterVersion(Base):
+    """One immutable upload: a trigger keeps all but `state` and `report`, and lets `digest`, `rank` and `config` be set once,
+    from null, since only validation finds them.
+
+    `tool_style` and `defaults` may change until `aliased_at`, the time of its first alias, which another trigger sets.
+    A deleted version stays in the state `deleting`; `blob_deleted_at` says that its files are gone.
+    """
+
+    __tablename__ = "adapter_versions"
+    __table_args__ = (
+        UniqueConstraint("adapter_id", "version"),
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"], ondelete="CASCADE"
+        ),
+        Index("ix_adapter_versions_tenant_id_digest", "tenant_id", "digest"),
+        CheckConstraint("version >= 1", name="version"),
+        CheckConstraint("digest ~ '^[0-9a-f]{64}$'", name="digest"),
+        CheckConstraint("size_bytes >= 0", name="size_bytes"),
+        CheckConstraint("rank >= 1", name="rank"),
+        CheckConstraint(one_of("state", VERSION_STATES), name="state"),
+        CheckConstraint(
+            f"num_nulls(digest, rank, config) = 0 OR {one_of('state', UNJUDGED_STATES)}", name="validated"
+        ),
+        CheckConstraint(one_of("tool_style", TOOL_STYLES), name="tool_style"),
+        CheckConstraint("jsonb_typeof(defaults) = 'object'", name="defaults"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    tenant_id: Mapped[UUID]
+    adapter_id: Mapped[UUID]
+    version: Mapped[int]
+    digest: Mapped[str | None] = mapped_column(CHAR(64))
+    state: Mapped[str]
+    size_bytes: Mapped[BigInt]
+    rank: Mapped[int | None]
+    config: Mapped[dict[str, Any] | None]
+    report: Mapped[dict[str, Any]]
+    revision: Mapped[Revision]
+    created_by: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    tool_style: Mapped[str | None]
+    defaults: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default=text("'{}'::jsonb"))
+    aliased_at: Mapped[datetime | None]
+    blob_deleted_at: Mapped[datetime | None]
+
+
+class AdapterAlias(Base):
+    """A movable name: `generation` selects its targets now, `previous_generation` where a rollback goes."""
+
+    __tablename__ = "adapter_aliases"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"], ondelete="CASCADE"
+        ),
+        CheckConstraint(f"alias ~ '{ALIAS_NAME}'", name="alias"),
+        CheckConstraint("generation >= 1 AND previous_generation < generation", name="generation"),
+    )
+
+    adapter_id: Mapped[UUID] = mapped_column(primary_key=True)
+    alias: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(index=True)
+    generation: Mapped[int] = mapped_column(server_default="1")
+    previous_generation: Mapped[int | None]
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class AliasTarget(Base):
+    """A share of an alias's requests in one generation: immutable; the weights of a generation sum to 100."""
+
+    __tablename__ = "alias_targets"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["adapter_id", "alias"],
+            ["adapter_aliases.adapter_id", "adapter_aliases.alias"],
+            ondelete="CASCADE",
+        ),
+        ForeignKeyConstraint(
+            ["adapter_id", "version"],
+            ["adapter_versions.adapter_id", "adapter_versions.version"],
+            ondelete="CASCADE",
+        ),
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"], ondelete="CASCADE"
+        ),
+        CheckConstraint("weight BETWEEN 1 AND 100", name="weight"),
+    )
+
+    adapter_id: Mapped[UUID] = mapped_column(primary_key=True)
+    alias: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[UUID] = mapped_column(index=True)
+    weight: Mapped[int]
+
+
+class Upload(Base):
+    """An upload in parts; `files` is `[{name, size, sha256}]`. Its bytes count against the tenant until it ends."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "id"),
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"], ondelete="CASCADE"
+        ),
+        Index("ix_uploads_open", "expires_at", postgresql_where=text("state = 'open'")),
+        CheckConstraint(one_of("state", UPLOAD_STATES), name="state"),
+        CheckConstraint("size_bytes >= 0", name="size_bytes"),
+        CheckConstraint("part_size >= 1", name="part_size"),
+        CheckConstraint("(state = 'completed') = (version IS NOT NULL)", name="version"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    tenant_id: Mapped[UUID]
+    adapter_id: Mapped[UUID]
+    files: Mapped[list[dict[str, Any]]]
+    size_bytes: Mapped[BigInt]
+    part_size: Mapped[int]
+    state: Mapped[str]
+    version: Mapped[int | None]
+    created_by: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime]
+
+
+class UploadPart(Base):
+    """A part whose bytes are stored; `number` counts from 1."""
+
+    __tablename__ = "upload_parts"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["tenant_id", "upload_id"], ["uploads.tenant_id", "uploads.id"], ondelete="CASCADE"
+        ),
+        CheckConstraint(one_of("file", UPLOAD_FILES), name="file"),
+        CheckConstraint("number >= 1", name="number"),
+        CheckConstraint("size_bytes >= 0", name="size_bytes"),
+        CheckConstraint("sha256 ~ '^[0-9a-f]{64}$'", name="sha256"),
+    )
+
+    upload_id: Mapped[UUID] = mapped_column(primary_key=True)
+    file: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[UUID] = mapped_column(index=True)
+    size_bytes: Mapped[BigInt]
+    sha256: Mapped[str] = mapped_column(CHAR(64))
+    received_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -1,0 +1,46 @@
+"""What every table shares: naming of constraints, types of columns, and closed sets of values as checks."""
+
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from sqlalchemy import BigInteger, DateTime, FetchedValue, LargeBinary, MetaData, Text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+NAMING_CONVENTION = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+BigInt: TypeAlias = Annotated[int, mapped_column(BigInteger)]
+"""A column of 64 bits: tokens, bytes, money, epochs."""
+
+Revision: TypeAlias = Annotated[int, mapped_column(server_default="1", server_onupdate=FetchedValue())]
+"""How often a row was changed, plus one; a trigger counts. It is the row's ETag."""
+
+
+class Base(DeclarativeBase):
+    """All tables share one naming convention, so that migrations can name every constraint.
+
+    What the database computes (`revision`, times) comes back with the statement that wrote the row.
+    """
+
+    __mapper_args__: ClassVar[dict[str, Any]] = {"eager_defaults": True}
+    metadata = MetaData(naming_convention=NAMING_CONVENTION)
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: DateTime(timezone=True),
+        str: Text(),
+        dict[str, Any]: JSONB(),
+        list[dict[str, Any]]: JSONB(),
+        list[str]: ARRAY(Text()),
+        bytes: LargeBinary(),
+    }
+
+
+def one_of(column: str, values: tuple[str, ...]) -> str:
+    """The condition that `column` holds one of `values`."""
+    return f"{column} IN ({', '.join(repr(value) for value in values)})"

@@ -1,0 +1,192 @@
+"""Limits, and what is counted against them. Invariant: usage is written once per request and never changed; totals are the
+sums of the usage rows, kept in the same transaction.
+"""
+
+from datetime import datetime
+from uuid import UUID, uuid4
+
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Index, UniqueConstraint, func
+from sqlalchemy.dialects.postgresql import CHAR
+from sqlalchemy.orm import Mapped, mapped_column
+
+from loraplex.tenants.models.base import Base, BigInt, Revision, one_of
+
+LEVELS = ("tenant", "key", "adapter")
+LIMIT_COLUMNS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent_requests",
+    "tokens_per_day",
+    "tokens_per_month",
+    "budget_per_day",
+    "budget_per_month",
+    "max_adapters",
+    "max_adapter_bytes",
+    "max_keys",
+)
+OUTCOMES = ("completed", "aborted", "failed", "unknown")
+PERIOD = r"^(d:\d{4}-\d{2}-\d{2}|m:\d{4}-\d{2})$"
+
+
+class Quota(Base):
+    """The limits of a tenant, of one key, or of one adapter; null is no limit. Budgets are in micro-units of money."""
+
+    __tablename__ = "quotas"
+    __table_args__ = (
+        UniqueConstraint("tenant_id", "api_key_id", "adapter_id", postgresql_nulls_not_distinct=True),
+        ForeignKeyConstraint(
+            ["tenant_id", "api_key_id"], ["api_keys.tenant_id", "api_keys.id"], ondelete="CASCADE"
+        ),
+        ForeignKeyConstraint(
+            ["tenant_id", "adapter_id"], ["adapters.tenant_id", "adapters.id"], ondelete="CASCADE"
+        ),
+        CheckConstraint("num_nonnulls(api_key_id, adapter_id) <= 1", name="level"),
+        CheckConstraint(" AND ".join(f"{column} >= 0" for column in LIMIT_COLUMNS), name="limits"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    api_key_id: Mapped[UUID | None]
+    adapter_id: Mapped[UUID | None]
+    requests_per_minute: Mapped[BigInt | None]
+    tokens_per_minute: Mapped[BigInt | None]
+    concurrent_requests: Mapped[BigInt | None]
+    tokens_per_day: Mapped[BigInt | None]
+    tokens_per_month: Mapped[BigInt | None]
+    budget_per_day: Mapped[BigInt | None]
+    budget_per_month: Mapped[BigInt | None]
+    max_adapters: Mapped[BigInt | None]
+    max_adapter_bytes: Mapped[BigInt | None]
+    max_keys: Mapped[BigInt | None]
+    revision: Mapped[Revision]
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class AdmissionEpoch(Base):
+    """The number of a tenant's counters in Valkey: seeding them anew takes the next one under this row's lock.
+
+    A reservation is written only while its epoch is still this one, so that no seeding misses it.
+    """
+
+    __tablename__ = "admission_epochs"
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"), primary_key=True)
+    epoch: Mapped[BigInt]
+
+
+class Reservation(Base):
+    """An admitted request that has not been settled: what it may use at most, and until when its gateway vouches for it.
+
+    `id` is the admission's UUIDv7. Amounts in nano-units of money. `day` and `month` are the periods of its admission.
+    """
+
+    __tablename__ = "reservations"
+    __table_args__ = (
+        Index("ix_reservations_tenant_id_digest", "tenant_id", "digest"),
+        Index("ix_reservations_expires_at", "expires_at"),
+        CheckConstraint("prompt_tokens >= 0 AND completion_tokens >= 0 AND amount_nano >= 0", name="amounts"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    api_key_id: Mapped[UUID]
+    adapter_id: Mapped[UUID | None]
+    digest: Mapped[str | None] = mapped_column(CHAR(64))
+    gateway_id: Mapped[UUID]
+    prompt_tokens: Mapped[BigInt]
+    completion_tokens: Mapped[BigInt]
+    amount_nano: Mapped[BigInt]
+    day: Mapped[str]
+    month: Mapped[str]
+    admitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime]
+
+
+class UsageRecord(Base):
+    """What one request used. `amount_pico` is tokens times micro-units per million tokens: exact, never rounded.
+
+    `prompt_tokens` includes `cached_tokens`. It outlives keys and adapters, so it names them without a foreign key.
+    """
+
+    __tablename__ = "usage_records"
+    __table_args__ = (
+        Index("ix_usage_records_tenant_id_request_id", "tenant_id", "request_id"),
+        CheckConstraint(one_of("outcome", OUTCOMES), name="outcome"),
+        CheckConstraint(
+            "prompt_tokens >= cached_tokens AND cached_tokens >= 0 AND completion_tokens >= 0"
+            " AND amount_pico >= 0",
+            name="amounts",
+        ),
+        CheckConstraint(f"day ~ '{PERIOD}' AND month ~ '{PERIOD}'", name="periods"),
+    )
+
+    request_id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"))
+    api_key_id: Mapped[UUID]
+    adapter_id: Mapped[UUID | None]
+    adapter_version: Mapped[int | None]
+    digest: Mapped[str | None] = mapped_column(CHAR(64))
+    outcome: Mapped[str]
+    prompt_tokens: Mapped[BigInt]
+    cached_tokens: Mapped[BigInt]
+    completion_tokens: Mapped[BigInt]
+    amount_pico: Mapped[BigInt]
+    day: Mapped[str]
+    month: Mapped[str]
+    admitted_at: Mapped[datetime]
+    settled_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class UsageTotal(Base):
+    """The sum of the usage records of one level's subject in one period: what counters are seeded from.
+
+    `amount_nano` sums each record's amount rounded up to nano-units, as the counters do.
+    """
+
+    __tablename__ = "usage_totals"
+    __table_args__ = (
+        CheckConstraint(one_of("level", LEVELS), name="level"),
+        CheckConstraint(f"period ~ '{PERIOD}'", name="period"),
+    )
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id"), primary_key=True)
+    level: Mapped[str] = mapped_column(primary_key=True)
+    subject_id: Mapped[UUID] = mapped_column(primary_key=True)
+    period: Mapped[str] = mapped_column(primary_key=True)
+    requests: Mapped[BigInt]
+    tokens: Mapped[BigInt]
+    amount_nano: Mapped[BigInt]
+
+
+class QuotaEvent(Base):
+    """A budget's use crossed a threshold (in percent); once per subject, limit, period and threshold."""
+
+    __tablename__ = "quota_events"
+    __table_args__ = (
+        UniqueConstraint(
+            *("tenant_id", "level", "subject_id", "limit_name", "period", "threshold"),
+            name="uq_quota_events_once",
+        ),
+        CheckConstraint(one_of("level", LEVELS), name="level"),
+        CheckConstraint("threshold IN (80, 100)", name="threshold"),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenants.id", ondelete="CASCADE"))
+    level: Mapped[str]
+    subject_id: Mapped[UUID]
+    limit_name: Mapped[str]
+    period: Mapped[str]
+    threshold: Mapped[int]
+    used: Mapped[BigInt]
+    limit_value: Mapped[BigInt]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Gateway(Base):
+    """A gateway process that is alive while `seen_at` is recent: rates are shared among so many when Valkey is down."""
+
+    __tablename__ = "gateways"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -1,0 +1,102 @@
+"""What the `model` of a request means within a tenant: one immutable version. Invariant: only ready versions are served."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, Select, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.aliases import choose_target
+from loraplex.tenants.model_reference import PRODUCTION, parse_model_reference
+from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion, AliasTarget
+
+
+@dataclass(frozen=True)
+class ResolvedAdapter:
+    """What a model reference means now; `alias` is None for a pinned version."""
+
+    adapter_id: UUID
+    name: str
+    version: int
+    digest: str
+    tool_style: str | None
+    defaults: Mapping[str, Any]
+    alias: str | None
+
+
+class ServedAdapters:
+    """The ready versions of `tenant_id`, seen by one session."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def resolve(self, model: str, sticky: str = "") -> ResolvedAdapter | None:
+        """What `<adapter>`, `<adapter>:<alias>` or `<adapter>@<version>` means; None unless it is ready here.
+
+        Where an alias splits its requests, `sticky` decides, the same way every time.
+        """
+        reference = parse_model_reference(model)
+        if reference is None:
+            return None
+        if reference.alias is None:
+            query = self._ready().where(
+                Adapter.name == reference.name, AdapterVersion.version == reference.version
+            )
+            row = (await self._session.execute(query)).one_or_none()
+            return None if row is None else ResolvedAdapter(*row, alias=None)
+        query = self._aliased(reference.alias).where(Adapter.name == reference.name)
+        rows = (await self._session.execute(query)).all()
+        return chosen(rows, reference.alias, sticky) if rows else None
+
+    async def list(self) -> list[ResolvedAdapter]:
+        """What each live adapter's `production` alias mostly means now, by name; those without a ready version are left out."""
+        query = self._aliased(PRODUCTION).order_by(
+            Adapter.name, AliasTarget.weight.desc(), AdapterVersion.version.desc()
+        )
+        first: dict[str, ResolvedAdapter] = {}
+        for *fields, _ in await self._session.execute(query):
+            found = ResolvedAdapter(*fields, alias=PRODUCTION)
+            first.setdefault(found.name, found)
+        return [*first.values()]
+
+    def _aliased(self, alias: str) -> Select[Any]:
+        return (
+            self._ready()
+            .add_columns(AliasTarget.weight)
+            .join(
+                AliasTarget,
+                (AliasTarget.adapter_id == AdapterVersion.adapter_id)
+                & (AliasTarget.version == AdapterVersion.version),
+            )
+            .join(
+                AdapterAlias,
+                (AdapterAlias.adapter_id == AliasTarget.adapter_id)
+                & (AdapterAlias.alias == AliasTarget.alias)
+                & (AdapterAlias.generation == AliasTarget.generation),
+            )
+            .where(AdapterAlias.alias == alias)
+        )
+
+    def _ready(self) -> Select[Any]:
+        version = AdapterVersion
+        return (
+            select(
+                *(Adapter.id, Adapter.name, version.version, version.digest),
+                *(version.tool_style, version.defaults),
+            )
+            .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
+            .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
+            .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.state == "ready")
+        )
+
+
+def chosen(rows: "list[Row[Any]]", alias: str, sticky: str) -> ResolvedAdapter:
+    """The row of the version that `sticky` is sent to; each row ends with its weight."""
+    by_version = {row.version: row for row in rows}
+    targets = {version: row.weight for version, row in by_version.items()}
+    version = next(iter(targets)) if len(targets) == 1 else choose_target(rows[0].id, alias, targets, sticky)
+    *fields, _ = by_version[version]
+    return ResolvedAdapter(*fields, alias=alias)

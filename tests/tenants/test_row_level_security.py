@@ -1,0 +1,204 @@
+"""The walls between tenants hold in the database itself, whatever a statement asks for."""
+
+from itertools import pairwise
+from uuid import UUID
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
+from tests.tenants.catalogue import add, make_tenant
+
+from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.database import ROLES, Database
+from loraplex.tenants.errors import RoleUnsafe
+from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.models import Base
+
+UNGUARDED = """
+    SELECT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+    WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'm', 'v') AND a.attname = 'tenant_id'
+    AND NOT (c.relrowsecurity AND c.relforcerowsecurity AND EXISTS (
+        SELECT FROM pg_policy p WHERE p.polrelid = c.oid AND pg_get_expr(p.polqual, c.oid) LIKE '%app.tenant_id%'
+        AND p.polroles = ARRAY['app_tenant'::regrole::oid]
+    ))
+"""
+OPEN_TO_ALL = """
+    SELECT p.polname FROM pg_policy p JOIN pg_class c ON c.oid = p.polrelid
+    WHERE 0 = ANY (p.polroles) OR 'app_tenant'::regrole = ANY (p.polroles)
+    AND coalesce(pg_get_expr(p.polqual, c.oid), pg_get_expr(p.polwithcheck, c.oid)) NOT LIKE '%app.tenant_id%'
+"""
+PUBLIC_RIGHTS = """
+    SELECT table_name FROM information_schema.role_table_grants WHERE grantee = 'PUBLIC' AND table_schema = 'public'
+"""
+
+
+def test_every_table_of_tenants_is_forced(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute(UNGUARDED).fetchall() == []
+        assert connection.execute(OPEN_TO_ALL).fetchall() == []
+        assert connection.execute(PUBLIC_RIGHTS).fetchall() == []
+
+
+def test_the_query_finds_a_table_that_is_not(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("CREATE TABLE leak (tenant_id uuid)")
+        assert connection.execute(UNGUARDED).fetchall() == [("leak",)]
+
+
+async def two_tenants(database: Database) -> tuple[UUID, UUID]:
+    mine, other = await make_tenant(database, "acme"), await make_tenant(database, "rival")
+    for tenant_id in (mine, other):
+        async with database.as_tenant(tenant_id) as session:
+            await add(AdapterRepository(session, tenant_id), 1)
+            await KeyRepository(session).create(tenant_id, "first", ["inference"])
+    return mine, other
+
+
+async def test_a_tenant_sees_and_changes_its_own_rows_alone(database: Database) -> None:
+    mine, other = await two_tenants(database)
+    async with database.as_tenant(mine) as session:
+        for table in ("adapters", "adapter_versions", "api_keys"):
+            seen = await session.scalars(text(f"SELECT DISTINCT tenant_id FROM {table}"))
+            assert seen.all() == [mine], table
+        assert (await session.scalars(text("SELECT id FROM tenants"))).all() == [mine]
+        changed = await session.execute(text("UPDATE adapters SET description = 'x' RETURNING tenant_id"))
+        assert changed.scalars().all() == [mine]
+        # What it writes as another's is refused even when it reaches past its repository.
+        with pytest.raises(ProgrammingError, match="row-level security"):
+            await AdapterRepository(session, other).get_or_create("stolen")
+
+
+async def test_without_a_tenant_there_are_no_rows(database: Database) -> None:
+    await two_tenants(database)
+    async with database._transaction("app_tenant", "") as session:
+        for table in Base.metadata.tables:
+            if table not in ("gateways", "admission_epochs"):
+                columns = "id" if table == "api_keys" else "*"
+                found = await session.execute(text(f"SELECT {columns} FROM {table}"))
+                assert found.all() == [], table
+
+
+async def test_a_role_ends_with_its_transaction(database: Database) -> None:
+    mine, _ = await two_tenants(database)
+    single = Database(database.url, pool_size=1)
+    async with single.as_tenant(mine) as session:
+        assert await session.scalar(text("SELECT current_user::text")) == "app_tenant"
+    async with single.as_writer() as session:
+        assert await session.scalar(text("SELECT current_user::text")) == "app_writer"
+        assert await session.scalar(text("SELECT current_setting('app.tenant_id', true)")) == ""
+    await single.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT secret_sha256 FROM api_keys",
+        "SELECT * FROM find_api_key('x')",
+        "UPDATE tenants SET weight = 1000",
+        "UPDATE api_keys SET secret_sha256 = ''",
+        "DELETE FROM usage_records",
+        "INSERT INTO usage_totals SELECT FROM usage_totals",
+        "UPDATE audit_entries SET action = ''",
+        "DELETE FROM audit_entries",
+        "SELECT * FROM gateways",
+        "UPDATE alias_targets SET weight = 1",
+        "CREATE TABLE mine (x int)",
+    ],
+)
+async def test_what_a_tenants_transaction_may_not_do(database: Database, statement: str) -> None:
+    mine, _ = await two_tenants(database)
+    limited = Database(await login_of(database), pool_size=1)
+    try:
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            async with limited.as_tenant(mine) as session:
+                await session.execute(text(statement))
+    finally:
+        await limited.close()
+
+
+async def test_a_tenant_narrows_but_never_sets_its_own_limits(database: Database) -> None:
+    mine, _ = await two_tenants(database)
+    own = "INSERT INTO quotas (id, tenant_id, tokens_per_day) VALUES (gen_random_uuid(), :tenant, 5)"
+    for_key = (
+        "INSERT INTO quotas (id, tenant_id, api_key_id, tokens_per_day)"
+        " SELECT gen_random_uuid(), :tenant, id, 5 FROM api_keys"
+    )
+    async with database.as_operator() as session:
+        await session.execute(text(own), {"tenant": mine})
+    async with database.as_tenant(mine) as session:
+        await session.execute(text(for_key), {"tenant": mine})
+        changed = await session.execute(text("UPDATE quotas SET tokens_per_day = 7 RETURNING api_key_id"))
+        assert None not in changed.scalars().all()
+    with pytest.raises(ProgrammingError, match="row-level security"):
+        async with database.as_tenant(mine) as session:
+            await session.execute(text("DELETE FROM quotas"))
+            await session.execute(text(own), {"tenant": mine})
+
+
+async def test_what_decides_a_request_moves_the_epoch(database: Database) -> None:
+    mine, _ = await two_tenants(database)
+
+    async def epoch() -> int:
+        async with database.as_operator() as session:
+            query = text("SELECT policy_epoch FROM tenants WHERE id = :id")
+            return int(await session.scalar(query, {"id": mine}) or 0)
+
+    seen = [await epoch()]
+    for statement in (
+        "UPDATE api_keys SET revoked_at = now()",
+        "UPDATE api_keys SET allowed_cidrs = '{10.0.0.0/8}'",
+        "INSERT INTO quotas (id, tenant_id, api_key_id) SELECT gen_random_uuid(), tenant_id, id FROM api_keys",
+        "UPDATE quotas SET tokens_per_day = 1",
+        "DELETE FROM quotas",
+    ):
+        async with database.as_tenant(mine) as session:
+            await session.execute(text(statement))
+        seen.append(await epoch())
+    async with database.as_operator() as session:
+        await session.execute(text("UPDATE tenants SET suspended_at = now() WHERE id = :id"), {"id": mine})
+    seen.append(await epoch())
+    assert all(after > before for before, after in pairwise(seen)), seen
+
+
+async def login_of(database: Database) -> str:
+    """The address of a user without rights of its own, who may take the three roles."""
+    async with database.as_operator() as session:
+        await session.execute(text("RESET ROLE"))
+        exists = await session.scalar(text("SELECT count(*) FROM pg_roles WHERE rolname = 'app_login'"))
+        if not exists:
+            await session.execute(text("CREATE ROLE app_login LOGIN NOINHERIT PASSWORD 'app_login'"))
+            await session.execute(text(f"GRANT {', '.join(ROLES)} TO app_login"))
+    return database.url.replace(database.url.split("//")[1].split("@")[0], "app_login:app_login")
+
+
+async def test_roles_that_bind_are_accepted(database: Database) -> None:
+    await database.check_roles()
+    limited = Database(await login_of(database), pool_size=1)
+    await limited.check_roles()
+    await limited.close()
+
+
+async def test_a_role_that_bypasses_is_refused(database: Database) -> None:
+    async with database.as_operator() as session:
+        await session.execute(text("RESET ROLE"))
+        await session.execute(text("ALTER ROLE app_writer BYPASSRLS"))
+    try:
+        with pytest.raises(RoleUnsafe, match="app_writer bypasses"):
+            await database.check_roles()
+    finally:
+        async with database.as_operator() as session:
+            await session.execute(text("RESET ROLE"))
+            await session.execute(text("ALTER ROLE app_writer NOBYPASSRLS"))
+
+
+async def test_a_user_without_the_roles_is_refused(database: Database) -> None:
+    async with database.as_operator() as session:
+        await session.execute(text("RESET ROLE"))
+        await session.execute(text("DROP ROLE IF EXISTS app_stranger"))
+        await session.execute(text("CREATE ROLE app_stranger LOGIN PASSWORD 'app_stranger'"))
+    url = database.url.replace(database.url.split("//")[1].split("@")[0], "app_stranger:app_stranger")
+    stranger = Database(url, pool_size=1)
+    with pytest.raises(RoleUnsafe, match="may not take the role app_tenant"):
+        await stranger.check_roles()
+    await stranger.close()
