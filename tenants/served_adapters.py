@@ -46,7 +46,7 @@ class ServedAdapters:
                 Adapter.name == reference.name, AdapterVersion.version == reference.version
             )
             row = (await self._session.execute(query)).one_or_none()
-            return None if row is None else ResolvedAdapter(*row, alias=None)
+            return None if row is None else resolved(row, None)
         query = self._aliased(reference.alias).where(Adapter.name == reference.name)
         rows = (await self._session.execute(query)).all()
         return chosen(rows, reference.alias, sticky) if rows else None
@@ -57,9 +57,8 @@ class ServedAdapters:
             Adapter.name, AliasTarget.weight.desc(), AdapterVersion.version.desc()
         )
         first: dict[str, ResolvedAdapter] = {}
-        for *fields, _ in await self._session.execute(query):
-            found = ResolvedAdapter(*fields, alias=PRODUCTION)
-            first.setdefault(found.name, found)
+        for row in await self._session.execute(query):
+            first.setdefault(row.name, resolved(row, PRODUCTION))
         return [*first.values()]
 
     def _aliased(self, alias: str) -> Select[Any]:
@@ -97,6 +96,16 @@ def chosen(rows: "list[Row[Any]]", alias: str, sticky: str) -> ResolvedAdapter:
     """The row of the version that `sticky` is sent to; each row ends with its weight."""
     by_version = {row.version: row for row in rows}
     targets = {version: row.weight for version, row in by_version.items()}
-    version = next(iter(targets)) if len(targets) == 1 else choose_target(rows[0].id, alias, targets, sticky)
-    *fields, _ = by_version[version]
-    return ResolvedAdapter(*fields, alias=alias)
+    return resolved(by_version[choose_target(rows[0].id, alias, targets, sticky)], alias)
+
+
+def resolved(row: "Row[Any]", alias: str | None) -> ResolvedAdapter:
+    return ResolvedAdapter(
+        adapter_id=row.id,
+        name=row.name,
+        version=row.version,
+        digest=row.digest,
+        tool_style=row.tool_style,
+        defaults=row.defaults,
+        alias=alias,
+    )

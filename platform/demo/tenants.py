@@ -121,4 +121,5 @@ async def _still_works(repository: KeyRepository, tenant_id: UUID | None, name: 
         return False
     except TenantSuspended:
         return True
-    return record.tenant_id == tenant_id and record.name == name
+    named = [key.key_id for key in await repository.list(tenant_id) if key.name == name]
+    return record.tenant_id == tenant_id and record.key_id in named

@@ -29,7 +29,7 @@ class Base(DeclarativeBase):
     What the database computes (`revision`, times) comes back with the statement that wrote the row.
     """
 
-    __mapper_args__: ClassVar[dict[str, Any]] = {"eager_defaults": True}
+    __mapper_args__: Any = {"eager_defaults": True}  # noqa: RUF012 - the mapper reads it once
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
     type_annotation_map: ClassVar[dict[Any, Any]] = {
         datetime: DateTime(timezone=True),

@@ -72,7 +72,7 @@ async def test_the_report_is_kept(
     async with database.as_operator() as session:
         (version,) = await AdapterRepository(session, tenant_id).versions("voice")
     assert version.report == {"checks": pushed.report.as_dicts()} and len(version.report["checks"]) == 11
-    assert version.config["r"] == 4 and version.state == "ready"
+    assert version.config is not None and version.config["r"] == 4 and version.state == "ready"
 
 
 async def test_equal_content_of_two_tenants_is_stored_twice(

@@ -29,7 +29,7 @@ def test_migrate_twice(empty_database_url: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("DATABASE_URL", empty_database_url)
     for _ in range(2):
         result = CliRunner().invoke(migrate.app, ["--json"])
-        assert (result.exit_code, result.stdout) == (0, '{"revision": "0002"}\n'), result.output
+        assert (result.exit_code, result.stdout) == (0, '{"revision": "0007"}\n'), result.output
     assert current_revision(empty_database_url) == newest_revision(empty_database_url)
 
 
