@@ -16,6 +16,7 @@ from loraplex.grammar.errors import GrammarError
 from loraplex.platform.auth import Authenticator
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.openai.routes import inference_router
+from loraplex.platform.plane.plane import Plane
 from loraplex.platform.request_id import RequestIds, request_id_of
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.tenant.routes import tenant_router
@@ -29,7 +30,7 @@ def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> 
     app = FastAPI(title="loraplex", redirect_slashes=False, redoc_url=None)
     authenticator = Authenticator(services.database, services.limits.key_cache_s)
     app.include_router(inference_router(services, authenticator))
-    app.include_router(tenant_router(services, authenticator))
+    app.include_router(tenant_router(services, Plane(services), authenticator))
     for router in routers:
         app.include_router(router)
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):

@@ -29,9 +29,20 @@ class Caller:
 
     tenant_id: UUID
     tenant_name: str
+    api_key_id: UUID
     key_id: str
     scopes: frozenset[str]
     weight: float
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCaller:
+    """An authenticated operator's key."""
+
+    api_key_id: UUID
+    key_id: str
+    address: str | None = None
 
 
 class Authenticator:
@@ -65,6 +76,7 @@ class Authenticator:
         return Caller(
             tenant_id=record.tenant_id,
             tenant_name=record.tenant_name,
+            api_key_id=record.api_key_id,
             key_id=record.key_id,
             scopes=effective_scopes(record.scopes),
             weight=record.weight,

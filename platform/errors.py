@@ -10,6 +10,8 @@ GatewayError
 ├── BodyTooLarge
 ├── BodyTimeout               the body takes longer than allowed to arrive
 ├── InsufficientScope
+├── PreconditionRequired      a change without If-Match: it must name the revision its author has seen
+├── PreconditionFailed        what is to be changed has another revision by now
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
 ├── AdapterMismatch           the engine used other weights than those resolved: nothing is delivered
@@ -83,6 +85,14 @@ class InsufficientScope(GatewayError):
     pass
 
 
+class PreconditionRequired(GatewayError):
+    pass
+
+
+class PreconditionFailed(GatewayError):
+    pass
+
+
 class ModelNotFound(GatewayError):
     pass
 
@@ -125,6 +135,8 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     BodyTooLarge: ErrorRow(413, _INVALID, "request_too_large"),
     BodyTimeout: ErrorRow(408, _INVALID, "request_timeout"),
     InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),
+    PreconditionRequired: ErrorRow(428, _INVALID, "precondition_required"),
+    PreconditionFailed: ErrorRow(412, _INVALID, "precondition_failed"),
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     AdapterMismatch: ErrorRow(500, _SERVER, "adapter_mismatch"),
@@ -141,6 +153,9 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     tenants_errors.InvalidField: ErrorRow(400, _INVALID, "invalid_value"),
     tenants_errors.NotFound: ErrorRow(404, _INVALID, "not_found"),
     tenants_errors.Conflict: ErrorRow(409, _INVALID, "conflict"),
+    tenants_errors.AliasMoved: ErrorRow(412, _INVALID, "precondition_failed"),
+    tenants_errors.IdempotencyInUse: ErrorRow(409, _INVALID, "idempotency_in_use", retry_after_s=1),
+    tenants_errors.IdempotencyMismatch: ErrorRow(422, _INVALID, "idempotency_mismatch"),
     tenants_errors.StoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=2),
 }
 

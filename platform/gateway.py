@@ -25,7 +25,7 @@ from loraplex.platform.metrics import Metrics
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
-from loraplex.platform.secret import server_secret, tenant_namespace
+from loraplex.platform.secret import derive, server_secret, tenant_namespace
 from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.platform.start_errors import DependencyFailed, SettingsError
 from loraplex.platform.stores import StoreAddresses, ensure_schema, open_stores
@@ -132,6 +132,7 @@ async def _assemble(
         judges=judges,
         fast_forward=settings.grammar_fast_forward,
         namespace_of=lambda tenant_id: tenant_namespace(secret, str(tenant_id)),
+        derive_key=partial(derive, secret),
         adapter_path=lambda tenant_id, digest: str(storage.path(tenant_id, digest)),
         limits=limits,
     )

@@ -64,9 +64,19 @@ class RequestPreparation(Protocol):
         ...
 
 
+class PolicyPublisher(Protocol):
+    """Tells every gateway that what decides a tenant's requests has changed."""
+
+    async def publish(self, tenant_id: UUID) -> None:
+        """After the change's commit. Raises `StoreUnavailable` of tenants."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
     """`namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append what must follow.
+
+    `derive_key`: parts as bytes, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
     `adapter_path`: (tenant, digest) -> folder of the blob; raises `BlobMissing`.
     """
@@ -81,6 +91,8 @@ class GatewayServices:
     trials: GrammarTrials
     judges: AnswerJudges
     namespace_of: Callable[[UUID], bytes]
+    derive_key: Callable[..., bytes]
     adapter_path: Callable[[UUID, str], str]
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     fast_forward: bool = True
+    policies: PolicyPublisher | None = None

@@ -21,7 +21,10 @@ TenantsError
 │   ├── VersionNotReady
 │   ├── ProfileFixed         the version has had an alias
 │   ├── AliasMoved           the alias is not where the caller saw it
-│   └── NoPreviousVersion
+│   ├── NoPreviousVersion
+│   ├── IdempotencyInUse     the first request with this Idempotency-Key is still running
+│   └── AnswerLost           the kept answer was sealed with another server secret
+├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── RoleUnsafe               row-level security would not bind the server: it must not start
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
@@ -119,6 +122,18 @@ class AliasMoved(Conflict):
 
 
 class NoPreviousVersion(Conflict):
+    pass
+
+
+class IdempotencyInUse(Conflict):
+    pass
+
+
+class AnswerLost(Conflict):
+    pass
+
+
+class IdempotencyMismatch(TenantsError):
     pass
 
 

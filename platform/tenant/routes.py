@@ -10,8 +10,10 @@ from starlette.responses import Response
 
 from loraplex.platform.adapter_profile import profile_schema, read_profile_change
 from loraplex.platform.auth import Authenticator, Caller
+from loraplex.platform.plane.plane import Plane
 from loraplex.platform.request_body import read_object
 from loraplex.platform.services import GatewayServices
+from loraplex.platform.tenant.audit import audit_router
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.models import AdapterVersion
@@ -20,9 +22,10 @@ WRITE: Final = "adapters:write"
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")
 
 
-def tenant_router(services: GatewayServices, authenticator: Authenticator) -> APIRouter:
+def tenant_router(services: GatewayServices, plane: Plane, authenticator: Authenticator) -> APIRouter:
     """All routes of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
+    router.include_router(audit_router(plane, authenticator))
     writer = Depends(authenticator.requires(WRITE))
 
     @router.patch("/adapters/{name}/versions/{version}", openapi_extra=profile_schema())

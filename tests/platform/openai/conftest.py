@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from loraplex.platform.app import create_app
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
 from loraplex.platform.prompt import PromptRenderer
+from loraplex.platform.secret import derive
 from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.platform.timings import RequestTimings
 from loraplex.platform.token_text import TokenText
@@ -34,6 +36,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.keys import KeyRepository
 
 BASE_MODEL = "demo/base"
+SECRET = b"the secret of a test's server"
 
 
 def namespace_of(tenant_id: UUID) -> bytes:
@@ -164,6 +167,7 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
                 trials=trials,
                 judges=judges,
                 namespace_of=namespace_of,
+                derive_key=partial(derive, SECRET),
                 adapter_path=adapter_path,
                 limits=limits,
                 fast_forward=fast_forward,

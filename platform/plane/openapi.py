@@ -1,0 +1,38 @@
+"""What FastAPI cannot read off a route of the planes: its body, query parameters and conditional headers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from loraplex.platform.plane.body import Body, body_schema
+from loraplex.platform.plane.pagination import page_parameters
+
+
+def described(
+    body: type[Body] | None = None,
+    *,
+    optional_body: bool = False,
+    filters: Mapping[str, str] | None = None,
+    if_match: bool = False,
+    if_none_match: bool = False,
+    repeatable: bool = False,
+) -> dict[str, Any]:
+    """For a route's `openapi_extra`. `filters` (also an empty one) makes it a listing; `repeatable`: a POST that takes an
+    Idempotency-Key.
+    """
+    parameters = [] if filters is None else page_parameters(filters)
+    if if_match:
+        parameters.append(
+            _header("If-Match", "The ETag of what this changes.", r'^"[1-9][0-9]{0,17}"$', not if_none_match)
+        )
+    if if_none_match:
+        parameters.append(_header("If-None-Match", "`*`: what is put must not exist yet.", r"^\*$", False))
+    if repeatable:
+        meaning = "A text of your own for this request: repeated with it within a day, it is done once."
+        parameters.append(_header("Idempotency-Key", meaning, r"^[!-~]{1,255}$", False))
+    extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
+    return extra if body is None else {**extra, **body_schema(body, optional=optional_body)}
+
+
+def _header(name: str, meaning: str, pattern: str, required: bool) -> dict[str, Any]:
+    schema = {"type": "string", "pattern": pattern}
+    return {"in": "header", "name": name, "required": required, "description": meaning, "schema": schema}
