@@ -6,7 +6,8 @@ Invariant: a field the model does not know is refused, and nothing is converted 
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from fastapi import Depends
@@ -22,6 +23,7 @@ _NO_BODY: Final = hashlib.sha256(b"").digest()
 _NAME_LENGTH: Final = 64
 
 BodyT = TypeVar("BodyT", bound="Body")
+ReadT = TypeVar("ReadT")
 
 
 class Body(BaseModel):
@@ -35,27 +37,33 @@ def body_of(model: type[BodyT], *, optional: bool = False) -> Any:
 
     It comes after the caller among a route's parameters, so that a body is only read of those who may send one.
     """
+    return body_read_by(partial(validated, model), optional=optional)
 
-    async def read(request: Request) -> BodyT:
-        if optional and _is_empty(request):
-            return read_body(model, request, {})
+
+def body_read_by(check: Callable[[dict[str, Any]], ReadT], *, optional: bool = False) -> Any:
+    """The same for what `check` makes of the body's object. The hash of the body stays with the request."""
+
+    async def read(request: Request) -> ReadT:
+        def checked(document: dict[str, Any]) -> ReadT:
+            request.state.body_sha256 = hashlib.sha256(_canonical(document)).digest()
+            _refuse_nul(document)
+            return check(document)
 
         async def check_elsewhere(body: bytes) -> None:
             await asyncio.to_thread(parse_object, body, BODY_LIMITS)
 
-        return await read_object(
-            request, BODY_LIMITS, lambda document: read_body(model, request, document), check_elsewhere
-        )
+        if optional and _is_empty(request):
+            return checked({})
+        return await read_object(request, BODY_LIMITS, checked, check_elsewhere)
 
     return Depends(read)
 
 
-def read_body(model: type[BodyT], request: Request, document: Mapping[str, Any]) -> BodyT:
-    """`document` as `model`; its hash stays with `request`. Raises `InvalidParameter`."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    request.state.body_sha256 = hashlib.sha256(text).digest()
+def validated(model: type[BodyT], document: Mapping[str, Any]) -> BodyT:
+    """`document` as `model`. Raises `InvalidParameter`."""
     try:
-        return model.model_validate_json(text)
+        # As JSON: a strict model takes times and ids from text there alone.
+        return model.model_validate_json(_canonical(document))
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)[0]
         # Not chained: pydantic's own text holds what was sent.
@@ -74,6 +82,23 @@ def body_schema(model: type[Body], *, optional: bool = False) -> dict[str, Any]:
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
     return {"requestBody": {"required": not optional, "content": content}}
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _refuse_nul(value: Any, name: str | None = None) -> None:
+    """JSON can spell a NUL, which PostgreSQL's text cannot hold."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _refuse_nul(key)
+            _refuse_nul(each, name or key)
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_nul(each, name)
+    elif isinstance(value, str) and "\0" in value:
+        raise InvalidParameter("The body holds a NUL character.", param=name)
 
 
 def _is_empty(request: Request) -> bool:
