@@ -1,0 +1,116 @@
+"""The limits of a tenant, a key or an adapter. Invariant: every number is small enough for exact arithmetic in doubles,
+which is what Valkey's scripts compute with.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
+from typing import Literal, Self
+from uuid import UUID
+
+from loraplex.tenants.errors import InvalidField
+from loraplex.tenants.models.quotas import Quota
+
+Level = Literal["tenant", "key", "adapter"]
+LimitName = Literal[
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent_requests",
+    "tokens_per_day",
+    "tokens_per_month",
+    "budget_per_day",
+    "budget_per_month",
+]
+# What one admission tests, in the order in which scripts get and return it; the rest is counted in PostgreSQL.
+COUNTED: tuple[LimitName, ...] = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrent_requests",
+    "tokens_per_day",
+    "tokens_per_month",
+    "budget_per_day",
+    "budget_per_month",
+)
+RATES: frozenset[LimitName] = frozenset({"requests_per_minute", "tokens_per_minute"})
+BUDGETS: frozenset[LimitName] = frozenset({"budget_per_day", "budget_per_month"})
+MAX_INTEGER = 2**53 - 1
+MAX_RATE = 100_000_000
+# In micro-units; counters hold nano-units.
+MAX_BUDGET = 9_000_000_000_000
+NANO_PER_MICRO = 1000
+MAXIMA: Mapping[str, int] = MappingProxyType(
+    {
+        "requests_per_minute": MAX_RATE,
+        "tokens_per_minute": MAX_RATE,
+        "concurrent_requests": MAX_RATE,
+        "tokens_per_day": MAX_INTEGER,
+        "tokens_per_month": MAX_INTEGER,
+        "budget_per_day": MAX_BUDGET,
+        "budget_per_month": MAX_BUDGET,
+        "max_adapters": MAX_INTEGER,
+        "max_adapter_bytes": MAX_INTEGER,
+        "max_keys": MAX_INTEGER,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """None is no limit. Budgets in micro-units of money. Raises `InvalidField` naming the limit and its range."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    budget_per_day: int | None = None
+    budget_per_month: int | None = None
+    max_adapters: int | None = None
+    max_adapter_bytes: int | None = None
+    max_keys: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.items():
+            if value is not None and not 0 <= value <= MAXIMA[name]:
+                raise InvalidField(name, f"{name} must be between 0 and {MAXIMA[name]}, or null for no limit")
+
+    @classmethod
+    def of(cls, quota: Quota | None) -> Self:
+        """The limits of a row; without a row there are none."""
+        return cls(**{field.name: getattr(quota, field.name, None) for field in fields(cls)})
+
+    def items(self) -> list[tuple[str, int | None]]:
+        return [*asdict(self).items()]
+
+    def get(self, name: str) -> int | None:
+        value: int | None = getattr(self, name)
+        return value
+
+    def has_periods(self) -> bool:
+        """Whether a day or a month is limited: then nothing may be admitted without the counters."""
+        return any(self.get(name) is not None for name in COUNTED[3:])
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whose limits these are."""
+
+    level: Level
+    id: UUID
+    limits: Limits = NO_LIMITS
+
+
+def wider(limits: Limits, above: Limits) -> tuple[str, ...]:
+    """The limits that allow more than those above them. No limit of one's own is not wider: the one above still binds."""
+    return tuple(
+        name
+        for name, value in limits.items()
+        if value is not None and (ceiling := above.get(name)) is not None and value > ceiling
+    )
+
+
+def narrows(limits: Limits, above: Limits) -> bool:
+    return not wider(limits, above)

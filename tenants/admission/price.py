@@ -1,0 +1,46 @@
+"""What tokens cost. Invariant: amounts are exact integers of pico-units (micro-units per million tokens, times tokens); only
+what the counters hold is rounded, up to nano-units, so that a request never costs more than was reserved for it.
+"""
+
+from dataclasses import dataclass
+
+from loraplex.tenants.errors import InvalidField
+
+# 10,000 units of money per million tokens.
+MAX_PRICE = 10_000_000_000
+PICO_PER_NANO = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Micro-units of money per 1,000,000 tokens. A cached token costs at most what an uncached one does.
+
+    Raises `InvalidField`.
+    """
+
+    prompt: int = 0
+    cached_prompt: int = 0
+    completion: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "cached_prompt", "completion"):
+            if not 0 <= getattr(self, name) <= MAX_PRICE:
+                raise InvalidField(name, f"the price {name} must be between 0 and {MAX_PRICE}")
+        if self.cached_prompt > self.prompt:
+            raise InvalidField("cached_prompt", "the price cached_prompt must be at most the price prompt")
+
+    def amount_pico(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """`prompt_tokens` includes `cached_tokens`, as usage does; each token is charged once."""
+        uncached = prompt_tokens - cached_tokens
+        return (
+            uncached * self.prompt + cached_tokens * self.cached_prompt + completion_tokens * self.completion
+        )
+
+    def bound_nano(self, prompt_tokens: int, completion_tokens: int) -> int:
+        """The most that so many tokens can cost, in nano-units: nothing is cached."""
+        return amount_nano(self.amount_pico(prompt_tokens, 0, completion_tokens))
+
+
+def amount_nano(pico: int) -> int:
+    """Rounded up."""
+    return -(-pico // PICO_PER_NANO)
