@@ -4,40 +4,61 @@ of one tenant share a hash tag, so that one script may touch them together.
 
 from uuid import UUID
 
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from loraplex.tenants.errors import InvalidField, ValkeyUnavailable
 
 SCHEMES = ("redis", "rediss", "unix")
+# Any one node of a cluster; the others are found through it.
+CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 1.0
+# For what every request waits for: a Valkey that hangs must not hold requests up.
+COMMAND_SECONDS = 0.05
 MAX_CONNECTIONS = 100
 
+Valkey = Redis | RedisCluster
+# What a client raises when there is no good answer; cluster errors and the system's are outside the library's own tree.
+FAILURES = (RedisError, RedisClusterException, OSError)
 
-def open_valkey(url: str) -> Redis:
-    """A client for a `redis://`, `rediss://` or `unix://` address; it connects on first use. Close it with `aclose`."""
-    scheme = url.partition("://")[0]
-    if scheme not in SCHEMES:
-        raise InvalidField(
-            "REDIS_URL", f"REDIS_URL begins with {scheme[:20]!r}; allowed: {', '.join(SCHEMES)}"
+
+def open_valkey(
+    url: str, *, command_s: float = ANSWER_SECONDS, connect_s: float = CONNECT_SECONDS
+) -> Redis | RedisCluster:
+    """A client for a `redis://`, `rediss://` or `unix://` address, or `redis+cluster://`, `rediss+cluster://` for a cluster.
+
+    It connects on first use; close it with `aclose`. `command_s` bounds the wait for each answer. Raises `InvalidField`.
+    """
+    scheme, _, place = url.partition("://")
+    retry = Retry(NoBackoff(), 0)
+    if scheme in CLUSTER_SCHEMES:
+        return RedisCluster.from_url(
+            f"{CLUSTER_SCHEMES[scheme]}://{place}",
+            socket_connect_timeout=connect_s,
+            socket_timeout=command_s,
+            max_connections=MAX_CONNECTIONS,
+            retry=retry,
         )
+    if scheme not in SCHEMES:
+        allowed = ", ".join((*SCHEMES, *CLUSTER_SCHEMES))
+        raise InvalidField("REDIS_URL", f"REDIS_URL begins with {scheme[:20]!r}; allowed: {allowed}")
     return Redis.from_url(
         url,
-        socket_connect_timeout=CONNECT_SECONDS,
-        socket_timeout=ANSWER_SECONDS,
+        socket_connect_timeout=connect_s,
+        socket_timeout=command_s,
         max_connections=MAX_CONNECTIONS,
-        retry=Retry(NoBackoff(), 0),
+        retry=retry,
     )
 
 
-async def ping(client: Redis) -> None:
-    """Raises `ValkeyUnavailable` unless Valkey answers within a second."""
+async def ping(client: Valkey) -> None:
+    """Raises `ValkeyUnavailable` unless Valkey answers within its timeout."""
     try:
         await client.ping()
-    except RedisError as error:
+    except FAILURES as error:
         raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
 
 

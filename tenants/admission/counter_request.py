@@ -1,12 +1,20 @@
 """What the counters are asked. Invariant: every amount is below 2^53, so that scripts compute with it exactly."""
 
+import re
 from dataclasses import dataclass
 from uuid import UUID
 
 from loraplex.tenants.admission.limits import MAX_INTEGER, Subject
 from loraplex.tenants.errors import InvalidField
 
-MAX_REQUEST_ID = 200
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+def check_amounts(tokens: int, amount_nano: int) -> None:
+    """Raises `InvalidField`."""
+    for name, value in (("tokens", tokens), ("amount_nano", amount_nano)):
+        if not 0 <= value <= MAX_INTEGER:
+            raise InvalidField(name, f"{name} must be between 0 and {MAX_INTEGER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +37,8 @@ class CounterRequest:
         levels = tuple(subject.level for subject in self.subjects)
         if levels not in (("tenant", "key"), ("tenant", "key", "adapter")):
             raise InvalidField("subjects", "subjects must be a tenant, a key and at most one adapter")
-        if not 0 < len(self.request_id) <= MAX_REQUEST_ID:
-            raise InvalidField("request_id", f"request_id must have 1 to {MAX_REQUEST_ID} characters")
+        if not REQUEST_ID.fullmatch(self.request_id):
+            raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
         check_amounts(self.tokens, self.amount_nano)
 
     @property
@@ -99,10 +107,3 @@ class Seed:
     totals: tuple[PeriodTotal, ...]
     holds: tuple[Hold, ...]
     full_buckets: bool = False
-
-
-def check_amounts(tokens: int, amount_nano: int) -> None:
-    """Raises `InvalidField`."""
-    for name, value in (("tokens", tokens), ("amount_nano", amount_nano)):
-        if not 0 <= value <= MAX_INTEGER:
-            raise InvalidField(name, f"{name} must be between 0 and {MAX_INTEGER}")

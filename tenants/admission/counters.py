@@ -1,17 +1,27 @@
 """Every limit of a tenant, counted in Valkey by one atomic script per step. Invariant: what is settled and open together
-never exceeds a limit, whoever asks at the same time; README.md has the proof.
+never exceeds a limit, whoever asks at the same time; `README.md` has the proof.
 """
 
 from collections.abc import Sequence
+from typing import Any, get_args
 from uuid import UUID
 
-from redis.asyncio import Redis, RedisCluster
-
+from loraplex.tenants.admission.answer_decoding import (
+    decode_admission,
+    decode_explanation,
+    decode_use,
+    member,
+)
 from loraplex.tenants.admission.counter_answer import CounterAnswer, Explanation, Heartbeat, LimitUse, Settled
 from loraplex.tenants.admission.counter_request import NOTHING_USED, Actual, CounterRequest, Hold, Seed
-from loraplex.tenants.admission.limits import Subject
+from loraplex.tenants.admission.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Subject
+from loraplex.tenants.admission.scripts import ScriptName, ScriptRunner, load_script
+from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, Valkey, tenant_key
 
 LEASE_S = 45.0
+MAX_EXPIRED = 1000
+NO_ADAPTER = "-"
+ANY_EPOCH = ""
 
 
 class Counters:
@@ -21,16 +31,32 @@ class Counters:
 
     def __init__(
         self,
-        redis: Redis | RedisCluster,
-        patient: Redis | RedisCluster | None = None,
+        redis: Valkey,
+        patient: Valkey | None = None,
+        *,
         lease_s: float = LEASE_S,
+        command_s: float = COMMAND_SECONDS,
+        patient_s: float = ANSWER_SECONDS,
     ) -> None:
-        """`redis` serves admissions and has a short timeout; `patient` serves what may take longer, as seeding does."""
-        raise NotImplementedError
+        """`redis` serves what requests wait for, within `command_s`; `patient` what may be large, within `patient_s`."""
+        self._redis = ScriptRunner(redis, command_s)
+        self._patient = ScriptRunner(patient or redis, patient_s)
+        self._lease_us = round(lease_s * 1e6)
+        self._scripts = {name: load_script(name) for name in get_args(ScriptName)}
 
     async def admit(self, request: CounterRequest) -> CounterAnswer:
         """Tests every limit at every level, then takes from all of them or from none."""
-        raise NotImplementedError
+        head = (
+            str(request.id),
+            request.request_id,
+            request.policy_epoch,
+            request.tokens,
+            request.amount_nano,
+        )
+        subjects = [part for subject in request.subjects for part in subject_arguments(subject)]
+        return decode_admission(
+            await self._run(self._redis, "admit", request.tenant_id, *head, self._lease_us, *subjects)
+        )
 
     async def settle(
         self, tenant_id: UUID, reservation_id: UUID, actual: Actual, *, charge: Hold | None = None
@@ -38,7 +64,10 @@ class Counters:
         """Ends a reservation with what was really used. Nothing happens to an id without one, unless `charge` says for
         whom and in which periods to count it (once); with an epoch in `charge`, only under that epoch.
         """
-        raise NotImplementedError
+        to_charge: tuple[str, ...] = ()
+        if charge is not None:
+            to_charge = (*whose(charge), charge.day, charge.month, admitted_under(charge))
+        return await self._end(self._redis, tenant_id, reservation_id, actual, "settle", *to_charge)
 
     async def release(self, tenant_id: UUID, reservation_id: UUID) -> Settled:
         """Ends a reservation unused. An admission of this id that arrives later answers `Ended`."""
@@ -46,32 +75,101 @@ class Counters:
 
     async def reap(self, tenant_id: UUID, reservation_id: UUID, actual: Actual) -> Settled:
         """As `settle`, but only if its lease is over: a heartbeat that came meanwhile wins."""
-        raise NotImplementedError
+        return await self._end(self._patient, tenant_id, reservation_id, actual, "reap")
 
     async def heartbeat(self, tenant_id: UUID, holds: Sequence[Hold]) -> Heartbeat:
         """Extends the leases; a reservation that Valkey lost is made anew under its own epoch (None: any)."""
-        raise NotImplementedError
+        rows = [part for hold in holds for part in (*hold_arguments(hold), admitted_under(hold))]
+        answer = await self._run(self._patient, "heartbeat", tenant_id, self._lease_us, *rows)
+        if not answer:
+            return Heartbeat(None)
+        outcomes: tuple[set[UUID], set[UUID], set[UUID]] = (set(), set(), set())
+        for hold, outcome in zip(holds, answer[1:], strict=True):
+            outcomes[outcome - 1].add(hold.id)
+        return Heartbeat(answer[0], *map(frozenset, outcomes))
 
     async def expired(self, tenant_id: UUID) -> list[UUID]:
-        """Reservations whose lease is over, longest first; at most 1000."""
-        raise NotImplementedError
+        """Reservations whose lease is over, longest first; at most `MAX_EXPIRED`."""
+        return [*map(member, await self._run(self._patient, "expired", tenant_id, MAX_EXPIRED))]
 
     async def seed(self, tenant_id: UUID, epoch: int, seed: Seed) -> int:
-        """Replaces all counters, unless they are of this epoch or a later one. Returns the epoch in force."""
-        raise NotImplementedError
+        """Replaces all counters, unless they are of this epoch or a later one. Returns the epoch in force,
+        or 0 if they were forgotten since this epoch."""
+        totals = [
+            part
+            for total in seed.totals
+            for part in (
+                subject_name(total.level, total.subject_id),
+                total.period,
+                total.tokens,
+                total.amount_nano,
+            )
+        ]
+        holds = [part for hold in seed.holds for part in hold_arguments(hold)]
+        head = (epoch, seed.policy_epoch, int(seed.full_buckets), self._lease_us, len(seed.totals))
+        in_force: int = await self._run(self._patient, "seed", tenant_id, *head, *totals, *holds)
+        return in_force
 
     async def invalidate(self, tenant_id: UUID) -> None:
-        """Forgets the counters: the next admission answers `Unseeded`."""
-        raise NotImplementedError
+        """Forgets the counters: the next admission answers `Unseeded`. What the policy is stays known."""
+        await self._run(self._patient, "invalidate", tenant_id)
 
     async def read(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse] | None:
         """What is used, of every limit of every subject; None when the counters are not seeded."""
-        raise NotImplementedError
+        rows = [
+            part
+            for subject in subjects
+            for part in (subject_name(subject.level, subject.id), *limit_arguments(subject)[:2])
+        ]
+        return decode_use(await self._run(self._patient, "read", tenant_id, *rows), subjects)
 
     async def publish_policy(self, tenant_id: UUID, policy_epoch: int) -> int:
         """Requests that were read under an older policy are stale from now on. Returns the newest, never smaller."""
-        raise NotImplementedError
+        newest: int = await self._run(self._patient, "publish_policy", tenant_id, policy_epoch)
+        return newest
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
         """Why a request was denied; known for the tenant's last 1,000 denials of 24 hours."""
-        raise NotImplementedError
+        return decode_explanation(await self._run(self._patient, "explain", tenant_id, request_id))
+
+    async def _end(
+        self, runner: ScriptRunner, tenant_id: UUID, reservation_id: UUID, actual: Actual, *more: str
+    ) -> Settled:
+        amounts = (str(reservation_id), actual.tokens, actual.amount_nano)
+        found, charged = await self._run(runner, "settle", tenant_id, *amounts, *more)
+        return Settled(bool(found), bool(charged))
+
+    async def _run(
+        self, runner: ScriptRunner, name: ScriptName, tenant_id: UUID, *arguments: str | int
+    ) -> Any:
+        return await runner.run(self._scripts[name], tenant_key(tenant_id, "state"), arguments)
+
+
+def subject_name(level: str, subject_id: UUID) -> str:
+    """As it stands in the names of keys; the tenant is there already, as their hash tag."""
+    return level if level == "tenant" else f"{level}:{subject_id}"
+
+
+def subject_arguments(subject: Subject) -> tuple[str | int, ...]:
+    return (subject.level, str(subject.id), *limit_arguments(subject))
+
+
+def limit_arguments(subject: Subject) -> tuple[str | int, ...]:
+    """In the order of `COUNTED`; budgets in nano-units, as they are counted."""
+    limits = ((name, subject.limits.get(name)) for name in COUNTED)
+    return tuple(
+        "" if limit is None else limit * NANO_PER_MICRO if name in BUDGETS else limit
+        for name, limit in limits
+    )
+
+
+def hold_arguments(hold: Hold) -> tuple[str | int, ...]:
+    return (str(hold.id), *whose(hold), hold.tokens, hold.amount_nano, hold.day, hold.month)
+
+
+def whose(hold: Hold) -> tuple[str, str]:
+    return str(hold.api_key_id), NO_ADAPTER if hold.adapter_id is None else str(hold.adapter_id)
+
+
+def admitted_under(hold: Hold) -> str:
+    return ANY_EPOCH if hold.epoch is None else str(hold.epoch)

@@ -1,0 +1,144 @@
+-- Tests every limit of every level, then takes from all of them or from none. A denied request writes its explanation only.
+-- ARGV: reservation, request id, policy epoch, tokens, amount, lease in microseconds; then for each subject its level, its
+-- id, and its seven limits in the order of `COUNTED`, '' for none. Amounts in nano-units.
+
+local id, request_id, read_under = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local tokens, amount, lease = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local FIRST, WIDTH = 7, 9
+local NEVER = -1
+local MAX_WAIT = 3600000000
+local KEPT_DENIALS = 1000
+
+if not (epoch and policy) then
+  return { 'unseeded' }
+end
+if policy > read_under then
+  return { 'stale', policy }
+end
+if has_ended(id) then
+  return { 'ended' }
+end
+
+local known = open(id)
+local day, month = periods()
+local asked_requests, asked_tokens, asked_amount = 1, tokens, amount
+if known then
+  day, month = known.day, known.month
+  asked_requests, asked_tokens, asked_amount = 0, 0, 0
+end
+
+local decisions = {}
+local denied = false
+-- By level: what its buckets lack.
+local request_debts, token_debts = {}, {}
+
+-- `wait`, in microseconds, is of use for rates only.
+local function decide(level, name, limit, used, reserved, asked, wait)
+  local passed = known or asked <= limit - used - reserved
+  if asked > limit then
+    wait = NEVER
+  elseif passed then
+    wait = 0
+  end
+  denied = denied or not passed
+  for _, number in ipairs({ level, name, limit, used, reserved, asked, passed and 1 or 0, wait }) do
+    decisions[#decisions + 1] = number
+  end
+end
+
+local function wait_for(debt, wanted, limit)
+  if limit == 0 then
+    return NEVER
+  end
+  return math.min(MAX_WAIT, math.max(1, math.ceil(((wanted - limit) * UNIT + debt) / limit)))
+end
+
+local function test_rates(level, subject, requests_limit, tokens_limit)
+  local key = key_of('rate', subject)
+  if requests_limit then
+    local debt = request_debt(key, requests_limit)
+    request_debts[level] = debt
+    local wait = wait_for(debt, asked_requests, requests_limit)
+    decide(level, 1, requests_limit, requests_limit - room_in(debt, requests_limit), 0, asked_requests, wait)
+  end
+  if tokens_limit then
+    local debt = token_debt(key, tokens_limit)
+    local held = tonumber(redis.call('HGET', key, 'held')) or 0
+    token_debts[level] = debt
+    local wait = wait_for(debt, held + asked_tokens, tokens_limit)
+    decide(level, 2, tokens_limit, tokens_limit - room_in(debt, tokens_limit), held, asked_tokens, wait)
+  end
+end
+
+local function test_period(level, subject, period, name, tokens_limit, amount_limit)
+  if not (tokens_limit or amount_limit) then
+    return
+  end
+  local key = use_key(subject, period)
+  local use = redis.call('HMGET', key, 'tokens', 'reserved_tokens', 'amount', 'reserved_amount')
+  if tokens_limit then
+    decide(level, name, tokens_limit, tonumber(use[1]) or 0, tonumber(use[2]) or 0, asked_tokens, 0)
+  end
+  if amount_limit then
+    decide(level, name + 2, amount_limit, tonumber(use[3]) or 0, tonumber(use[4]) or 0, asked_amount, 0)
+  end
+end
+
+local request = { adapter = '-', tokens = ARGV[4], amount = ARGV[5], day = day, month = month, at = integer(now) }
+local levels = {}
+for first = FIRST, #ARGV, WIDTH do
+  local level = #levels + 1
+  local subject = level == 1 and 'tenant' or ARGV[first] .. ':' .. ARGV[first + 1]
+  if level > 1 then
+    request[ARGV[first]] = ARGV[first + 1]
+  end
+  local limits = {}
+  for index = 1, 7 do
+    limits[index] = tonumber(ARGV[first + 1 + index]) or false
+  end
+  levels[level] = { subject = subject, requests = limits[1], tokens = limits[2] }
+  test_rates(level, subject, limits[1], limits[2])
+  if limits[3] then
+    local running = redis.call('ZCOUNT', key_of('leases', subject), '(' .. integer(now), '+inf')
+    decide(level, 3, limits[3], running, 0, asked_requests, 0)
+  end
+  test_period(level, subject, day, 4, limits[4], limits[6])
+  test_period(level, subject, month, 5, limits[5], limits[7])
+end
+
+local overdue = redis.call('ZCOUNT', key_of('leases', 'tenant'), '-inf', integer(now))
+local function answer(kind, at)
+  return { kind, tonumber(epoch), at, day, month, overdue, known and 1 or 0, decisions }
+end
+
+if known then
+  return answer('admitted', tonumber(known.at))
+end
+if denied then
+  local line = { request_id, integer(now), day, month }
+  for _, number in ipairs(decisions) do
+    line[#line + 1] = integer(number)
+  end
+  local key = prefix .. 'denials'
+  redis.call('LPUSH', key, table.concat(line, ' '))
+  redis.call('LTRIM', key, 0, KEPT_DENIALS - 1)
+  redis.call('EXPIRE', key, DAY)
+  return answer('denied', now)
+end
+
+for level, limited in ipairs(levels) do
+  local key = key_of('rate', limited.subject)
+  if limited.requests then
+    local debt = deeper(request_debts[level], 1, limited.requests)
+    redis.call('HSET', key, 'requests', integer(debt), 'requests_at', integer(now))
+  end
+  if limited.tokens then
+    set_token_debt(key, limited.tokens, token_debts[level])
+  else
+    redis.call('HDEL', key, 'tokens_limit', 'unpaid', 'unpaid_at')
+  end
+end
+hold(id, request, lease)
+redis.call('HSET', state_key, 'clock', integer(now), 'policy', math.max(policy, read_under))
+redis.call('EXPIRE', state_key, STATE_LIFE)
+return answer('admitted', now)

@@ -1,0 +1,100 @@
+-- An open reservation is held in every counter it may end in, at every level; ending it takes all of that away again.
+-- Its record is one line: key, adapter or -, tokens, amount, day, month, time of admission.
+
+local function parse(record)
+  local parts = {}
+  for part in string.gmatch(record, '%S+') do
+    parts[#parts + 1] = part
+  end
+  local reservation = { key = parts[1], adapter = parts[2], tokens = parts[3], amount = parts[4] }
+  reservation.day, reservation.month, reservation.at = parts[5], parts[6], parts[7]
+  return reservation
+end
+
+local function subjects_of(reservation)
+  local subjects = { 'tenant', 'key:' .. reservation.key }
+  if reservation.adapter ~= '-' then
+    subjects[3] = 'adapter:' .. reservation.adapter
+  end
+  return subjects
+end
+
+local function open(id)
+  local record = redis.call('HGET', key_of('open'), id)
+  return record and parse(record)
+end
+
+local function has_ended(id)
+  local until_when = redis.call('ZSCORE', key_of('ended'), id)
+  return until_when and tonumber(until_when) > now
+end
+
+-- Steps of this id that arrive late, after its end, find it here for `seconds`.
+local function remember_end(id, seconds)
+  local key = key_of('ended')
+  redis.call('ZADD', key, now + seconds * 1000000, id)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+  redis.call('EXPIRE', key, DAY)
+end
+
+local function add_use(subject, period, tokens_field, tokens, amount_field, amount)
+  local key = use_key(subject, period)
+  redis.call('HINCRBY', key, tokens_field, tokens)
+  redis.call('HINCRBY', key, amount_field, amount)
+  redis.call('EXPIRE', key, PERIOD_LIFE[string.sub(period, 1, 1)])
+end
+
+-- Never below zero, and nothing where there is nothing: a counter that has expired stays away.
+local function take(key, field, amount)
+  local there = redis.call('HGET', key, field)
+  if there then
+    local gone = tonumber(there) > tonumber(amount) and amount or there
+    redis.call('HINCRBY', key, field, '-' .. gone)
+  end
+end
+
+local function hold(id, reservation, lease)
+  for _, subject in ipairs(subjects_of(reservation)) do
+    for _, period in ipairs({ reservation.day, reservation.month }) do
+      add_use(subject, period, 'reserved_tokens', reservation.tokens, 'reserved_amount', reservation.amount)
+    end
+    redis.call('HINCRBY', key_of('rate', subject), 'held', reservation.tokens)
+    redis.call('EXPIRE', key_of('rate', subject), LIFE)
+    redis.call('ZADD', key_of('leases', subject), now + lease, id)
+    redis.call('EXPIRE', key_of('leases', subject), LIFE)
+  end
+  local record = { reservation.key, reservation.adapter, reservation.tokens, reservation.amount }
+  record[5], record[6], record[7] = reservation.day, reservation.month, reservation.at
+  redis.call('HSET', key_of('open'), id, table.concat(record, ' '))
+  redis.call('EXPIRE', key_of('open'), LIFE)
+end
+
+local function let_go(id, reservation)
+  for _, subject in ipairs(subjects_of(reservation)) do
+    for _, period in ipairs({ reservation.day, reservation.month }) do
+      take(use_key(subject, period), 'reserved_tokens', reservation.tokens)
+      take(use_key(subject, period), 'reserved_amount', reservation.amount)
+    end
+    take(key_of('rate', subject), 'held', reservation.tokens)
+    redis.call('ZREM', key_of('leases', subject), id)
+  end
+  redis.call('HDEL', key_of('open'), id)
+end
+
+-- Holds what is known from elsewhere than an admission, and so without the limits it was tested against.
+local function hold_again(id, reservation, lease)
+  hold(id, reservation, lease)
+  for _, subject in ipairs(subjects_of(reservation)) do
+    redis.call('HSETNX', key_of('rate', subject), 'tokens_limit', UNKNOWN)
+  end
+end
+
+-- Counts what was really used.
+local function charge(reservation, tokens, amount)
+  for _, subject in ipairs(subjects_of(reservation)) do
+    for _, period in ipairs({ reservation.day, reservation.month }) do
+      add_use(subject, period, 'tokens', tokens, 'amount', amount)
+    end
+    pay(key_of('rate', subject), tokens)
+  end
+end

@@ -1,0 +1,36 @@
+-- Ends a reservation with what was really used. Returns whether there was one, and whether an id without one was charged.
+-- ARGV: reservation, tokens, amount, `settle` or `reap`; to charge an id without one also key, adapter or -, day, month,
+-- and the epoch under which alone that is right, '' for any.
+
+local id, tokens, amount, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local ENDED_SECONDS = 120
+local CHARGED_SECONDS = DAY
+
+if not epoch then
+  return { 0, 0 }
+end
+local reservation = open(id)
+if reservation then
+  if step == 'reap' then
+    local expiry = redis.call('ZSCORE', key_of('leases', 'tenant'), id)
+    if expiry and tonumber(expiry) > now then
+      return { 0, 0 }
+    end
+  end
+  let_go(id, reservation)
+  charge(reservation, tokens, amount)
+  remember_end(id, ENDED_SECONDS)
+  return { 1, 0 }
+end
+if step == 'reap' then
+  return { 0, 0 }
+end
+if ARGV[5] and not has_ended(id) and (ARGV[9] == '' or ARGV[9] == epoch) then
+  charge({ key = ARGV[5], adapter = ARGV[6], day = ARGV[7], month = ARGV[8] }, tokens, amount)
+  remember_end(id, CHARGED_SECONDS)
+  return { 0, 1 }
+end
+if not has_ended(id) then
+  remember_end(id, ENDED_SECONDS)
+end
+return { 0, 0 }

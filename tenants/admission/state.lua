@@ -1,0 +1,51 @@
+-- Opens every script: a tenant's time, its numbers, and the names of its keys.
+-- KEYS[1] is `loraplex:{<tenant>}:state`. Every other key begins as it does, so all lie in one slot; their names hold
+-- periods of the server's time, so that no caller can know them.
+
+local DAY = 86400
+-- Seconds. The state lives shortest: without it the tenant is seeded, but lost counters would be taken for zeros.
+local STATE_LIFE = 7 * DAY
+local LIFE = 8 * DAY
+local PERIOD_LIFE = { d = 10 * DAY, m = 40 * DAY }
+
+local state_key = KEYS[1]
+local prefix = string.sub(state_key, 1, -6)
+local stored = redis.call('HMGET', state_key, 'epoch', 'policy', 'clock', 'empty_at')
+local epoch = stored[1]
+local policy = tonumber(stored[2])
+-- Buckets that were never touched have been filling since then, in microseconds.
+local empty_at = tonumber(stored[4])
+
+-- Microseconds; after a failover the server's clock may be behind what was seen, so it stands until it has caught up.
+local time = redis.call('TIME')
+local now = math.max(time[1] * 1000000 + time[2], tonumber(stored[3]) or 0)
+
+-- Concatenation would write 15 digits at most.
+local function integer(number)
+  return string.format('%.0f', number)
+end
+
+local function key_of(kind, subject)
+  return prefix .. epoch .. ':' .. kind .. (subject and ':' .. subject or '')
+end
+
+local function use_key(subject, period)
+  return key_of('use', subject) .. ':' .. period
+end
+
+-- The names of the UTC day and month, `d:2026-11-21` and `m:2026-11`: days to civil date on a calendar of eras of 400
+-- years that begin on 1 March (Hinnant, chrono-compatible low-level date algorithms).
+local function periods()
+  local floor = math.floor
+  local days = floor(now / (DAY * 1000000)) + 719468
+  local era = floor(days / 146097)
+  local day = days - era * 146097
+  local year = floor((day - floor(day / 1460) + floor(day / 36524) - floor(day / 146096)) / 365)
+  local day_of_year = day - (365 * year + floor(year / 4) - floor(year / 100))
+  local shifted = floor((5 * day_of_year + 2) / 153)
+  local month = shifted < 10 and shifted + 3 or shifted - 9
+  local civil_year = year + era * 400 + (month <= 2 and 1 or 0)
+  local civil_month = string.format('%04d-%02d', civil_year, month)
+  local day_of_month = day_of_year - floor((153 * shifted + 2) / 5) + 1
+  return 'd:' .. civil_month .. string.format('-%02d', day_of_month), 'm:' .. civil_month
+end
