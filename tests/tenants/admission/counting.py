@@ -116,11 +116,9 @@ async def age(client: Redis, tenant_id: UUID, seconds: float) -> None:
     shift = round(seconds * MICROSECONDS)
     for key in await keys_of(client, tenant_id):
         if key.endswith(":ended") or ":leases:" in key:
-            members: list[tuple[bytes, float]] = await client.execute_command(
-                "ZRANGE", key, 0, -1, "WITHSCORES", withscores=True
-            )
-            for member, score in members:
-                await client.zadd(key, {member: int(score) - shift})
+            for lease in await client.zrange(key, 0, -1):
+                assert isinstance(lease, bytes)
+                await client.zincrby(key, -shift, lease)
             continue
         kind = "rate" if ":rate:" in key else key.rpartition(":")[2]
         for name in TIMES.get(kind, ()):

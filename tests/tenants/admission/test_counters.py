@@ -44,7 +44,8 @@ TWO: Mapping[str, int] = {
 
 
 def limited(level: str, limits: Limits) -> Customer:
-    return Customer(*(limits if each == level else NO_LIMITS for each in LEVELS))
+    tenant, key, adapter = (limits if each == level else NO_LIMITS for each in LEVELS)
+    return Customer(tenant, key, adapter)
 
 
 async def seeded(counters: Counters, customer: Customer) -> Customer:

@@ -1,0 +1,124 @@
+"""A cluster of three Valkeys: everything of one tenant is on one of them, and every step works wherever that is."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+from redis.asyncio import RedisCluster
+from tests.tenants.admission.counting import EMPTY, Customer, admit, deny, hold_of, used
+
+from loraplex.platform.embedded.binaries import find_valkey
+from loraplex.tenants.admission.counter_answer import Settled, Unseeded
+from loraplex.tenants.admission.counter_request import Actual
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.limits import Limits
+from loraplex.tenants.valkey import open_valkey, ping, tenant_key
+
+NODES = 3
+SLOTS = 16_384
+START_SECONDS = 60.0
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture
+def cluster_ports(tmp_path: Path) -> Iterator[list[int]]:
+    ports = free_ports(2 * NODES)
+    ports, bus_ports = ports[:NODES], ports[NODES:]
+    servers = [start_node(tmp_path, port, bus) for port, bus in zip(ports, bus_ports, strict=True)]
+    nodes = [redis.Redis(port=port, socket_timeout=5.0) for port in ports]
+    try:
+        wait_until(lambda: all(answers(node) for node in nodes))
+        for number, node in enumerate(nodes):
+            first, after = (SLOTS * each // NODES for each in (number, number + 1))
+            node.cluster("set-config-epoch", number + 1)
+            node.cluster("addslotsrange", first, after - 1)
+            if number:
+                node.cluster("meet", "127.0.0.1", ports[0], bus_ports[0])
+        wait_until(lambda: all(joined(node) for node in nodes))
+        yield ports
+    finally:
+        for node in nodes:
+            node.close()
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def start_node(folder: Path, port: int, bus_port: int) -> subprocess.Popen[bytes]:
+    settings = {
+        "bind": "127.0.0.1",
+        "port": port,
+        "cluster-enabled": "yes",
+        "cluster-port": bus_port,
+        "cluster-config-file": f"nodes-{port}.conf",
+        "dir": folder,
+        "save": "",
+    }
+    arguments = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    return subprocess.Popen([find_valkey(), *arguments], stdout=subprocess.DEVNULL)
+
+
+def answers(node: redis.Redis) -> bool:
+    try:
+        return bool(node.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def joined(node: redis.Redis) -> bool:
+    info = node.cluster("info")
+    return info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == NODES
+
+
+def wait_until(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+async def test_every_step_works_on_whatever_node_the_tenant_is(cluster_ports: list[int]) -> None:
+    client = open_valkey(f"redis+cluster://127.0.0.1:{cluster_ports[0]}", command_s=10.0)
+    assert isinstance(client, RedisCluster)
+    await ping(client)
+    counters = Counters(client, command_s=10.0, patient_s=10.0)
+    places = set()
+    for _ in range(12):
+        customer = Customer(
+            tenant=Limits(requests_per_minute=1, tokens_per_day=10), key=Limits(concurrent_requests=1)
+        )
+        places.add(client.keyslot(tenant_key(customer.tenant_id, "state")) * NODES // SLOTS)
+        await go_through_all_steps(counters, customer)
+    await client.aclose()
+    # Twelve random tenants on one of three nodes: one time in 100,000.
+    assert len(places) > 1
+
+
+async def go_through_all_steps(counters: Counters, customer: Customer) -> None:
+    tenant_id, request = customer.tenant_id, customer.request()
+    assert await counters.admit(request) == Unseeded()
+    assert await counters.publish_policy(tenant_id, 1) == 1
+    await counters.seed(tenant_id, 1, EMPTY)
+    hold = hold_of(request, await admit(counters, request), 1)
+    denied = await deny(counters, customer.request(request_id="denied"))
+    assert len([each for each in denied.decisions if not each.passed]) == 3
+    assert await counters.explain(tenant_id, "denied") is not None
+    assert (await counters.heartbeat(tenant_id, [hold])).extended == {request.id}
+    assert await counters.expired(tenant_id) == []
+    assert await counters.reap(tenant_id, request.id, Actual(0, 0)) == Settled(False)
+    assert await counters.settle(tenant_id, request.id, Actual(4, 0)) == Settled(True)
+    assert (await used(counters, customer))["tenant", "tokens_per_day"].used == 4
+    await counters.invalidate(tenant_id)
+    assert await counters.read(tenant_id, customer.subjects) is None
