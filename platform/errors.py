@@ -12,6 +12,7 @@ GatewayError
 ├── InsufficientScope
 ├── PreconditionRequired      a change without If-Match: it must name the revision its author has seen
 ├── PreconditionFailed        what is to be changed has another revision by now
+├── AddressNotAllowed         the key may not be used from where the request comes from
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
 ├── AdapterMismatch           the engine used other weights than those resolved: nothing is delivered
@@ -93,6 +94,10 @@ class PreconditionFailed(GatewayError):
     pass
 
 
+class AddressNotAllowed(GatewayError):
+    pass
+
+
 class ModelNotFound(GatewayError):
     pass
 
@@ -137,6 +142,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     PreconditionRequired: ErrorRow(428, _INVALID, "precondition_required"),
     PreconditionFailed: ErrorRow(412, _INVALID, "precondition_failed"),
+    AddressNotAllowed: ErrorRow(403, _PERMISSION, "address_not_allowed"),
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     AdapterMismatch: ErrorRow(500, _SERVER, "adapter_mismatch"),
@@ -150,12 +156,15 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     adapters_errors.BlobMissing: ErrorRow(503, _SERVER, "adapter_unavailable", retry_after_s=5),
     tenants_errors.InvalidApiKey: ErrorRow(401, _AUTHENTICATION, "invalid_api_key"),
     tenants_errors.TenantSuspended: ErrorRow(403, _PERMISSION, "tenant_suspended"),
+    tenants_errors.ScopeNotHeld: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     tenants_errors.InvalidField: ErrorRow(400, _INVALID, "invalid_value"),
     tenants_errors.NotFound: ErrorRow(404, _INVALID, "not_found"),
     tenants_errors.Conflict: ErrorRow(409, _INVALID, "conflict"),
     tenants_errors.AliasMoved: ErrorRow(412, _INVALID, "precondition_failed"),
     tenants_errors.IdempotencyInUse: ErrorRow(409, _INVALID, "idempotency_in_use", retry_after_s=1),
     tenants_errors.IdempotencyMismatch: ErrorRow(422, _INVALID, "idempotency_mismatch"),
+    tenants_errors.RevisionMoved: ErrorRow(412, _INVALID, "precondition_failed"),
+    tenants_errors.CountReached: ErrorRow(409, _INVALID, "limit_reached"),
     tenants_errors.StoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=2),
 }
 

@@ -10,6 +10,7 @@ TenantsError
 │   ├── RevokedKey
 │   └── ExpiredKey
 ├── TenantSuspended          the key is good but its tenant is suspended
+├── ScopeNotHeld             a key would grant, or manage a key with, a scope that it does not have itself
 ├── NotFound                 it does not exist within this tenant
 │   ├── TenantNotFound
 │   ├── KeyNotFound
@@ -23,7 +24,10 @@ TenantsError
 │   ├── AliasMoved           the alias is not where the caller saw it
 │   ├── NoPreviousVersion
 │   ├── IdempotencyInUse     the first request with this Idempotency-Key is still running
-│   └── AnswerLost           the kept answer was sealed with another server secret
+│   ├── AnswerLost           the kept answer was sealed with another server secret
+│   ├── KeyEnded             the key is revoked or expired: nothing of it may change
+│   ├── RevisionMoved        the row is not as the caller saw it
+│   └── CountReached         the tenant has as many as its quota allows: names the limit
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── RoleUnsafe               row-level security would not bind the server: it must not start
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
@@ -74,6 +78,10 @@ class ExpiredKey(InvalidApiKey):
 
 
 class TenantSuspended(TenantsError):
+    pass
+
+
+class ScopeNotHeld(TenantsError):
     pass
 
 
@@ -135,6 +143,22 @@ class AnswerLost(Conflict):
 
 class IdempotencyMismatch(TenantsError):
     pass
+
+
+class KeyEnded(Conflict):
+    pass
+
+
+class RevisionMoved(Conflict):
+    pass
+
+
+class CountReached(Conflict):
+    """`limit` is `max_keys`, `max_adapters` or `max_adapter_bytes`."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class RoleUnsafe(TenantsError):

@@ -7,9 +7,10 @@ from loraplex.tenants.errors import InvalidScope
 TENANT_ADMIN = "tenant:admin"
 OPERATOR = "operator"
 INFERENCE = "inference"
+KEYS_WRITE = "keys:write"
 TENANT_SCOPES = frozenset(
     {
-        *(INFERENCE, "adapters:read", "adapters:write", "keys:write"),
+        *(INFERENCE, "adapters:read", "adapters:write", KEYS_WRITE),
         *("usage:read", "billing:read", TENANT_ADMIN),
     }
 )

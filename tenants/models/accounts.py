@@ -67,3 +67,4 @@ class ApiKey(Base):
     replaced_by: Mapped[UUID | None] = mapped_column(ForeignKey("api_keys.id", ondelete="SET NULL"))
 
     tenant: Mapped[Tenant | None] = relationship(lazy="raise")
+    successor: Mapped["ApiKey | None"] = relationship(remote_side=id, foreign_keys=replaced_by, lazy="raise")

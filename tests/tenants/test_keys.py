@@ -1,28 +1,33 @@
-"""Keys: issued once, found with their tenant, refused for the right reason."""
+"""Keys: issued once, found with their tenant, changed within bounds, refused for the right reason."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.tenants.catalogue import make_tenant
 
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
+    CountReached,
     ExpiredKey,
     InvalidApiKey,
     InvalidField,
     InvalidName,
     InvalidScope,
+    KeyEnded,
     KeyNotFound,
+    RevisionMoved,
     RevokedKey,
     TenantSuspended,
     UnknownKey,
 )
 from loraplex.tenants.key_format import ParsedKey, generate_key, parse_key
-from loraplex.tenants.keys import IssuedKey, KeyRepository
+from loraplex.tenants.keys import IssuedKey, KeyChange, KeyRepository
+from loraplex.tenants.models import Quota
 
 
 async def issue(database: Database, tenant_id: UUID | None, *scopes: str) -> IssuedKey:
@@ -93,9 +98,10 @@ async def test_expired_key(database: Database) -> None:
     with pytest.raises(ExpiredKey):
         await authenticate(database, issued.plaintext)
     async with database.as_operator() as session:
-        for key_id in (issued.record.key_id, "a\x00"):
-            with pytest.raises(KeyNotFound):
-                await KeyRepository(session).rotate(tenant_id, key_id)
+        with pytest.raises(KeyEnded):
+            await KeyRepository(session).rotate(tenant_id, issued.record.key_id)
+        with pytest.raises(KeyNotFound):
+            await KeyRepository(session).rotate(tenant_id, "a\x00")
 
 
 async def test_suspended_tenant(database: Database) -> None:
@@ -168,6 +174,10 @@ async def test_refused_fields(database: Database) -> None:
             await keys.create(tenant_id, "name", ["inference"], expires_at=past)
         with pytest.raises(InvalidField, match="time zone"):
             await keys.create(tenant_id, "name", ["inference"], expires_at=past.replace(tzinfo=None))
+        with pytest.raises(InvalidField, match="year 3000"):
+            await keys.create(tenant_id, "name", ["inference"], expires_at=past.replace(year=9999))
+        with pytest.raises(InvalidField, match="allowed_cidrs"):
+            await keys.create(tenant_id, "name", ["inference"], allowed_cidrs=["10.0.0.1/8"])
         with pytest.raises(InvalidField, match="grace_seconds"):
             await keys.rotate(tenant_id, "x", grace_seconds=-1)
 
@@ -176,3 +186,97 @@ async def test_a_typo_needs_no_database() -> None:
     async with AsyncSession() as session:
         with pytest.raises(InvalidApiKey):
             await KeyRepository(session).authenticate("lpx_live_typo")
+
+
+async def test_a_change_names_what_it_has_seen_and_touches_nothing_else(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    old = (await issue(database, tenant_id, "inference")).record
+    later = datetime.now(UTC) + timedelta(days=1)
+    async with database.as_tenant(tenant_id) as session:
+        keys = KeyRepository(session)
+        key = await keys.change(tenant_id, old.key_id, {"name": "second"}, expected=old.revision)
+        assert (key.name, key.scopes, key.revision) == ("second", ["inference"], old.revision + 1)
+        with pytest.raises(RevisionMoved):
+            await keys.change(tenant_id, old.key_id, {"name": "third"}, expected=old.revision)
+        key = await keys.change(tenant_id, old.key_id, {})
+        assert key.revision == old.revision + 1
+        whole = {"scopes": ["usage:read"], "allowed_cidrs": ["::ffff:10.1.0.0/112"], "expires_at": later}
+        key = await keys.change(tenant_id, old.key_id, KeyChange(**whole))  # type: ignore[typeddict-item]
+        assert (key.name, key.scopes, key.allowed_cidrs) == ("second", ["usage:read"], ["10.1.0.0/16"])
+        assert key.expires_at == later
+        for wrong in ({"name": ""}, {"scopes": ["operator"]}, {"allowed_cidrs": ["x"]}):
+            with pytest.raises(InvalidField):
+                await keys.change(tenant_id, old.key_id, KeyChange(**wrong))  # type: ignore[typeddict-item]
+
+
+async def test_what_ended_does_not_come_back(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    async with database.as_tenant(tenant_id) as session:
+        keys = KeyRepository(session)
+        old = (await keys.create(tenant_id, "old", ["inference"], allowed_cidrs=["10.0.0.0/8"])).record
+        new = (await keys.rotate(tenant_id, old.key_id, grace_seconds=60, created_by="x")).record
+        assert (new.allowed_cidrs, new.created_by) == (["10.0.0.0/8"], "x")
+        assert (await keys.get(tenant_id, old.key_id)).successor is new
+        with pytest.raises(InvalidField, match="was replaced"):
+            await keys.change(tenant_id, old.key_id, {"expires_at": None})
+        with pytest.raises(KeyEnded, match="rotated already"):
+            await keys.rotate(tenant_id, old.key_id)
+        sooner = datetime.now(UTC) + timedelta(seconds=5)
+        assert (await keys.change(tenant_id, old.key_id, {"expires_at": sooner})).expires_at == sooner
+        await keys.revoke(tenant_id, new.key_id)
+        with pytest.raises(KeyEnded):
+            await keys.change(tenant_id, new.key_id, {"name": "again"})
+
+
+async def test_rotation_takes_the_keys_limits_along(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    old = (await issue(database, tenant_id, "inference")).record
+    async with database.as_tenant(tenant_id) as session:
+        session.add(Quota(tenant_id=tenant_id, api_key_id=old.id, tokens_per_day=7))
+        await session.flush()
+        new = (await KeyRepository(session).rotate(tenant_id, old.key_id)).record
+        limits = await session.scalar(select(Quota.tokens_per_day).where(Quota.api_key_id == new.id))
+    assert limits == 7
+
+
+async def test_pages_show_every_key_once(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    created = [(await issue(database, tenant_id, "inference")).record.key_id for _ in range(5)]
+    async with database.as_tenant(tenant_id) as session:
+        # Those of one transaction have one time: the id decides among them.
+        for _ in range(2):
+            created.append(
+                (await KeyRepository(session).create(tenant_id, "late", ["inference"])).record.key_id
+            )
+    seen: list[str] = []
+    after: tuple[datetime, UUID] | None = None
+    async with database.as_tenant(tenant_id) as session:
+        while rows := await KeyRepository(session).page(tenant_id, after, 2):
+            seen += [row.key_id for row in rows]
+            after = (rows[-1].created_at, rows[-1].id)
+    assert seen[:5] == created[:5] and sorted(seen) == sorted(created)
+
+
+async def test_a_tenant_never_has_more_keys_than_its_quota(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    first = (await issue(database, tenant_id, "inference")).record
+    async with database.as_operator() as session:
+        session.add(Quota(tenant_id=tenant_id, max_keys=3))
+    results = await asyncio.gather(
+        *(issue(database, tenant_id, "inference") for _ in range(6)), return_exceptions=True
+    )
+    refused = [result for result in results if isinstance(result, CountReached)]
+    assert len(refused) == 4 and refused[0].limit == "max_keys"
+    async with database.as_tenant(tenant_id) as session:
+        keys = KeyRepository(session)
+        # At the limit keys can still be rotated; those in grace are as many at most.
+        successor = first.key_id
+        for _ in range(3):
+            successor = (await keys.rotate(tenant_id, successor, grace_seconds=60)).record.key_id
+        with pytest.raises(CountReached):
+            await keys.rotate(tenant_id, successor, grace_seconds=60)
+        successor = (await keys.rotate(tenant_id, successor)).record.key_id
+        with pytest.raises(CountReached):
+            await keys.create(tenant_id, "a fourth", ["inference"])
+        await keys.revoke(tenant_id, successor)
+        await keys.create(tenant_id, "room again", ["inference"])

@@ -1,0 +1,61 @@
+"""IP addresses and networks as text, and which holds which. Invariant: an IPv4 address that is written as an IPv6 one
+(RFC 4291, 2.5.5.2) is the IPv4 address, so that a list of networks cannot be passed by or missed through its spelling.
+"""
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, TypeAlias
+
+from loraplex.tenants.errors import InvalidField
+
+Address: TypeAlias = IPv4Address | IPv6Address
+Network: TypeAlias = IPv4Network | IPv6Network
+
+MAX_NETWORKS: Final = 64
+MAX_LENGTH: Final = 64
+MAPPED_BITS: Final = 96
+
+
+def parse_address(text: str) -> Address | None:
+    """The address, without the name of an interface; None for what is no address."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    if isinstance(address, IPv4Address):
+        return address
+    return address.ipv4_mapped or IPv6Address(int(address))
+
+
+def parse_network(text: str) -> Network:
+    """`10.0.0.0/8`, `2001:db8::/32`, or one address. Raises `ValueError` saying what is wrong."""
+    _, slash, prefix = text.partition("/")
+    if len(text) > MAX_LENGTH or (slash and not (prefix.isascii() and prefix.isdecimal())) or "%" in text:
+        raise ValueError(f"{text[:MAX_LENGTH]!r} is no network like 10.0.0.0/8 or 2001:db8::/32")
+    network = ip_network(text, strict=False)
+    if ip_address(text.partition("/")[0]) != network.network_address:
+        raise ValueError(f"{text} has bits set behind its prefix; the network is {network}")
+    if isinstance(network, IPv6Network) and network.prefixlen >= MAPPED_BITS:
+        mapped = network.network_address.ipv4_mapped
+        return network if mapped is None else IPv4Network((mapped, network.prefixlen - MAPPED_BITS))
+    return network
+
+
+def check_networks(field: str, texts: Iterable[str]) -> list[str]:
+    """The networks in their one spelling, without duplicates, in the given order. Raises `InvalidField` naming `field`."""
+    networks: list[str] = []
+    for text in texts:
+        try:
+            network = str(parse_network(text))
+        except ValueError as error:
+            raise InvalidField(field, f"{field}: {error}") from error
+        if network not in networks:
+            networks.append(network)
+        if len(networks) > MAX_NETWORKS:
+            raise InvalidField(field, f"{field} holds at most {MAX_NETWORKS} networks")
+    return networks
+
+
+def is_within(address: Address | None, networks: Iterable[Network]) -> bool:
+    """Whether one of `networks` holds `address`; an unknown address is in none."""
+    return address is not None and any(address in network for network in networks)
