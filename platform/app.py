@@ -28,7 +28,12 @@ LOG = structlog.get_logger("loraplex.gateway")
 def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> FastAPI:
     """The inference and tenant planes, and `routers` beside them. Interactive documentation is at `/docs`."""
     app = FastAPI(title="loraplex", redirect_slashes=False, redoc_url=None)
-    authenticator = Authenticator(services.database, services.limits.key_cache_s)
+    authenticator = Authenticator(
+        services.database,
+        services.limits.key_cache_s,
+        addresses=services.addresses,
+        key_use=services.key_use,
+    )
     app.include_router(inference_router(services, authenticator))
     app.include_router(tenant_router(services, Plane(services), authenticator))
     for router in routers:

@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from tomllib import TOMLDecodeError
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -20,6 +21,7 @@ from pydantic_settings import (
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.platform.start_errors import SettingsError
+from loraplex.tenants.networks import parse_network
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"
@@ -80,6 +82,7 @@ class Settings(BaseSettings):
     max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
     max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)
     max_buffered_tokens: int = Field(default=8192, ge=64, le=1 << 20)
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
     reader_stall_s: float = Field(default=60.0, gt=0, le=3600)
     queue_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     total_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
@@ -101,6 +104,18 @@ class Settings(BaseSettings):
                     f"{address} is no unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path"
                 )
         return value
+
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _split_at_commas(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(parse_network(text)) for text in value)
 
     @field_validator("data_dir")
     @classmethod

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.platform.app import create_app
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
+from loraplex.platform.client_address import ClientAddresses
 from loraplex.platform.config import Settings
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.engine_start import open_engines
@@ -34,6 +35,8 @@ from loraplex.platform.tokenizer import load_tokenizer
 from loraplex.tenants import valkey
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, RoleUnsafe, TenantsError
+from loraplex.tenants.key_use import writing_use
+from loraplex.tenants.networks import parse_network
 
 OnStage = Callable[[str], None]
 
@@ -135,6 +138,8 @@ async def _assemble(
         derive_key=partial(derive, secret),
         adapter_path=lambda tenant_id, digest: str(storage.path(tenant_id, digest)),
         limits=limits,
+        addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
+        key_use=await stack.enter_async_context(writing_use(database)),
     )
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     app = create_app(services, routers=[health_router(health)])

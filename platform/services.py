@@ -8,12 +8,14 @@ from uuid import UUID
 from loraplex.engine.client import EngineClient
 from loraplex.grammar import answer_form
 from loraplex.grammar.spec import GrammarSpec
+from loraplex.platform.client_address import ClientAddresses
 from loraplex.platform.preparation.composed import Composed
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.timings import RequestRecorder
 from loraplex.platform.token_text import TokenText
 from loraplex.tenants.database import Database
+from loraplex.tenants.key_use import KeyUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +98,5 @@ class GatewayServices:
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     fast_forward: bool = True
     policies: PolicyPublisher | None = None
+    addresses: ClientAddresses = field(default_factory=ClientAddresses)
+    key_use: KeyUse = field(default_factory=KeyUse)

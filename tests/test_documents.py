@@ -35,7 +35,7 @@ def allowed(name: str, field: FieldInfo) -> str:
     """What a setting may be, from its type and bounds."""
     kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if kind is not type(None)]
     if get_origin(field.annotation) is tuple:
-        return "`ipc://` addresses"
+        return {"engine": "`ipc://` addresses", "trusted_proxies": "networks"}[name]
     if all(isinstance(kind, str) for kind in kinds):
         return ", ".join(map(str, kinds))
     if kinds == [bool]:

@@ -28,7 +28,7 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
     """All routes of the inference plane."""
     router = APIRouter(prefix="/v1", tags=["inference"])
     inference = Inference(services)
-    authorized = Depends(authenticator.requires(SCOPE))
+    authorized = Depends(authenticator.requires(SCOPE, cached=True))
     started, base = int(time.time()), services.served_model_name
 
     @router.post("/chat/completions", openapi_extra=body_schema("chat"))

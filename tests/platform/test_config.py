@@ -115,3 +115,15 @@ def test_an_engine_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = engine_environment()
     assert "canary" not in "".join(environment.values())
     assert environment["OMP_PROC_BIND"] == "close" and environment["PATH"]
+
+
+def test_trusted_proxies_are_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LORAPLEX_TRUSTED_PROXIES", "10.0.0.0/8, ::ffff:192.168.0.0/112,")
+    assert load_settings().trusted_proxies == ("10.0.0.0/8", "192.168.0.0/16")
+    monkeypatch.delenv("LORAPLEX_TRUSTED_PROXIES")
+    (tmp_path / "loraplex.toml").write_text('trusted_proxies = ["fd00::/8"]')
+    assert load_settings().trusted_proxies == ("fd00::/8",)
+    for wrong in ("proxy.example", "10.0.0.1/8"):
+        with pytest.raises(SettingsError, match="trusted_proxies"):
+            load_settings({"trusted_proxies": [wrong]})
