@@ -14,6 +14,8 @@ from loraplex.platform.plane.plane import Plane
 from loraplex.platform.request_body import read_object
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.tenant.audit import audit_router
+from loraplex.platform.tenant.keys import keys_router
+from loraplex.platform.tenant.me import me_router
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.models import AdapterVersion
@@ -26,6 +28,8 @@ def tenant_router(services: GatewayServices, plane: Plane, authenticator: Authen
     """All routes of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
     router.include_router(audit_router(plane, authenticator))
+    router.include_router(keys_router(plane, authenticator))
+    router.include_router(me_router(plane, authenticator))
     writer = Depends(authenticator.requires(WRITE))
 
     @router.patch("/adapters/{name}/versions/{version}", openapi_extra=profile_schema())

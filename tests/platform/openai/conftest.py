@@ -123,7 +123,9 @@ StartGateway = Callable[..., Awaitable[Gateway]]
 @asynccontextmanager
 async def served(app: FastAPI) -> AsyncIterator[str]:
     server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+        uvicorn.Config(
+            app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", proxy_headers=False
+        )
     )
     task = asyncio.create_task(server.serve())
     while not server.started:

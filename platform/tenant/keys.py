@@ -1,0 +1,158 @@
+"""`/tenant/v1/keys`: a tenant's keys, managed by its own keys. What another tenant owns is 404."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.auth import Authenticator, Caller
+from loraplex.platform.plane.answers import Answer, documented
+from loraplex.platform.plane.body import body_of
+from loraplex.platform.plane.openapi import described
+from loraplex.platform.plane.pagination import Listing, Position
+from loraplex.platform.plane.plane import Plane
+from loraplex.platform.plane.preconditions import if_match
+from loraplex.platform.tenant.key_documents import (
+    KeyDocument,
+    KeyPatch,
+    NewKeyBody,
+    NewKeyDocument,
+    RotateBody,
+    fields,
+    shown,
+)
+from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.keys import IssuedKey, KeyRepository
+from loraplex.tenants.managed_keys import ManagedKeys
+from loraplex.tenants.models import ApiKey
+from loraplex.tenants.scopes import KEYS_WRITE
+
+
+def keys_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter()
+    writer = Depends(authenticator.requires(KEYS_WRITE))
+    _add_reading(router, plane, writer)
+    _add_issuing(router, plane, writer)
+    _add_changing(router, plane, writer)
+    return router
+
+
+def _add_reading(router: APIRouter, plane: Plane, writer: Any) -> None:
+    listing = documented(answer=Listing[KeyDocument])
+
+    @router.get("/keys", responses=listing, openapi_extra=described(filters={}))
+    async def list_keys(request: Request, caller: Annotated[Caller, writer]) -> Response:
+        page = plane.page_of(request, caller)
+
+        async def work(session: AsyncSession) -> Answer:
+            rows = await KeyRepository(session).page(caller.tenant_id, place(page.after), page.fetch)
+            return Answer(200, page.listing(rows, shown, position))
+
+        return await plane.read(caller, work)
+
+    @router.get("/keys/{key_id}", responses=documented(answer=KeyDocument))
+    async def get_key(key_id: str, caller: Annotated[Caller, writer]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            return one_key(await KeyRepository(session).get(caller.tenant_id, key_id))
+
+        return await plane.read(caller, work)
+
+
+def _add_issuing(router: APIRouter, plane: Plane, writer: Any) -> None:
+    new = documented(409, 422, answer=NewKeyDocument, status=201)
+    rotation = described(RotateBody, optional_body=True, repeatable=True)
+
+    @router.post(
+        "/keys", status_code=201, responses=new, openapi_extra=described(NewKeyBody, repeatable=True)
+    )
+    async def create_key(
+        request: Request, caller: Annotated[Caller, writer], body: Annotated[NewKeyBody, body_of(NewKeyBody)]
+    ) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            issued = await keys_of(session, caller).create(
+                body.name, body.scopes, body.expires_at, body.allowed_cidrs
+            )
+            await audit.record("key.create", target(issued.record), after=fields(issued.record))
+            return new_key(issued)
+
+        return await plane.change(request, caller, work)
+
+    @router.post("/keys/{key_id}/rotate", status_code=201, responses=new, openapi_extra=rotation)
+    async def rotate_key(
+        key_id: str,
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[RotateBody, body_of(RotateBody, optional=True)],
+    ) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            keys = keys_of(session, caller)
+            old = await keys.locked(key_id)
+            before = fields(old)
+            issued = await keys.rotate(key_id, body.grace_seconds)
+            await audit.record("key.rotate", target(old), before, fields(old))
+            await audit.record("key.create", target(issued.record), after=fields(issued.record))
+            return new_key(issued)
+
+        return await plane.change(request, caller, work)
+
+
+def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
+    changed = documented(409, 412, 428, answer=KeyDocument)
+
+    @router.patch("/keys/{key_id}", responses=changed, openapi_extra=described(KeyPatch, if_match=True))
+    async def change_key(
+        key_id: str,
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[KeyPatch, body_of(KeyPatch)],
+    ) -> Response:
+        seen = if_match(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            keys = keys_of(session, caller)
+            before = fields(await keys.locked(key_id))
+            record = await keys.change(key_id, body.change(), seen)
+            await audit.record("key.change", target(record), before, fields(record))
+            return one_key(record)
+
+        return await plane.change(request, caller, work)
+
+    @router.delete("/keys/{key_id}", status_code=204, responses=documented())
+    async def revoke_key(key_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            keys = keys_of(session, caller)
+            before = fields(await keys.locked(key_id))
+            record = await keys.revoke(key_id)
+            await audit.record("key.revoke", target(record), before, fields(record))
+            return Answer(204)
+
+        return await plane.change(request, caller, work)
+
+
+def keys_of(session: AsyncSession, caller: Caller) -> ManagedKeys:
+    return ManagedKeys(session, caller.tenant_id, caller.api_key_id)
+
+
+def one_key(record: ApiKey) -> Answer:
+    return Answer(200, shown(record), etag=record.revision)
+
+
+def new_key(issued: IssuedKey) -> Answer:
+    document = NewKeyDocument(**shown(issued.record).model_dump(), api_key=issued.plaintext)
+    return Answer(201, document, etag=issued.record.revision, headers={"cache-control": "no-store"})
+
+
+def target(record: ApiKey) -> str:
+    return f"keys/{record.key_id}"
+
+
+def position(record: ApiKey) -> Position:
+    return (record.created_at.astimezone(UTC).isoformat(), str(record.id))
+
+
+def place(after: Position | None) -> tuple[datetime, UUID] | None:
+    """What `position` made."""
+    return None if after is None else (datetime.fromisoformat(str(after[0])), UUID(str(after[1])))
