@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from uuid import UUID
 
+from loraplex.adapters.blob_removal import remove_from, remove_unused
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.identity import adapter_digest
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
@@ -18,6 +19,7 @@ from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, write_private
 from loraplex.adapters.validation import validate_adapter
 from loraplex.engine.models.config import ModelConfig
+from loraplex.tenants.adapter_deletion import AdapterDeletion, UnusedBlobs
 from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.aliases import AliasRepository
@@ -122,18 +124,15 @@ class AdapterRegistry:
 
 
 async def delete_adapter(database: Database, storage: AdapterStorage, tenant_id: UUID, name: str) -> None:
-    """Removes the name, and each blob that no other adapter of the tenant holds. Raises `AdapterNotFound`."""
+    """Removes the name with its aliases, and each blob that no other adapter of the tenant holds and no request reads; a
+    running server removes those later. Raises `AdapterNotFound`.
+    """
     async with database.as_tenant(tenant_id) as session:
-        repository = AdapterRepository(session, tenant_id)
-        digests = {
-            version.digest for version in await repository.versions(name) if version.digest is not None
-        }
-        await repository.delete(name)
-        for adapter in await repository.list():
-            digests -= {version.digest for version in await repository.versions(adapter.name)}
-    for digest in digests:
-        if storage.exists(tenant_id, digest):
-            await asyncio.to_thread(storage.delete, tenant_id, digest)
+        adapter = await AdapterDeletion(session, tenant_id).remove_adapter(name)
+    async with database.as_operator() as session:
+        blobs = await UnusedBlobs(session).of_adapter(adapter)
+    for blob in blobs:
+        await remove_unused(database, remove_from(storage), blob)
 
 
 def _read_config(folder: Path, limits: AdapterLimits) -> bytes:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,11 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.adapter_profile import AdapterProfile, ProfileChange
 from loraplex.tenants.errors import (
     AdapterNotFound,
+    CountReached,
+    NameTaken,
     ProfileFixed,
+    RevisionMoved,
     VersionNotFound,
     VersionNotReady,
 )
-from loraplex.tenants.models import Adapter, AdapterVersion
+from loraplex.tenants.models import Adapter, AdapterVersion, Quota
 from loraplex.tenants.names import ADAPTER_NAME, check_adapter_name, is_name
 
 MAX_VERSION = 2**31 - 1
@@ -32,11 +34,26 @@ class AdapterRepository:
         self._tenant_id = tenant_id
 
     async def get_or_create(self, name: str) -> Adapter:
-        """Raises `InvalidName`."""
-        values = {"tenant_id": self._tenant_id, "name": check_adapter_name(name)}
-        statement = insert(Adapter).values(values).on_conflict_do_nothing().returning(Adapter)
-        created = (await self._session.scalars(statement)).one_or_none()
-        return created or await self.get(name)
+        """Raises `InvalidName` or `CountReached`."""
+        try:
+            return await self.get(check_adapter_name(name))
+        except AdapterNotFound:
+            return await self._create(name, "") or await self.get(name)
+
+    async def create(self, name: str, description: str = "") -> Adapter:
+        """Raises `InvalidName`, `NameTaken` or `CountReached`."""
+        adapter = await self._create(check_adapter_name(name), description)
+        if adapter is None:
+            raise NameTaken(f"an adapter named {name} exists already")
+        return adapter
+
+    async def describe(self, name: str, description: str, seen: int) -> Adapter:
+        """Raises `AdapterNotFound`, or `RevisionMoved` unless `seen` is its revision."""
+        adapter = await self.locked(name)
+        require_revision(adapter, seen)
+        adapter.description = description
+        await self._session.flush()
+        return adapter
 
     async def get(self, name: str) -> Adapter:
         """Raises `AdapterNotFound`."""
@@ -84,10 +101,17 @@ class AdapterRepository:
         await self._session.refresh(record, ["created_at"])
         return record
 
-    async def change_profile(self, name: str, version: int, change: ProfileChange) -> AdapterVersion:
-        """Changes what `change` holds. Raises `AdapterNotFound`, `VersionNotFound`, or `ProfileFixed` after its first alias."""
+    async def change_profile(
+        self, name: str, version: int, change: ProfileChange, seen: int | None = None
+    ) -> AdapterVersion:
+        """Changes what `change` holds; `seen` is the revision its author knows, None whatever it is.
+
+        Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, or `ProfileFixed` after its first alias.
+        """
         adapter = await self.locked(name)
-        record = await self._version(adapter, version)
+        record = await self.version_of(adapter, version)
+        if seen is not None:
+            require_revision(record, seen)
         if record.aliased_at is not None:
             raise ProfileFixed(
                 f"version {version} of adapter {name} has had an alias: its profile is fixed; push the files again with another"
@@ -98,23 +122,49 @@ class AdapterRepository:
 
     async def version(self, name: str, version: int) -> AdapterVersion:
         """Raises `AdapterNotFound` or `VersionNotFound`."""
-        return await self._version(await self.get(name), version)
+        return await self.version_of(await self.get(name), version)
 
     async def versions(self, name: str) -> list[AdapterVersion]:
-        """Every version of `name`, oldest first. Raises `AdapterNotFound`."""
+        """Every version of `name` whose files are there, oldest first. Raises `AdapterNotFound`."""
         adapter = await self.get(name)
-        query = select(AdapterVersion).where(AdapterVersion.adapter_id == adapter.id)
-        return [*await self._session.scalars(query.order_by(AdapterVersion.version))]
+        return [*await self._session.scalars(present(adapter).order_by(AdapterVersion.version))]
 
-    async def delete(self, name: str) -> None:
-        """Removes the name at once; its versions stay for the ledger. Raises `AdapterNotFound`."""
-        adapter = await self.locked(name)
-        adapter.deleted_at = datetime.now(UTC)
-        await self._session.flush()
+    async def version_page(self, name: str, before: int | None, limit: int) -> Sequence[AdapterVersion]:
+        """At most `limit` of them, newest first, older than `before`. Raises `AdapterNotFound`."""
+        query = present(await self.get(name)).order_by(AdapterVersion.version.desc()).limit(limit)
+        if before is not None:
+            query = query.where(AdapterVersion.version < before)
+        return (await self._session.scalars(query)).all()
 
     async def list(self) -> list[Adapter]:
         """The tenant's live adapters, by name."""
         return [*await self._session.scalars(self._live().order_by(Adapter.name))]
+
+    async def page(self, after: str | None, limit: int) -> Sequence[Adapter]:
+        """At most `limit` live adapters by name, those behind the name `after`."""
+        query = self._live().order_by(Adapter.name).limit(limit)
+        if after is not None:
+            query = query.where(Adapter.name > after)
+        return (await self._session.scalars(query)).all()
+
+    async def _create(self, name: str, description: str) -> Adapter | None:
+        """None where there is one of that name."""
+        await self._require_room()
+        values = {"tenant_id": self._tenant_id, "name": name, "description": description}
+        statement = insert(Adapter).values(values).on_conflict_do_nothing().returning(Adapter)
+        return (await self._session.scalars(statement)).one_or_none()
+
+    async def _require_room(self) -> None:
+        """Counts under a lock of its own until the transaction ends: the role of a tenant may lock no row of its quota."""
+        name = func.hashtextextended(f"max_adapters:{self._tenant_id}", 0)
+        await self._session.execute(select(func.pg_advisory_xact_lock(name)))
+        own = (Quota.tenant_id == self._tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
+        limit = await self._session.scalar(select(Quota.max_adapters).where(*own))
+        if limit is None:
+            return
+        count = await self._session.scalar(select(func.count()).select_from(self._live().subquery()))
+        if (count or 0) >= limit:
+            raise CountReached("max_adapters", f"max_adapters of the tenant is {limit}: delete one first")
 
     def _live(self) -> Select[Adapter]:
         return select(Adapter).where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
@@ -143,19 +193,31 @@ class AdapterRepository:
 
     async def check_ready(self, adapter: Adapter, version: int) -> None:
         """Raises `VersionNotFound` or `VersionNotReady`."""
-        state = (await self._version(adapter, version)).state
+        state = (await self.version_of(adapter, version)).state
         if state != "ready":
             raise VersionNotReady(f"version {version} of adapter {adapter.name} is {state}, not ready")
 
-    async def _version(self, adapter: Adapter, version: int) -> AdapterVersion:
-        query = select(AdapterVersion).where(
-            AdapterVersion.adapter_id == adapter.id, AdapterVersion.version == version
-        )
+    async def version_of(self, adapter: Adapter, version: int) -> AdapterVersion:
+        """Raises `VersionNotFound`, also where its files are gone."""
+        query = present(adapter).where(AdapterVersion.version == version)
         known = 1 <= version <= MAX_VERSION
         record = (await self._session.scalars(fresh(query))).one_or_none() if known else None
         if record is None:
             raise VersionNotFound(f"adapter {adapter.name} has no version {version}")
         return record
+
+
+def present(adapter: Adapter) -> Select[AdapterVersion]:
+    """A deleted version is seen until its files are removed."""
+    return select(AdapterVersion).where(
+        AdapterVersion.adapter_id == adapter.id, AdapterVersion.blob_deleted_at.is_(None)
+    )
+
+
+def require_revision(record: Adapter | AdapterVersion, seen: int) -> None:
+    """Raises `RevisionMoved`. The record is to be kept from others until the transaction ends."""
+    if record.revision != seen:
+        raise RevisionMoved("it has changed since it was read: read it again, then repeat the change")
 
 
 def fresh(query: Select[AdapterVersion]) -> Select[AdapterVersion]:

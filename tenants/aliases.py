@@ -48,9 +48,15 @@ class AliasRepository:
 
     async def list(self, name: str) -> list[AliasState]:
         """Every alias of the adapter, in alphabetical order. Raises `AdapterNotFound`."""
+        return [*await self.page(name, None, None)]
+
+    async def page(self, name: str, after: str | None, limit: int | None) -> Sequence[AliasState]:
+        """At most `limit` (None: all) aliases of the adapter, behind the alias `after`. Raises `AdapterNotFound`."""
         adapter = await self._adapters.get(name)
         query = select(AdapterAlias).where(AdapterAlias.adapter_id == adapter.id)
-        records = (await self._session.scalars(query.order_by(AdapterAlias.alias))).all()
+        if after is not None:
+            query = query.where(AdapterAlias.alias > after)
+        records = (await self._session.scalars(query.order_by(AdapterAlias.alias).limit(limit))).all()
         return [await self._state(record) for record in records]
 
     async def get(self, name: str, alias: str) -> AliasState:
@@ -97,13 +103,15 @@ class AliasRepository:
         await self._move(record, targets)
         return await self._state(record)
 
-    async def delete(self, name: str, alias: str, expected: int | None = None) -> None:
-        """Raises `AdapterNotFound`, `AliasNotFound` or `AliasMoved`."""
+    async def delete(self, name: str, alias: str, expected: int | None = None) -> AliasState:
+        """Where it was at last. Raises `AdapterNotFound`, `AliasNotFound` or `AliasMoved`."""
         adapter = await self._adapters.locked(name)
         record = await self._existing(adapter, alias)
         self._check_expected(name, alias, record, expected)
+        last = await self._state(record)
         await self._session.delete(record)
         await self._session.flush()
+        return last
 
     async def pointing_to(self, adapter: Adapter, version: int) -> Sequence[str]:
         """The aliases of which `version` is a target now."""

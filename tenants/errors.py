@@ -23,6 +23,9 @@ TenantsError
 │   ├── ProfileFixed         the version has had an alias
 │   ├── AliasMoved           the alias is not where the caller saw it
 │   ├── NoPreviousVersion
+│   ├── RevisionMoved        the row is not as the caller saw it
+│   ├── CountReached         the tenant has as many as its quota allows: names the limit
+│   ├── InUse                an alias points to it, requests run on it, or it has not been judged yet
 │   ├── IdempotencyInUse     the first request with this Idempotency-Key is still running
 │   ├── AnswerLost           the kept answer was sealed with another server secret
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
@@ -130,6 +133,22 @@ class AliasMoved(Conflict):
 
 
 class NoPreviousVersion(Conflict):
+    pass
+
+
+class RevisionMoved(Conflict):
+    pass
+
+
+class CountReached(Conflict):
+    """`limit` is `max_keys`, `max_adapters` or `max_adapter_bytes`."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class InUse(Conflict):
     pass
 
 

@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.catalogue import add, digest, make_tenant, set_state
 
+from loraplex.tenants.adapter_deletion import AdapterDeletion
 from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository, profile_of
 from loraplex.tenants.aliases import AliasRepository
@@ -90,7 +91,7 @@ async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
             assert await served.resolve(model) is None
         assert await adapters.list() == [] and await served.list() == []
         with pytest.raises(AdapterNotFound):
-            await adapters.delete("support")
+            await AdapterDeletion(session, other).remove_adapter("support")
         assert (await add(adapters, 1)).version == 1
     async with database.as_tenant(mine) as session:
         assert await resolved(ServedAdapters(session, mine), "support") == (1, digest(1), "production")
@@ -102,7 +103,7 @@ async def test_delete_frees_the_name(database: Database) -> None:
         adapters, served = AdapterRepository(session, tenant_id), ServedAdapters(session, tenant_id)
         await add(adapters, 1)
         await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
-        await adapters.delete("support")
+        await AdapterDeletion(session, tenant_id).remove_adapter("support")
         for model in ("support", "support@1"):
             assert await served.resolve(model) is None
         assert await adapters.list() == []

@@ -1,0 +1,31 @@
+"""Requests as routes are given them, without a server."""
+
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+
+def request(
+    method: str = "GET",
+    path: str = "/tenant/v1/things",
+    query: str = "",
+    headers: dict[str, str] | None = None,
+    body: object = b"",
+) -> Request:
+    """`body` as JSON, or bytes as they are."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    given = {"content-length": str(len(content)), **(headers or {})}
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "state": {"request_id": "r-1"},
+    }
+    return Request(scope, receive)
