@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from loraplex.adapters.blob_removal import BlobRemoval, remove_from
 from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.platform.app import create_app
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
@@ -114,6 +115,8 @@ async def _assemble(
     watching = asyncio.create_task(health.watch())
     stack.callback(watching.cancel)
     storage = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
+    removing = asyncio.create_task(BlobRemoval(database, remove_from(storage)).run())
+    stack.callback(removing.cancel)
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     tokenizer_json = tokenizer.backend_tokenizer.to_str()
     limits, prompts = _limits(settings), PromptRenderer(tokenizer)

@@ -56,8 +56,8 @@ async def resolve_model(services: GatewayServices, caller: Caller, name: str) ->
 
 
 async def list_models(services: GatewayServices, caller: Caller) -> list[ResolvedModel]:
-    """The base model and the caller's adapters that have a ready `production` version."""
+    """The base model and the caller's aliases that have a ready version; `production` is listed by its adapter's name."""
     async with services.database.as_tenant(caller.tenant_id) as session:
         adapters = await ServedAdapters(session, caller.tenant_id).list()
-    own = [ResolvedModel(each.name, f"{each.name}@{each.version}", each.digest) for each in adapters]
+    own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
     return [ResolvedModel(services.served_model_name), *own]

@@ -8,9 +8,11 @@ TENANT_ADMIN = "tenant:admin"
 OPERATOR = "operator"
 INFERENCE = "inference"
 KEYS_WRITE = "keys:write"
+ADAPTERS_READ = "adapters:read"
+ADAPTERS_WRITE = "adapters:write"
 TENANT_SCOPES = frozenset(
     {
-        *(INFERENCE, "adapters:read", "adapters:write", KEYS_WRITE),
+        *(INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, KEYS_WRITE),
         *("usage:read", "billing:read", TENANT_ADMIN),
     }
 )

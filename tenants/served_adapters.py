@@ -25,6 +25,13 @@ class ResolvedAdapter:
     defaults: Mapping[str, Any]
     alias: str | None
 
+    @property
+    def reference(self) -> str:
+        """How a request names it."""
+        if self.alias is None:
+            return f"{self.name}@{self.version}"
+        return self.name if self.alias == PRODUCTION else f"{self.name}:{self.alias}"
+
 
 class ServedAdapters:
     """The ready versions of `tenant_id`, seen by one session."""
@@ -47,24 +54,25 @@ class ServedAdapters:
             )
             row = (await self._session.execute(query)).one_or_none()
             return None if row is None else resolved(row, None)
-        query = self._aliased(reference.alias).where(Adapter.name == reference.name)
+        query = self._aliased().where(Adapter.name == reference.name, AdapterAlias.alias == reference.alias)
         rows = (await self._session.execute(query)).all()
         return chosen(rows, reference.alias, sticky) if rows else None
 
     async def list(self) -> list[ResolvedAdapter]:
-        """What each live adapter's `production` alias mostly means now, by name; those without a ready version are left out."""
-        query = self._aliased(PRODUCTION).order_by(
-            Adapter.name, AliasTarget.weight.desc(), AdapterVersion.version.desc()
+        """What each alias of each live adapter mostly means now, by names; those without a ready version are left out."""
+        query = self._aliased().order_by(
+            Adapter.name, AdapterAlias.alias, AliasTarget.weight.desc(), AdapterVersion.version.desc()
         )
-        first: dict[str, ResolvedAdapter] = {}
+        first: dict[tuple[str, str | None], ResolvedAdapter] = {}
         for row in await self._session.execute(query):
-            first.setdefault(row.name, resolved(row, PRODUCTION))
+            found = resolved(row, row.alias)
+            first.setdefault((found.name, found.alias), found)
         return [*first.values()]
 
-    def _aliased(self, alias: str) -> Select[Any]:
+    def _aliased(self) -> Select[Any]:
         return (
             self._ready()
-            .add_columns(AliasTarget.weight)
+            .add_columns(AdapterAlias.alias, AliasTarget.weight)
             .join(
                 AliasTarget,
                 (AliasTarget.adapter_id == AdapterVersion.adapter_id)
@@ -76,7 +84,6 @@ class ServedAdapters:
                 & (AdapterAlias.alias == AliasTarget.alias)
                 & (AdapterAlias.generation == AliasTarget.generation),
             )
-            .where(AdapterAlias.alias == alias)
         )
 
     def _ready(self) -> Select[Any]:
@@ -93,7 +100,7 @@ class ServedAdapters:
 
 
 def chosen(rows: "list[Row[Any]]", alias: str, sticky: str) -> ResolvedAdapter:
-    """The row of the version that `sticky` is sent to; each row ends with its weight."""
+    """The row of the version that `sticky` is sent to; each row has its weight."""
     by_version = {row.version: row for row in rows}
     targets = {version: row.weight for version, row in by_version.items()}
     return resolved(by_version[choose_target(rows[0].id, alias, targets, sticky)], alias)

@@ -13,6 +13,7 @@ def described(
     optional_body: bool = False,
     filters: Mapping[str, str] | None = None,
     if_match: bool = False,
+    if_match_required: bool = True,
     if_none_match: bool = False,
     repeatable: bool = False,
 ) -> dict[str, Any]:
@@ -21,9 +22,9 @@ def described(
     """
     parameters = [] if filters is None else page_parameters(filters)
     if if_match:
-        parameters.append(
-            _header("If-Match", "The ETag of what this changes.", r'^"[1-9][0-9]{0,17}"$', not if_none_match)
-        )
+        required = if_match_required and not if_none_match
+        etag = r'^"[1-9][0-9]{0,17}"$'
+        parameters.append(_header("If-Match", "The ETag of what this changes.", etag, required))
     if if_none_match:
         parameters.append(_header("If-None-Match", "`*`: what is put must not exist yet.", r"^\*$", False))
     if repeatable:

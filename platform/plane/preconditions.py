@@ -25,6 +25,11 @@ def if_match(request: Request) -> int:
     return int(match[1])
 
 
+def if_match_or_any(request: Request) -> int | None:
+    """The revision of If-Match; None without one: whatever it is. Raises `InvalidParameter` for another form."""
+    return if_match(request) if "if-match" in request.headers else None
+
+
 def if_match_or_new(request: Request) -> int:
     """The revision of If-Match, or `ABSENT` for `If-None-Match: *`: what is put must not exist yet.
 

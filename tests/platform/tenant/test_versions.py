@@ -1,10 +1,12 @@
-"""`PATCH /tenant/v1/adapters/{name}/versions/{v}` on a real database: scopes, walls, bounds, and its end by the first alias."""
+"""Versions over HTTP: their reports, their profile until the first alias, their deletion; scopes, walls and bounds."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from tests.platform.tenant.managed_tenant import ManagedTenant
+from tests.tenants.catalogue import digest
 
 from loraplex.platform.auth import Authenticator
 from loraplex.platform.model_names import resolve_model
@@ -25,10 +27,11 @@ async def upload(database: Database, tenant: str, name: str = "pirate") -> None:
         await adapters.add_version(name, digest=DIGEST, size_bytes=1, rank=8, config={}, report={})
 
 
-async def patch(gateway: Any, path: str, body: object, key: str) -> httpx.Response:
+async def patch(gateway: Any, path: str, body: object, key: str, etag: int = 1) -> httpx.Response:
     async with httpx.AsyncClient(base_url=gateway.url) as client:
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return await client.patch(path, headers={"authorization": f"Bearer {key}"}, **content)
+        headers = {"authorization": f"Bearer {key}", "if-match": f'"{etag}"'}
+        return await client.patch(path, headers=headers, **content)
 
 
 async def test_a_profile_over_http_until_the_first_alias(start_gateway: Any, database: Database) -> None:
@@ -40,11 +43,20 @@ async def test_a_profile_over_http_until_the_first_alias(start_gateway: Any, dat
     document = answer.json()
     assert (document["name"], document["version"], document["digest"]) == ("pirate", 1, DIGEST)
     assert (document["tool_style"], document["defaults"]) == ("hermes", {"temperature": 0})
-    assert (await patch(gateway, PATH, {"defaults": None}, key)).json()["tool_style"] == "hermes"
-    assert (await patch(gateway, PATH, {}, key)).json()["defaults"] == {}
+    assert answer.headers["etag"] == '"2"'
+    assert (await patch(gateway, PATH, {"defaults": {}}, key)).status_code == 412
+    assert (await patch(gateway, PATH, {"defaults": None}, key, 2)).json()["tool_style"] == "hermes"
+    assert (await patch(gateway, PATH, {}, key, 3)).json()["defaults"] == {}
     await gateway.adapter("writer", "pirate", DIGEST)
-    late = await patch(gateway, PATH, {"tool_style": "mistral"}, key)
+    assert (await patch(gateway, PATH, {"tool_style": "mistral"}, key, 3)).status_code == 412
+    async with database.as_operator() as session:
+        owner = await TenantRepository(session).get("writer")
+        revision = (await AdapterRepository(session, owner.id).version("pirate", 1)).revision
+    late = await patch(gateway, PATH, {"tool_style": "mistral"}, key, revision)
     assert (late.status_code, late.json()["error"]["code"]) == (409, "conflict")
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        unseen = await client.patch(PATH, headers={"authorization": f"Bearer {key}"}, json={})
+    assert (unseen.status_code, unseen.json()["error"]["code"]) == (428, "precondition_required")
 
 
 async def test_the_profile_reaches_the_request(start_gateway: Any, database: Database) -> None:
@@ -111,3 +123,55 @@ async def test_it_needs_its_scope(start_gateway: Any, database: Database) -> Non
             "code"
         ] == "insufficient_scope"
     assert (await patch(gateway, PATH, {}, "lpx_live_x")).status_code == 401
+
+
+async def test_versions_are_listed_newest_first_with_their_reports(tenant: ManagedTenant) -> None:
+    for number in range(1, 6):
+        await tenant.version(number)
+    seen, query = [], "limit=2"
+    while query:
+        listing = (await tenant.http.get(f"adapters/pirate/versions?{query}")).json()
+        seen += [version["version"] for version in listing["data"]]
+        query = f"limit=2&cursor={listing['next_cursor']}" if listing["next_cursor"] else ""
+    assert seen == [5, 4, 3, 2, 1]
+    answer = await tenant.http.get("adapters/pirate/versions/3")
+    document = answer.json()
+    assert answer.headers["etag"] == f'"{document["revision"]}"'
+    assert (document["state"], document["digest"], document["config"]) == ("ready", digest(3), {"r": 8})
+    assert document["report"] == {
+        "checks": [{"name": "finite", "passed": True, "detail": "every value is finite", "warning": False}]
+    }
+
+
+async def test_a_version_in_use_is_not_deleted(tenant: ManagedTenant) -> None:
+    for number in (1, 2):
+        await tenant.version(number)
+    await tenant.put(
+        "production", {"split": [{"version": 1, "weight": 99}, {"version": 2, "weight": 1}]}, None
+    )
+    await tenant.put("canary", {"version": 2}, None)
+    refused = await tenant.http.delete("adapters/pirate/versions/2")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "in_use")
+    assert "canary, production" in refused.json()["error"]["message"]
+    await tenant.put("production", {"version": 1}, 1)
+    await tenant.http.delete("adapters/pirate/aliases/canary")
+    await tenant.reserve(2)
+    running = await tenant.http.delete("adapters/pirate/versions/2")
+    assert running.status_code == 409 and "1 requests run" in running.json()["error"]["message"]
+    await tenant.settle()
+    stale = await tenant.http.delete("adapters/pirate/versions/2", headers={"if-match": '"99"'})
+    assert stale.status_code == 412
+    for _ in range(2):
+        assert (await tenant.http.delete("adapters/pirate/versions/2")).status_code == 204
+    assert (await tenant.http.get("adapters/pirate/versions/2")).json()["state"] == "deleting"
+    again = await tenant.http.post("adapters/pirate/aliases/production/rollback")
+    assert again.status_code == 409 and "deleting" in again.json()["error"]["message"]
+    assert [action for action, _ in await tenant.actions()].count("version.delete") == 1
+    assert await tenant.version(3) == 3
+
+
+async def test_a_version_that_is_being_validated_is_not_deleted(tenant: ManagedTenant) -> None:
+    await tenant.version(1, state="validating")
+    for path in ("adapters/pirate/versions/1", "adapters/pirate"):
+        refused = await tenant.http.delete(path)
+        assert refused.status_code == 409 and "validated" in refused.json()["error"]["message"]

@@ -1,0 +1,184 @@
+"""The routes of an adapter's aliases: movable names, for one version or a split of several."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.auth import Authenticator, Caller
+from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.plane.answers import Answer, Document, UtcTime, documented
+from loraplex.platform.plane.body import Body, body_of
+from loraplex.platform.plane.openapi import described
+from loraplex.platform.plane.pagination import Listing
+from loraplex.platform.plane.plane import Plane
+from loraplex.platform.plane.preconditions import ABSENT, if_match_or_any, if_match_or_new
+from loraplex.tenants.adapters import MAX_VERSION
+from loraplex.tenants.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
+from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+
+
+class Share(Body):
+    version: int = Field(ge=1, le=MAX_VERSION)
+    weight: int = Field(ge=1, le=WHOLE)
+
+
+class AliasTargets(Body):
+    """Exactly one of the two. The weights of a split sum to 100."""
+
+    version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
+    split: list[Share] | None = Field(default=None, min_length=1, max_length=MAX_TARGETS)
+
+
+class ShareDocument(Document):
+    version: int
+    weight: int
+
+
+class AliasDocument(Document):
+    """`version` is that of all requests, null where they are split; `previous` is where a rollback goes; `revision` its ETag."""
+
+    name: str
+    alias: str
+    version: int | None
+    split: list[ShareDocument]
+    previous: list[ShareDocument] | None
+    updated_at: UtcTime
+    revision: int
+
+
+def aliases_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter()
+    reader = Depends(authenticator.requires(ADAPTERS_READ))
+    writer = Depends(authenticator.requires(ADAPTERS_WRITE))
+
+    @router.get(
+        "/adapters/{name}/aliases",
+        responses=documented(answer=Listing[AliasDocument]),
+        openapi_extra=described(filters={}),
+    )
+    async def list_aliases(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
+        page = plane.page_of(request, caller)
+        after = None if page.after is None else str(page.after[0])
+
+        async def work(session: AsyncSession) -> Answer:
+            rows = await AliasRepository(session, caller.tenant_id).page(name, after, page.fetch)
+            return Answer(200, page.listing(rows, lambda row: shown(name, row), lambda row: (row.alias,)))
+
+        return await plane.read(caller, work)
+
+    @router.get("/adapters/{name}/aliases/{alias}", responses=documented(answer=AliasDocument))
+    async def get_alias(name: str, alias: str, caller: Annotated[Caller, reader]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            return answer(name, await AliasRepository(session, caller.tenant_id).get(name, alias))
+
+        return await plane.read(caller, work)
+
+    @router.put(
+        "/adapters/{name}/aliases/{alias}",
+        responses={**documented(409, 412, 428, answer=AliasDocument), 201: {"model": AliasDocument}},
+        openapi_extra=described(AliasTargets, if_match=True, if_none_match=True),
+    )
+    async def put_alias(
+        name: str,
+        alias: str,
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[AliasTargets, body_of(AliasTargets)],
+    ) -> Response:
+        """Makes it (`If-None-Match: *`) or moves it (If-Match); requests that run end on the version they began with."""
+        seen, targets = if_match_or_new(request), targets_of(body)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            state = await AliasRepository(session, caller.tenant_id).set(name, alias, targets, seen)
+            if state.generation != seen:
+                action = "alias.create" if seen == ABSENT else "alias.move"
+                await audit.record(action, target_of(name, state), *moved(state))
+            return answer(name, state, 201 if seen == ABSENT else 200)
+
+        return await plane.change(request, caller, work)
+
+    @router.post(
+        "/adapters/{name}/aliases/{alias}/rollback",
+        responses=documented(409, 412, 422, answer=AliasDocument),
+        openapi_extra=described(if_match=True, if_match_required=False, repeatable=True),
+    )
+    async def roll_back(
+        name: str, alias: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        """Back to where it was before; twice in a row changes nothing."""
+        seen = if_match_or_any(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            state = await AliasRepository(session, caller.tenant_id).rollback(name, alias, seen)
+            await audit.record("alias.rollback", target_of(name, state), *moved(state))
+            return answer(name, state)
+
+        return await plane.change(request, caller, work)
+
+    @router.delete(
+        "/adapters/{name}/aliases/{alias}",
+        status_code=204,
+        responses=documented(412),
+        openapi_extra=described(if_match=True, if_match_required=False),
+    )
+    async def delete_alias(
+        name: str, alias: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        seen = if_match_or_any(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            last = await AliasRepository(session, caller.tenant_id).delete(name, alias, seen)
+            await audit.record("alias.delete", target_of(name, last), moved(last)[1])
+            return Answer(204)
+
+        return await plane.change(request, caller, work)
+
+    return router
+
+
+def targets_of(body: AliasTargets) -> dict[int, int]:
+    """Version -> weight. Raises `InvalidParameter` unless the body says one thing."""
+    if (body.version is None) == (body.split is None):
+        raise InvalidParameter("Exactly one of `version` and `split` is needed.", param="version")
+    if body.version is not None:
+        return {body.version: WHOLE}
+    shares = body.split or []
+    targets = {share.version: share.weight for share in shares}
+    if len(targets) != len(shares):
+        raise InvalidParameter("`split` names a version twice.", param="split")
+    return targets
+
+
+def answer(name: str, state: AliasState, status: int = 200) -> Answer:
+    return Answer(status, shown(name, state), state.generation)
+
+
+def shown(name: str, state: AliasState) -> AliasDocument:
+    return AliasDocument(
+        name=name,
+        alias=state.alias,
+        version=state.version if len(state.targets) == 1 else None,
+        split=shares(state.targets),
+        previous=None if state.previous is None else shares(state.previous),
+        updated_at=state.updated_at,
+        revision=state.generation,
+    )
+
+
+def shares(targets: Mapping[int, int]) -> list[ShareDocument]:
+    return [ShareDocument(version=version, weight=targets[version]) for version in sorted(targets)]
+
+
+def moved(state: AliasState) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The audit's `before` and `after`."""
+    before = None if state.previous is None else {"targets": state.previous}
+    return before, {"targets": state.targets}
+
+
+def target_of(name: str, state: AliasState) -> str:
+    return f"adapters/{name}/aliases/{state.alias}"
