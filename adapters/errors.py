@@ -6,6 +6,7 @@ AdaptersError
 │   ├── ManifestRejected    adapter_config.json; the subject is the field
 │   ├── HeaderRejected      the safetensors header; the subject is the tensor, or the file
 │   └── TensorsRejected     the tensors do not fit the manifest or the base model; carries the report so far
+├── ValidationUnavailable   nobody can tell now: too many wait, or this machine cannot validate
 ├── MalformedJson           bytes that are not one strict JSON document
 └── StorageError
     ├── BlobMissing         no stored adapter under this tenant and digest
@@ -54,6 +55,10 @@ class TensorsRejected(AdapterRejected):
     def __init__(self, check: str, subject: str, message: str, report: "ValidationReport") -> None:
         super().__init__(check, subject, message)
         self.report = report
+
+
+class ValidationUnavailable(AdaptersError):
+    pass
 
 
 class MalformedJson(AdaptersError):

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from loraplex.engine.models.config import ModelConfig
+if TYPE_CHECKING:
+    # A validation's process needs no more of it than its name.
+    from loraplex.engine.models.config import ModelConfig
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 
@@ -26,7 +29,7 @@ class AdaptableModule:
         return self.name == "embed_tokens"
 
 
-def adaptable_modules(model: ModelConfig) -> Mapping[str, AdaptableModule]:
+def adaptable_modules(model: "ModelConfig") -> Mapping[str, AdaptableModule]:
     """By PEFT path: the projections of every layer, the embedding and the head."""
     modules = [
         AdaptableModule("model.embed_tokens", "embed_tokens", model.hidden_size, model.vocab_size),

@@ -11,13 +11,13 @@ from uuid import UUID
 
 from loraplex.adapters.blob_removal import remove_from, remove_unused
 from loraplex.adapters.errors import FolderRejected
-from loraplex.adapters.identity import adapter_digest
+from loraplex.adapters.examination import PICKLE_FILE, examine
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
-from loraplex.adapters.manifest import AdapterManifest, parse_manifest
-from loraplex.adapters.regular_file import copy_regular, read_regular
+from loraplex.adapters.modules import adaptable_modules
+from loraplex.adapters.regular_file import copy_regular
 from loraplex.adapters.report import ValidationReport
-from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, write_private
-from loraplex.adapters.validation import validate_adapter
+from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, keep_canonical
+from loraplex.adapters.verdict import Validated
 from loraplex.engine.models.config import ModelConfig
 from loraplex.tenants.adapter_deletion import AdapterDeletion, UnusedBlobs
 from loraplex.tenants.adapter_profile import AdapterProfile
@@ -44,14 +44,6 @@ class PushedVersion:
     report: ValidationReport
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredAdapter:
-    digest: str
-    size_bytes: int
-    manifest: AdapterManifest
-    report: ValidationReport
-
-
 class AdapterRegistry:
     """`base_model_digest` is part of every adapter's identity: another base model, another digest."""
 
@@ -65,7 +57,7 @@ class AdapterRegistry:
     ) -> None:
         self._database = database
         self._storage = storage
-        self._model = model_config
+        self._modules = adaptable_modules(model_config)
         self._base_model_digest = base_model_digest
         self._limits = limits
 
@@ -93,8 +85,8 @@ class AdapterRegistry:
                 name,
                 digest=stored.digest,
                 size_bytes=stored.size_bytes,
-                rank=_max_rank(stored.manifest),
-                config=stored.manifest.document(),
+                rank=stored.rank,
+                config=stored.config,
                 report={"checks": stored.report.as_dicts()},
                 profile=profile,
             )
@@ -105,22 +97,24 @@ class AdapterRegistry:
             version=version.version,
             digest=stored.digest,
             size_bytes=stored.size_bytes,
-            rank=_max_rank(stored.manifest),
+            rank=stored.rank,
             promoted=promoted,
             report=stored.report,
         )
 
-    def _store(self, tenant_id: UUID, folder: Path) -> _StoredAdapter:
-        manifest = parse_manifest(_read_config(folder, self._limits), self._limits)
+    def _store(self, tenant_id: UUID, folder: Path) -> Validated:
+        if not folder.is_dir():
+            raise FolderRejected(folder.name, f"is not a folder of {CONFIG_FILE} and {WEIGHTS_FILE}")
+        limits = self._limits
         with self._storage.staging() as staged:
-            weights = staged / WEIGHTS_FILE
-            sha256 = copy_regular(folder / WEIGHTS_FILE, weights, max_bytes=self._limits.max_weights_bytes)
-            report = validate_adapter(weights, manifest, self._model, self._limits)
-            write_private(staged / CONFIG_FILE, manifest.canonical())
-            digest = adapter_digest(manifest.canonical(), sha256, self._base_model_digest)
-            size_bytes = weights.stat().st_size
-            self._storage.put(tenant_id, digest, staged)
-        return _StoredAdapter(digest, size_bytes, manifest, report)
+            copy_regular(folder / CONFIG_FILE, staged / CONFIG_FILE, max_bytes=limits.max_config_bytes)
+            if (folder / PICKLE_FILE).exists() and not (folder / WEIGHTS_FILE).exists():
+                raise FolderRejected(PICKLE_FILE, f"is a pickle; save the adapter as {WEIGHTS_FILE}")
+            copy_regular(folder / WEIGHTS_FILE, staged / WEIGHTS_FILE, max_bytes=limits.max_weights_bytes)
+            validated = examine(staged, self._modules, self._base_model_digest, limits)
+            keep_canonical(staged, validated.canonical)
+            self._storage.put(tenant_id, validated.digest, staged)
+        return validated
 
 
 async def delete_adapter(database: Database, storage: AdapterStorage, tenant_id: UUID, name: str) -> None:
@@ -133,15 +127,3 @@ async def delete_adapter(database: Database, storage: AdapterStorage, tenant_id:
         blobs = await UnusedBlobs(session).of_adapter(adapter)
     for blob in blobs:
         await remove_unused(database, remove_from(storage), blob)
-
-
-def _read_config(folder: Path, limits: AdapterLimits) -> bytes:
-    if not folder.is_dir():
-        raise FolderRejected(folder.name, f"is not a folder of {CONFIG_FILE} and {WEIGHTS_FILE}")
-    if (folder / "adapter_model.bin").exists() and not (folder / WEIGHTS_FILE).exists():
-        raise FolderRejected("adapter_model.bin", f"is a pickle; save the adapter as {WEIGHTS_FILE}")
-    return read_regular(folder / CONFIG_FILE, max_bytes=limits.max_config_bytes)
-
-
-def _max_rank(manifest: AdapterManifest) -> int:
-    return max((manifest.rank, *manifest.rank_pattern.values()))

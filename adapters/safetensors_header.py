@@ -26,7 +26,9 @@ _FILE = "adapter_model.safetensors"
 _OTHER_FORMATS = {
     b"\x80": "a pickle",
     b"PK\x03\x04": "a zip archive, as torch.save writes",
+    b"\x1f\x8b": "a gzip archive",
     b"GGUF": "a GGUF file",
+    b"\x89HDF": "an HDF5 file",
 }
 
 

@@ -13,6 +13,7 @@ from loraplex.adapters.errors import AdaptersError, BlobCorrupt
 from loraplex.adapters.identity import adapter_digest
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.manifest import parse_manifest
+from loraplex.adapters.modules import adaptable_modules
 from loraplex.adapters.regular_file import hash_descriptor, open_regular, read_exactly, read_regular
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.safetensors_header import TensorEntry, read_header_of
@@ -40,7 +41,7 @@ class PeftAdapterSource:
         base_model_digest: str | None = None,
         limits: AdapterLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._model = model
+        self._modules = adaptable_modules(model)
         self._dtype = dtype
         self._base_model_digest = base_model_digest
         self._limits = limits
@@ -62,7 +63,7 @@ class PeftAdapterSource:
         ):
             self._require_digest(digest, config, descriptor, size)
             header = read_header_of(descriptor, size, self._limits)
-            pairs, _ = match_tensors(manifest, header, self._model, ValidationReport())
+            pairs, _ = match_tensors(manifest, header, self._modules, ValidationReport())
             return {pair.module.name: self._load_pair(descriptor, pair) for pair in pairs}
 
     def _require_digest(self, digest: str, config: bytes, descriptor: int, size: int) -> None:

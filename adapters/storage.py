@@ -94,6 +94,14 @@ class AdapterStorage:
         return self._root / str(UUID(int=tenant_id.int)) / digest
 
 
+def keep_canonical(staged: Path, canonical: bytes) -> None:
+    """In a staged folder, the configuration as validation understood it in place of the tenant's own file."""
+    draft = staged.with_name(f"{staged.name}.json")
+    draft.unlink(missing_ok=True)
+    write_private(draft, canonical)
+    draft.replace(staged / CONFIG_FILE)
+
+
 def write_private(path: Path, content: bytes) -> None:
     """A new file of mode 0600, synced to disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

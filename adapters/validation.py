@@ -9,7 +9,7 @@ from pathlib import Path
 from loraplex.adapters.errors import TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.manifest import AdapterManifest
-from loraplex.adapters.modules import adaptable_modules
+from loraplex.adapters.modules import AdaptableModule
 from loraplex.adapters.regular_file import open_regular
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.safetensors_header import TensorEntry, read_header_of
@@ -27,7 +27,6 @@ from loraplex.adapters.tensors import (
     shape_problems,
     target_problems,
 )
-from loraplex.engine.models.config import ModelConfig
 
 
 class _Checklist:
@@ -52,11 +51,11 @@ class _Checklist:
 def match_tensors(
     manifest: AdapterManifest,
     header: Mapping[str, TensorEntry],
-    model: ModelConfig,
+    modules: Mapping[str, AdaptableModule],
     report: ValidationReport,
 ) -> tuple[tuple[LoraPair, ...], ValidationReport]:
     """Every check that needs no value, added to `report`. Raises `TensorsRejected`."""
-    assignment = assign_tensors(header, adaptable_modules(model))
+    assignment = assign_tensors(header, modules)
     checklist = _Checklist(report)
     checklist.require(
         "tensor_names", assignment.unknown, f"{len(header)} tensors match modules of the base model"
@@ -79,15 +78,15 @@ def match_tensors(
 
 
 def validate_adapter(
-    weights: Path, manifest: AdapterManifest, model: ModelConfig, limits: AdapterLimits
+    weights: Path, manifest: AdapterManifest, modules: Mapping[str, AdaptableModule], limits: AdapterLimits
 ) -> ValidationReport:
-    """All checks of a safetensors file. Raises `FolderRejected`, `HeaderRejected` or `TensorsRejected`."""
+    """All checks of a safetensors file; `modules` as `adaptable_modules` makes them. Raises `FolderRejected`, `HeaderRejected` or `TensorsRejected`."""
     checklist = _Checklist(ValidationReport())
     with open_regular(weights, max_bytes=limits.max_weights_bytes) as (descriptor, size):
         header = read_header_of(descriptor, size, limits)
         checklist.require("manifest", (), "adapter_config.json describes a plain LoRA")
         checklist.require("header", (), f"{len(header)} tensors cover the file's {size} bytes exactly")
-        lora_pairs, checklist.report = match_tensors(manifest, header, model, checklist.report)
+        lora_pairs, checklist.report = match_tensors(manifest, header, modules, checklist.report)
         values = {name: scan_tensor(descriptor, entry) for name, entry in header.items()}
     checklist.require("finite", _finite_problems(values), "every value is finite")
     _check_effect(checklist, lora_pairs, values)

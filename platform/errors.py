@@ -153,6 +153,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     grammar_errors.SchemaNotHeld: ErrorRow(400, _INVALID, "unsupported_schema"),
     grammar_errors.TrialsUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     grammar_errors.AnswerNotSatisfied: ErrorRow(422, _INVALID, "schema_not_satisfied"),
+    adapters_errors.ValidationUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=30),
     adapters_errors.BlobMissing: ErrorRow(503, _SERVER, "adapter_unavailable", retry_after_s=5),
     tenants_errors.InvalidApiKey: ErrorRow(401, _AUTHENTICATION, "invalid_api_key"),
     tenants_errors.TenantSuspended: ErrorRow(403, _PERMISSION, "tenant_suspended"),

@@ -28,9 +28,7 @@ TenantsError
 │   ├── InUse                an alias points to it, requests run on it, or it has not been judged yet
 │   ├── IdempotencyInUse     the first request with this Idempotency-Key is still running
 │   ├── AnswerLost           the kept answer was sealed with another server secret
-│   ├── KeyEnded             the key is revoked or expired: nothing of it may change
-│   ├── RevisionMoved        the row is not as the caller saw it
-│   └── CountReached         the tenant has as many as its quota allows: names the limit
+│   └── KeyEnded             the key is revoked or expired: nothing of it may change
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── RoleUnsafe               row-level security would not bind the server: it must not start
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
@@ -166,18 +164,6 @@ class IdempotencyMismatch(TenantsError):
 
 class KeyEnded(Conflict):
     pass
-
-
-class RevisionMoved(Conflict):
-    pass
-
-
-class CountReached(Conflict):
-    """`limit` is `max_keys`, `max_adapters` or `max_adapter_bytes`."""
-
-    def __init__(self, limit: str, message: str) -> None:
-        super().__init__(message)
-        self.limit = limit
 
 
 class RoleUnsafe(TenantsError):

@@ -71,7 +71,7 @@ async def test_the_report_is_kept(
     pushed = await registry.push(tenant_id, "voice", peft_adapter(r=4, target_modules="all-linear")[1])
     async with database.as_operator() as session:
         (version,) = await AdapterRepository(session, tenant_id).versions("voice")
-    assert version.report == {"checks": pushed.report.as_dicts()} and len(version.report["checks"]) == 11
+    assert version.report == {"checks": pushed.report.as_dicts()} and len(version.report["checks"]) == 12
     assert version.config is not None and version.config["r"] == 4 and version.state == "ready"
 
 

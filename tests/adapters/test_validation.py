@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from loraplex.adapters.errors import TensorsRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.manifest import parse_manifest
+from loraplex.adapters.modules import adaptable_modules
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.validation import validate_adapter
 from loraplex.engine.models.config import ModelConfig
@@ -26,7 +27,7 @@ A, B = f"{LAYER}.q_proj.lora_A.weight", f"{LAYER}.q_proj.lora_B.weight"
 
 def validate(folder: Path, model: ModelConfig) -> ValidationReport:
     manifest = parse_manifest((folder / "adapter_config.json").read_bytes(), LIMITS)
-    return validate_adapter(folder / "adapter_model.safetensors", manifest, model, LIMITS)
+    return validate_adapter(folder / "adapter_model.safetensors", manifest, adaptable_modules(model), LIMITS)
 
 
 def rewrite(

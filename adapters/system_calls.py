@@ -1,0 +1,126 @@
+"""What a process that reads a stranger's file may not ask of the kernel, as a seccomp filter (Linux, seccomp(2)).
+
+Invariant: a refused call fails with EPERM, one for another architecture ends the process, and no later call undoes it.
+"""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+PR_SET_NO_NEW_PRIVS = 38
+ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+NUMBER_OFFSET, ARCHITECTURE_OFFSET = 0, 4
+"""In `struct seccomp_data`."""
+ARCHITECTURES: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_CALLS = 0x40000000
+"""On x86-64 the same calls have second numbers from here on."""
+
+# call: (number on x86-64, number on aarch64); None where there is none.
+REFUSED: Final[Mapping[str, tuple[int, int | None]]] = {
+    # network
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "sendto": (44, 206),
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
+    "recvfrom": (45, 207),
+    "recvmsg": (47, 212),
+    "recvmmsg": (299, 243),
+    # other programs and processes
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438),
+    "pidfd_send_signal": (424, 424),
+    # parts of the kernel that no reader of a file needs
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_by_handle_at": (304, 265),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+}
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def refuse_system_calls() -> None:
+    """For this process, which has one thread, from now on. Raises `OSError` where the kernel cannot or will not."""
+    machine = os.uname().machine
+    if os.uname().sysname != "Linux" or machine not in ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no filter of system calls is known for {os.uname().sysname} {machine}")
+    instructions = filter_program(machine)
+    program = _Program(len(instructions) // 8, instructions)
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
+
+
+def filter_program(machine: str) -> bytes:
+    """The filter for `machine`, a key of `ARCHITECTURES`, as `struct sock_filter` after `struct sock_filter`."""
+    is_x86 = machine == "x86_64"
+    numbers = [of_x86 if is_x86 else of_arm for of_x86, of_arm in REFUSED.values()]
+    tests = [(JUMP_IF_EQUAL, number) for number in numbers if number is not None]
+    if is_x86:
+        tests.append((JUMP_IF_AT_LEAST, X32_CALLS))
+    program = [
+        _instruction(LOAD, ARCHITECTURE_OFFSET),
+        _instruction(JUMP_IF_EQUAL, ARCHITECTURES[machine], if_true=1),
+        _instruction(RETURN, KILL),
+        _instruction(LOAD, NUMBER_OFFSET),
+    ]
+    for index, (jump, number) in enumerate(tests):
+        # Over the tests that are left and the permission.
+        program.append(_instruction(jump, number, if_true=len(tests) - index))
+    return b"".join([*program, _instruction(RETURN, ALLOW), _instruction(RETURN, REFUSE)])
+
+
+def _instruction(code: int, value: int, *, if_true: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, 0, value)
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    padded = (*arguments, 0, 0, 0, 0)[:4]
+    if libc.prctl(option, *(ctypes.c_ulong(argument) for argument in padded)) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}): {os.strerror(ctypes.get_errno())}")

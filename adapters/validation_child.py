@@ -1,0 +1,78 @@
+"""Entry point of one validation: `python -m loraplex.adapters.validation_child`, told on standard input, one verdict on output.
+
+Invariant: it has confined itself before it opens the folder, and it judges one folder only. It imports no torch.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NoReturn, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from loraplex.adapters.confinement import ValidationLimits, confine, hide_standard_error, status_bytes
+from loraplex.adapters.examination import judge
+from loraplex.adapters.limits import AdapterLimits
+from loraplex.adapters.modules import AdaptableModule
+from loraplex.adapters.verdict import Rejected, Validated
+
+BROKEN_STATUS: Final = 70
+
+
+class ValidationJob(msgspec.Struct, frozen=True, kw_only=True):
+    """All of standard input."""
+
+    parent_pid: int
+    folder: str
+    modules: tuple[AdaptableModule, ...]
+    base_model_digest: str
+    adapter_limits: AdapterLimits
+    limits: ValidationLimits
+
+
+class Unconfined(msgspec.Struct, frozen=True, tag="unconfined"):
+    """This machine cannot hold a validation within its bounds; nothing was read."""
+
+    reason: str
+
+
+Answer: TypeAlias = Validated | Rejected | Unconfined
+
+encode: Final = msgspec.json.Encoder().encode
+decode_job: Final[Callable[[bytes], ValidationJob]] = msgspec.json.Decoder(ValidationJob).decode
+decode_answer: Final[Callable[[bytes], Answer]] = msgspec.json.Decoder(Answer).decode
+
+
+def main() -> NoReturn:
+    """Read the job, confine, judge, answer."""
+    status = BROKEN_STATUS
+    try:
+        _write(answer(decode_job(sys.stdin.buffer.read())))
+        status = 0
+    finally:
+        # What is left of a stranger's data is not walked through once more.
+        os._exit(status)
+
+
+def answer(job: ValidationJob) -> Answer:
+    """Confines this process."""
+    try:
+        hide_standard_error()
+        confine(job.limits, job.parent_pid)
+    except (OSError, ValueError) as error:
+        return Unconfined(str(error))
+    modules = {module.path: module for module in job.modules}
+    verdict = judge(Path(job.folder), modules, job.base_model_digest, job.adapter_limits)
+    return replace(verdict, peak_bytes=status_bytes("VmHWM"))
+
+
+def _write(document: Answer) -> None:
+    left = memoryview(encode(document))
+    while left:
+        left = left[os.write(1, left) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""`ValidationProcesses`: every uploaded folder is validated in a process of its own, which can be killed.
+
+Invariant: whatever the files do to that process, its caller gets a verdict, and other tenants get their turn.
+"""
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import msgspec
+
+from loraplex.adapters.confinement import DEFAULT_VALIDATION_LIMITS, ValidationLimits
+from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.modules import AdaptableModule
+from loraplex.adapters.validation_child import Answer, Unconfined, ValidationJob, decode_answer, encode
+from loraplex.adapters.verdict import Rejected, Verdict, refused
+from loraplex.grammar.child_process import end_child, spawn_child
+from loraplex.grammar.trial.fair_queue import FairQueue
+
+MODULE: Final = "loraplex.adapters.validation_child"
+MAX_ANSWER_BYTES: Final = 16 << 20
+MIB: Final = 1 << 20
+SUBJECT: Final = "the upload"
+ENVIRONMENT: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""A filter of system calls holds for one thread, so there must be no other."""
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """Who waits; `has_come` is set when it may start."""
+
+    namespace: bytes
+    has_come: asyncio.Event
+
+
+class ValidationProcesses:
+    """`environment` is what the processes see: nothing of ours but where the code is."""
+
+    def __init__(
+        self,
+        modules: Iterable[AdaptableModule],
+        base_model_digest: str,
+        *,
+        environment: Mapping[str, str],
+        limits: ValidationLimits = DEFAULT_VALIDATION_LIMITS,
+        adapter_limits: AdapterLimits = DEFAULT_LIMITS,
+        module: str = MODULE,
+    ) -> None:
+        """`module` is what a process runs; another one stands in for a process that goes wrong."""
+        self._modules = tuple(modules)
+        self._base_model_digest = base_model_digest
+        self._environment = {**environment, **ENVIRONMENT}
+        self._limits = limits
+        self._adapter_limits = adapter_limits
+        self._module = module
+        self._queue: FairQueue[_Turn] = FairQueue(limits.concurrent, limits.concurrent_per_tenant)
+
+    @property
+    def waiting(self) -> int:
+        """Folders that wait for a process."""
+        return len(self._queue)
+
+    async def validate(self, tenant_id: UUID, folder: Path) -> Verdict:
+        """The verdict on a folder that nobody else changes. Cancelling kills the process.
+
+        Raises `ValidationUnavailable` when too many wait, or when no process can be started and confined here.
+        """
+        async with self._turn(tenant_id.bytes):
+            return await self._run(folder)
+
+    @asynccontextmanager
+    async def _turn(self, namespace: bytes) -> AsyncIterator[None]:
+        limits = self._limits
+        if self._queue.waiting(namespace) >= limits.queued_per_tenant:
+            raise ValidationUnavailable(f"{limits.queued_per_tenant} uploads of this tenant wait already")
+        if len(self._queue) >= limits.queued:
+            raise ValidationUnavailable(f"{limits.queued} uploads wait already")
+        turn = _Turn(namespace, asyncio.Event())
+        self._queue.put(turn)
+        self._dispatch()
+        try:
+            await turn.has_come.wait()
+            yield
+        finally:
+            if turn.has_come.is_set():
+                self._queue.done(namespace)
+            else:
+                self._queue.remove(turn)
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        while (turn := self._queue.take()) is not None:
+            turn.has_come.set()
+
+    async def _run(self, folder: Path) -> Verdict:
+        try:
+            process = await spawn_child(self._module, environment=self._environment)
+        except OSError as error:
+            raise ValidationUnavailable(f"no process could be started: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(self._limits.deadline_s):
+                said = await self._converse(process, folder)
+                status = await process.wait()
+        except TimeoutError:
+            return refused(
+                "deadline", SUBJECT, f"was not read to its end within {self._limits.deadline_s:g} s"
+            )
+        finally:
+            await end_child(process)
+        return self._judged(said, status)
+
+    async def _converse(self, process: Process, folder: Path) -> bytes:
+        if process.stdin is None or process.stdout is None:
+            raise ValidationUnavailable("a process without standard streams cannot be spoken to")
+        job = ValidationJob(
+            parent_pid=os.getpid(),
+            folder=str(folder),
+            modules=self._modules,
+            base_model_digest=self._base_model_digest,
+            adapter_limits=self._adapter_limits,
+            limits=self._limits,
+        )
+        with suppress(ConnectionError):
+            process.stdin.write(encode(job))
+            await process.stdin.drain()
+            process.stdin.close()
+        said = bytearray()
+        while part := await process.stdout.read(MIB):
+            said += part
+            if len(said) > MAX_ANSWER_BYTES:
+                process.kill()
+        return bytes(said)
+
+    def _judged(self, said: bytes, status: int) -> Verdict:
+        if status != 0:
+            return self._judged_by_end(status)
+        try:
+            answer: Answer = decode_answer(said)
+        except msgspec.DecodeError:
+            return refused("process", SUBJECT, "the process that read it gave no verdict")
+        if isinstance(answer, Unconfined):
+            raise ValidationUnavailable(f"a validation cannot be confined here: {answer.reason}")
+        return answer
+
+    def _judged_by_end(self, status: int) -> Rejected:
+        limits = self._limits
+        match -status:
+            case signal.SIGXCPU:
+                return refused("cpu", SUBJECT, f"takes more than {limits.cpu_s} s of CPU time to read")
+            case signal.SIGKILL:
+                return refused(
+                    "memory", SUBJECT, "the process that read it was killed, as happens when memory runs out"
+                )
+            case number if number > 0:
+                return refused("process", SUBJECT, f"the process that read it was ended by signal {number}")
+            case _:
+                return refused("process", SUBJECT, "the process that read it broke down")

@@ -1,0 +1,50 @@
+"""What validation finds out about an uploaded folder: its identity, or the check that refused it; with every check so far."""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from loraplex.adapters.errors import AdapterRejected, TensorsRejected
+from loraplex.adapters.report import Check, ValidationReport
+
+
+class Validated(msgspec.Struct, frozen=True, kw_only=True, tag="validated"):
+    """`canonical` are the bytes to keep as adapter_config.json, `config` their document; `size_bytes` is that of the weights.
+
+    `peak_bytes` is the resident memory that finding out took, where a process of its own did it.
+    """
+
+    digest: str
+    rank: int
+    config: dict[str, Any]
+    canonical: bytes
+    size_bytes: int
+    report: ValidationReport
+    peak_bytes: int = 0
+
+
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
+    """`check`, `subject` and `message` as in `AdapterRejected`; the last check of `report` is the one that failed."""
+
+    check: str
+    subject: str
+    message: str
+    report: ValidationReport
+    peak_bytes: int = 0
+
+
+Verdict: TypeAlias = Validated | Rejected
+
+
+def refused(check: str, subject: str, message: str, passed: ValidationReport | None = None) -> Rejected:
+    """A rejection whose report ends with the failed check."""
+    failed = Check(check, False, f"{subject}: {message}")
+    report = (passed or ValidationReport()).with_check(failed)
+    return Rejected(check=check, subject=subject, message=message, report=report)
+
+
+def refused_by(error: AdapterRejected, passed: ValidationReport | None = None) -> Rejected:
+    """The same from an error; one that carries a report has the passed checks there."""
+    if isinstance(error, TensorsRejected):
+        return Rejected(check=error.check, subject=error.subject, message=error.message, report=error.report)
+    return refused(error.check, error.subject, error.message, passed)

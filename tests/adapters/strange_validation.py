@@ -1,0 +1,101 @@
+"""A validation that does what `DEED` in its environment says in place of reading the folder: run as a process by tests."""
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from loraplex.adapters import examination
+from loraplex.adapters import validation_child as child
+from loraplex.adapters.errors import FolderRejected
+
+DEED = os.environ.get("DEED", "")
+IO_URING_SETUP = 425
+PTRACE = {"x86_64": 101, "aarch64": 117}.get(os.uname().machine, 0)
+ATTACH = 16
+
+
+def act(folder: Path, *_: Any) -> Any:
+    match DEED:
+        case "spin":
+            while True:
+                pass
+        case "sleep":
+            signal.pause()
+        case "nap":
+            time.sleep(0.3)
+        case "abort":
+            os.abort()
+        case "exit":
+            os._exit(3)
+        case "silent":
+            os._exit(0)
+        case "allocate":
+            bytearray(1 << 36)
+        case "babble":
+            while True:
+                os.write(1, b"x" * (1 << 20))
+    raise FolderRejected("deeds", repr(attempts(folder)))
+
+
+def attempts(folder: Path) -> dict[str, str]:
+    """What a process under its limits gets to hear."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def system_call(number: int, *arguments: int) -> None:
+        if libc.syscall(number, *arguments) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def write() -> None:
+        with (folder / "written").open("wb", buffering=0) as file:
+            file.write(b"x")
+
+    tried: dict[str, Callable[[], object]] = {
+        "socket": socket.socket,
+        "socketpair": socket.socketpair,
+        "exec": lambda: os.execv("/bin/true", ["true"]),
+        "fork": os.fork,
+        "signal": lambda: os.kill(os.getppid(), 0),
+        "io_uring": lambda: system_call(IO_URING_SETUP, 1, 0),
+        "ptrace": lambda: system_call(PTRACE, ATTACH, os.getppid(), 0, 0),
+        "files": open_many,
+        "write": write,
+        "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)),
+    }
+    return {
+        **{name: outcome(call) for name, call in tried.items()},
+        "niceness": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "torch": str("torch" in sys.modules),
+    }
+
+
+def open_many() -> None:
+    opened: list[int] = []
+    try:
+        for _ in range(40):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def outcome(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (OSError, ValueError) as error:
+        return type(error).__name__ if isinstance(error, ValueError) else os.strerror(error.errno or 0)
+    return "done"
+
+
+if __name__ == "__main__":
+    if DEED == "thread":
+        threading.Thread(target=signal.pause, daemon=True).start()
+    examination.examine = act  # type: ignore[assignment]  # a stand-in that never returns
+    child.main()

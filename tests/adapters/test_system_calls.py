@@ -1,0 +1,59 @@
+"""The filter of system calls, run by a small interpreter of its instructions for both machines."""
+
+import struct
+
+import pytest
+
+from loraplex.adapters.system_calls import (
+    ALLOW,
+    ARCHITECTURES,
+    JUMP_IF_AT_LEAST,
+    JUMP_IF_EQUAL,
+    KILL,
+    LOAD,
+    REFUSE,
+    REFUSED,
+    RETURN,
+    X32_CALLS,
+    filter_program,
+)
+
+# read, write, mmap, openat, exit_group: what every process needs.
+NEEDED = {"x86_64": (0, 1, 9, 257, 231), "aarch64": (63, 64, 222, 56, 94)}
+
+
+def run(program: bytes, number: int, architecture: int) -> int:
+    instructions = list(struct.iter_unpack("=HBBI", program))
+    data = struct.pack("=II", number, architecture)
+    accumulator, place = 0, 0
+    while True:
+        code, if_true, if_false, value = instructions[place]
+        place += 1
+        match code:
+            case 0x20:
+                (accumulator,) = struct.unpack_from("=I", data, value)
+            case 0x15 | 0x35:
+                holds = accumulator == value if code == JUMP_IF_EQUAL else accumulator >= value
+                place += if_true if holds else if_false
+            case 0x06:
+                return int(value)
+            case _:
+                raise AssertionError(f"unknown instruction {code:#x}")
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_exactly_the_listed_calls_are_refused(machine: str) -> None:
+    assert (LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN) == (0x20, 0x15, 0x35, 0x06)
+    program, architecture = filter_program(machine), ARCHITECTURES[machine]
+    column = 0 if machine == "x86_64" else 1
+    listed = {numbers[column] for numbers in REFUSED.values()} - {None}
+    for number in range(512):
+        assert run(program, number, architecture) == (REFUSE if number in listed else ALLOW), number
+    assert listed.isdisjoint(NEEDED[machine])
+
+
+def test_a_call_by_another_convention_does_not_slip_by() -> None:
+    program = filter_program("x86_64")
+    assert run(program, X32_CALLS | 41, ARCHITECTURES["x86_64"]) == REFUSE
+    assert run(program, 359, 0x40000003) == KILL, "socket of 32-bit x86"
+    assert run(filter_program("aarch64"), 198, ARCHITECTURES["x86_64"]) == KILL

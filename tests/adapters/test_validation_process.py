@@ -1,0 +1,174 @@
+"""Validation in processes of their own: a corpus of bad uploads, what the processes may not do, and how they end."""
+
+import ast
+import asyncio
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.adapters.bad_uploads import BAD_UPLOADS, LIMITS, MODEL, BadUpload, write_good
+from tests.grammar.process_table import children, command_line
+
+from loraplex.adapters.confinement import ValidationLimits
+from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.modules import adaptable_modules
+from loraplex.adapters.validation_process import MODULE, ValidationProcesses
+from loraplex.adapters.verdict import Rejected, Validated, Verdict
+
+MIB = 1 << 20
+MODULES = tuple(adaptable_modules(MODEL).values())
+BASE_DIGEST = "b" * 64
+TENANT = UUID(int=1)
+STRANGE = "tests.adapters.strange_validation"
+
+
+def processes(
+    module: str = MODULE, environment: dict[str, str] | None = None, **limits: Any
+) -> ValidationProcesses:
+    return ValidationProcesses(
+        MODULES,
+        BASE_DIGEST,
+        environment=environment or dict(os.environ),
+        limits=ValidationLimits(**({"concurrent_per_tenant": 2} | limits)),
+        adapter_limits=LIMITS,
+        module=module,
+    )
+
+
+def good_folder(parent: Path, name: str = "good") -> Path:
+    folder = parent / name
+    write_good(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
+    """Of the whole corpus, two at a time as a server does it, and of a good upload under the name ""."""
+    parent = tmp_path_factory.mktemp("uploads")
+    folders = {"": good_folder(parent)}
+    for number, upload in enumerate(BAD_UPLOADS.values()):
+        folders[upload.name] = good_folder(parent, f"u{number}")
+        upload.spoil(folders[upload.name])
+
+    async def validate() -> list[Verdict]:
+        pool = processes(queued_per_tenant=len(folders))
+        return await asyncio.gather(*(pool.validate(TENANT, folder) for folder in folders.values()))
+
+    return dict(zip(folders, asyncio.run(validate()), strict=True))
+
+
+def test_a_good_upload_is_told_apart_by_its_content(verdicts: dict[str, Verdict]) -> None:
+    verdict = verdicts[""]
+    assert isinstance(verdict, Validated)
+    assert len(verdict.digest) == 64 and verdict.rank == 4 and verdict.report.passed
+    assert verdict.config["target_modules"] == ["q_proj"]
+    assert "base_model_name_or_path" not in verdict.config and b"passwd" not in verdict.canonical
+    assert [check.name for check in verdict.report.checks][:3] == ["files", "manifest", "header"]
+
+
+def test_the_corpus_is_large_and_no_two_refusals_read_alike(verdicts: dict[str, Verdict]) -> None:
+    assert len(BAD_UPLOADS) >= 40
+    refused = [verdict for verdict in verdicts.values() if isinstance(verdict, Rejected)]
+    assert len({(each.check, each.subject, each.message) for each in refused}) > 0.9 * len(BAD_UPLOADS)
+
+
+@pytest.mark.parametrize("upload", BAD_UPLOADS.values(), ids=lambda upload: upload.name)
+def test_a_bad_upload_is_refused_by_name(verdicts: dict[str, Verdict], upload: BadUpload) -> None:
+    verdict, good = verdicts[upload.name], verdicts[""]
+    assert isinstance(verdict, Rejected)
+    assert (verdict.check, True) == (upload.check, upload.message in verdict.message), verdict.message
+    assert upload.subject in verdict.subject
+    *passed, failed = verdict.report.checks
+    assert failed.name == upload.check and not failed.passed and all(check.passed for check in passed)
+    assert upload.check == "files" or passed[0].name == "files"
+    assert verdict.peak_bytes - good.peak_bytes < 32 * MIB, "memory is flat whatever is uploaded"
+
+
+async def end_of(deed: str, parent: Path, **limits: Any) -> Verdict:
+    """The verdict on a process that does something else than it should."""
+    return await strange(deed, **limits).validate(TENANT, good_folder(parent, deed or "nothing"))
+
+
+def strange(deed: str, **limits: Any) -> ValidationProcesses:
+    environment = {**os.environ, "DEED": deed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return processes(STRANGE, environment, **limits)
+
+
+async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
+    verdict = await end_of("", tmp_path)
+    assert isinstance(verdict, Rejected) and verdict.subject == "deeds"
+    told = ast.literal_eval(verdict.message)
+    forbidden = ("socket", "socketpair", "exec", "fork", "signal", "io_uring", "ptrace")
+    assert {name: told[name] for name in forbidden} == dict.fromkeys(forbidden, os.strerror(errno.EPERM))
+    assert told["files"] == os.strerror(errno.EMFILE)
+    assert told["write"] == os.strerror(errno.EFBIG)
+    assert told["core"] != "done"
+    assert (told["niceness"], told["torch"]) == ("19", "False")
+
+
+@pytest.mark.parametrize(
+    ("deed", "check", "message", "limits"),
+    [
+        ("spin", "cpu", "takes more than 1 s of CPU time", {"cpu_s": 1}),
+        ("sleep", "deadline", "was not read to its end within 1 s", {"deadline_s": 1.0}),
+        ("abort", "process", "was ended by", {}),
+        ("exit", "process", "broke down", {}),
+        ("silent", "process", "gave no verdict", {}),
+        ("allocate", "memory", "takes more memory to read than is allowed", {}),
+        ("babble", "memory", "was killed", {}),
+    ],
+)
+async def test_a_process_that_goes_wrong_refuses_its_upload_alone(
+    tmp_path: Path, deed: str, check: str, message: str, limits: dict[str, Any]
+) -> None:
+    verdict = await asyncio.wait_for(end_of(deed, tmp_path, **limits), 60)
+    assert isinstance(verdict, Rejected)
+    assert verdict.check == check
+    assert message in verdict.message and not verdict.report.passed
+    assert not validations()
+
+
+def validations() -> list[int]:
+    return [pid for pid in children(os.getpid()) if b"validation" in command_line(pid)]
+
+
+async def test_cancelling_kills_the_process_and_makes_room(tmp_path: Path) -> None:
+    pool = strange("sleep", concurrent=1)
+    running = asyncio.create_task(pool.validate(TENANT, good_folder(tmp_path)))
+    waiting = asyncio.create_task(pool.validate(TENANT, tmp_path))
+    async with asyncio.timeout(30):
+        while not validations():
+            await asyncio.sleep(0.01)
+    assert pool.waiting == 1
+    for task in (waiting, running):
+        task.cancel()
+    await asyncio.gather(waiting, running, return_exceptions=True)
+    assert waiting.cancelled() and running.cancelled()
+    assert not validations() and pool.waiting == 0
+
+
+async def test_tenants_take_turns_and_only_so_many_wait(tmp_path: Path) -> None:
+    pool = strange("nap", concurrent=1, concurrent_per_tenant=1, queued_per_tenant=2, queued=3)
+    folder, other, ended = good_folder(tmp_path), UUID(int=2), list[UUID]()
+
+    async def validate(tenant: UUID) -> None:
+        await pool.validate(tenant, folder)
+        ended.append(tenant)
+
+    tasks = [asyncio.create_task(validate(tenant)) for tenant in (TENANT, TENANT, TENANT, other)]
+    await asyncio.sleep(0)
+    with pytest.raises(ValidationUnavailable, match="2 uploads of this tenant wait"):
+        await pool.validate(TENANT, folder)
+    with pytest.raises(ValidationUnavailable, match="3 uploads wait"):
+        await pool.validate(UUID(int=3), folder)
+    await asyncio.gather(*tasks)
+    assert ended == [TENANT, TENANT, other, TENANT]
+
+
+async def test_a_process_that_cannot_be_confined_reads_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValidationUnavailable, match="cannot be confined here: 2 threads"):
+        await end_of("thread", tmp_path)
