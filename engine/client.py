@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event
+from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
 
 
 class EngineClient(Protocol):
@@ -22,6 +22,13 @@ class EngineClient(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """End a request at any stage. Idempotent; returns once the engine has acknowledged."""
+        ...
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """Load an adapter as a request would and try it, while requests run; see `ProbeReport`.
+
+        Raises `EngineError` when that says nothing about the adapter: the engine is unavailable, overloaded or too slow.
+        """
         ...
 
     async def stats(self) -> EngineStats:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.canary import Canaries
+from loraplex.engine.canary_reference import error_bound
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.errors import EngineError, GrammarFailed, NonFiniteLogits, UnsupportedFeature
 from loraplex.engine.fairness import FairShare, Policy
@@ -81,6 +83,16 @@ class Engine:
             model.max_model_len,
             model.config.eos_token_ids,
             vocab_size=model.config.vocab_size,
+        )
+        self.canaries = Canaries(
+            model.decoder.sites,
+            self.adapters,
+            source,
+            dtype=model.dtype,
+            device=model.device,
+            bound=error_bound(model.dtype, config.lora),
+            deterministic=config.deterministic,
+            clock=clock,
         )
         self._masks = MaskFiller(model.config.vocab_size, config.grammar.mask_timeout_s)
         self._compilation: MaskCompilation | None = None
@@ -168,6 +180,7 @@ class Engine:
             else:
                 outputs = self._land(launched)
         ran = before is not None or launched is not None
+        self.canaries.advance()
         failures = self._failures()
         self._step_seconds += ran * (self._clock() - began)
         return StepResult(outputs, failures, ran)
@@ -218,6 +231,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the side threads."""
+        self.canaries.close()
         self.adapters.close()
         self._masks.close()
         if self._compilation is not None:

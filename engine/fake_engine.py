@@ -15,6 +15,7 @@ import msgspec
 
 from loraplex.engine.errors import EngineError, EngineUnavailable, InvalidRequest, PromptTooLong
 from loraplex.engine.messages import (
+    AdapterRef,
     Delta,
     EngineInfo,
     EngineRequest,
@@ -23,6 +24,7 @@ from loraplex.engine.messages import (
     Failed,
     Finished,
     FinishReason,
+    ProbeReport,
     Started,
     TokenLogprob,
     Usage,
@@ -69,6 +71,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     `answers[c % len]` holds the texts of the tokens of choice c, which then ends with "stop"; without answers
     text goes on until `max_tokens`. `digest` "echo" reports the adapter asked for; anything else is reported as is.
     `cached_tokens` is capped at the prompt's length. `stats` overrides numbers of `stats()` by field name.
+    `probe` is what a probe finds, with the digest of the adapter asked about.
     """
 
     info: EngineInfo = DEFAULT_INFO
@@ -80,6 +83,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = "echo"
     faults: tuple[Fault, ...] = ()
     stats: EngineStats = EngineStats()
+    probe: ProbeReport = ProbeReport(digest="", modules=1, effect=1.0, bound=0.01, generated_tokens=8)
 
 
 class _Abandoned(Exception):
@@ -95,11 +99,12 @@ class _Struck(Exception):
 
 
 class FakeEngine:
-    """An `EngineClient` that follows a `FakeScript`. `requests`, `aborts` and `running` are for assertions."""
+    """An `EngineClient` that follows a `FakeScript`. `requests`, `probed`, `aborts` and `running` are for assertions."""
 
     def __init__(self, script: FakeScript | None = None) -> None:
         self.script = script or FakeScript()
         self.requests: list[EngineRequest] = []
+        self.probed: list[AdapterRef] = []
         self.aborts = 0
         self._live: dict[str, asyncio.Event] = {}
         self._adapters: dict[str, str] = {}
@@ -140,6 +145,13 @@ class FakeEngine:
         aborted = self._live.get(request_id)
         if aborted is not None and not aborted.is_set():
             aborted.set()
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """What the script says, at once. Raises `EngineUnavailable` while draining."""
+        if self._draining:
+            raise EngineUnavailable("the engine is draining")
+        self.probed.append(adapter)
+        return msgspec.structs.replace(self.script.probe, digest=adapter.digest)
 
     async def stats(self) -> EngineStats:
         """The scripted numbers with the live counters in place of theirs."""

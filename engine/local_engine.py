@@ -17,9 +17,20 @@ import structlog
 
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import EngineError, EngineUnavailable, InvalidRequest
-from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event, Failed, Finished, Usage
+from loraplex.engine.messages import (
+    AdapterRef,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Event,
+    Failed,
+    Finished,
+    ProbeReport,
+    Usage,
+)
 from loraplex.engine.output_processor import ChoiceKey, OutputProcessor, TokenOutput
 from loraplex.engine.plan import StepOutput
+from loraplex.engine.probing import probe_adapter
 from loraplex.engine.sampling_params import MAX_CHOICES
 from loraplex.engine.sequence import Sequence
 from loraplex.engine.step_thread import StepThread
@@ -37,6 +48,11 @@ class _Abort(msgspec.Struct, frozen=True):
     done: Future[None]
 
 
+class _Probe(msgspec.Struct, frozen=True):
+    adapter: AdapterRef
+    done: Future[ProbeReport]
+
+
 class _Stop(msgspec.Struct, frozen=True):
     choices: list[ChoiceKey]
 
@@ -50,7 +66,7 @@ class _Aborted(msgspec.Struct, frozen=True):
     choices: list[Finished]
 
 
-_Command: TypeAlias = _Add | _Abort | _Stop | None
+_Command: TypeAlias = _Add | _Abort | _Probe | _Stop | None
 _Output: TypeAlias = _Started | _Aborted | StepResult | Failed | None
 
 
@@ -112,6 +128,17 @@ class LocalEngine:
         if self._ended is None:
             await asyncio.wrap_future(done)
 
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """See `EngineClient.probe`."""
+        return await probe_adapter(adapter, self._info.vocab_size, self.submit, self._probe_modules)
+
+    async def _probe_modules(self, adapter: AdapterRef) -> ProbeReport:
+        done: Future[ProbeReport] = Future()
+        self._inbox.put(_Probe(adapter, done))
+        if self._ended is not None:
+            raise EngineUnavailable(self._ended)
+        return await asyncio.wrap_future(done)
+
     async def stats(self) -> EngineStats:
         """The latest snapshot, at most `STATS_INTERVAL_S` older than the last step."""
         if self._ended is not None:
@@ -153,6 +180,7 @@ class LocalEngine:
             self._log.exception("the step loop ended")
             failed = True
         self._ended = "the engine failed" if failed or self._output_failed else "the engine is closed"
+        self._engine.canaries.close(self._ended)
         self._acknowledge_aborts()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._fail_all, self._ended)
@@ -164,6 +192,8 @@ class LocalEngine:
                 command = self._inbox.get_nowait()
                 if isinstance(command, _Abort):
                     _acknowledge(command.done)
+                elif isinstance(command, _Probe) and command.done.set_running_or_notify_cancel():
+                    command.done.set_exception(EngineUnavailable(self._ended or "the engine is closed"))
 
     def _fail_all(self, reason: str) -> None:
         for request_id, stream in self._streams.items():
@@ -204,9 +234,9 @@ class LocalEngine:
         scheduler = self._engine.scheduler
         if (scheduler.num_running or self._engine.is_ahead) and not self._stalled:
             return 0.0
-        return 0.002 if scheduler.has_unfinished else IDLE_WAIT_S
+        return 0.002 if scheduler.has_unfinished or self._engine.canaries.is_busy else IDLE_WAIT_S
 
-    def _carry_out(self, command: _Add | _Abort | _Stop) -> None:
+    def _carry_out(self, command: _Add | _Abort | _Probe | _Stop) -> None:
         match command:
             case _Add(request):
                 self._add(request)
@@ -216,6 +246,8 @@ class LocalEngine:
                 self._outputs.put(_Aborted(request_id, choices))
                 self._stats = self._engine.stats()
                 _acknowledge(done)
+            case _Probe(adapter, done):
+                self._engine.canaries.start(adapter, done)
             case _Stop(choices):
                 for key in choices:
                     sequence = self._sequences.pop(key, None)

@@ -104,6 +104,27 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Event: TypeAlias = Started | Delta | Finished | Failed
 
 
+class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine found out about an adapter by trying it; `code` None: it may serve.
+
+    `max_error`: by kind of module (`q_proj`), how far the device's results were from the reference in float32, relative to
+    the reference's largest value, over `modules` modules; `bound` is what is allowed. `effect` is that largest value: 0 when
+    the adapter changes nothing. `generated_tokens` of a greedy answer were finite. `longest_step_s`: what the probe took of
+    one step at most. `code` is an `EngineError.code` of the adapter's own fault.
+    """
+
+    digest: str
+    modules: int = 0
+    finite: bool = True
+    effect: float = 0.0
+    max_error: dict[str, float] = {}
+    bound: float = 0.0
+    generated_tokens: int = 0
+    longest_step_s: float = 0.0
+    code: str | None = None
+    message: str = ""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway must know of the model an engine serves."""
 

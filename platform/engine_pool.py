@@ -10,7 +10,7 @@ from typing import Protocol
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event
+from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
 from loraplex.platform.start_errors import EngineStartFailed
 
 SPILL_FACTOR = 1.25
@@ -79,11 +79,16 @@ class EnginePool:
             await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
 
     def pick(self, request: EngineRequest) -> ManagedEngine:
-        """The request's home, or the first engine after it that is well and carries no more than its share."""
+        """See `home`."""
+        return self.home(request.namespace, request.adapter)
+
+    def home(self, namespace: bytes, adapter: AdapterRef | None) -> ManagedEngine:
+        """The engine of an adapter, or of a tenant for the base model; or the first one after it that is well and carries
+        no more than its share."""
         alive = [engine for engine in self.engines if _takes_requests(engine)]
         if len(alive) <= 1:
             return alive[0] if alive else self.engines[0]
-        ranked = sorted(alive, key=lambda engine: _rank(request, self.engines.index(engine)))
+        ranked = sorted(alive, key=lambda engine: _rank(namespace, adapter, self.engines.index(engine)))
         total = sum(engine.open_requests for engine in alive)
         share = math.ceil(SPILL_FACTOR * (total + 1) / len(alive))
         return next((engine for engine in ranked if engine.open_requests < share), ranked[0])
@@ -93,6 +98,10 @@ class EnginePool:
         owner = self._owners.get(request_id)
         engines = self.engines if owner is None else (owner,)
         await asyncio.gather(*(engine.abort(request_id) for engine in engines))
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """See `EngineClient.probe`; by the engine that will most likely serve it."""
+        return await self.home(adapter.namespace, adapter).probe(adapter)
 
     async def stats(self) -> EngineStats:
         """The first answering engine's numbers; per-engine numbers are read from `engines`."""
@@ -121,8 +130,8 @@ def _takes_requests(engine: ManagedEngine) -> bool:
     return engine.connected and not (stats is not None and stats.draining)
 
 
-def _rank(request: EngineRequest, index: int) -> bytes:
+def _rank(namespace: bytes, adapter: AdapterRef | None, index: int) -> bytes:
     """Rendezvous weight: requests of one adapter (of one tenant, for the base model) rank the engines alike."""
-    digest = request.adapter.digest.encode() if request.adapter is not None else b""
-    key = b"%d|%d|" % (index, len(request.namespace)) + request.namespace + digest
+    digest = b"" if adapter is None else adapter.digest.encode()
+    key = b"%d|%d|" % (index, len(namespace)) + namespace + digest
     return hashlib.blake2b(key, digest_size=8).digest()

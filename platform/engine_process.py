@@ -19,7 +19,7 @@ import structlog
 
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event
+from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
 from loraplex.platform import engine_spawn, wire
 from loraplex.platform.config import engine_environment
 from loraplex.platform.engine_spawn import Broken, EngineSpawn, Ready, Stage
@@ -124,6 +124,10 @@ class EngineProcess:
     async def abort(self, request_id: str) -> None:
         """See `EngineClient.abort`."""
         await self._remote.abort(request_id)
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """See `EngineClient.probe`."""
+        return await self._remote.probe(adapter)
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""

@@ -19,6 +19,7 @@ from loraplex.platform import wire
 
 MAX_UNSENT_EVENTS = 100_000
 ABORT_GRACE_S = 5.0
+MAX_PROBES_PER_PEER = 8
 MALFORMED_LOG_INTERVAL_S = 10.0
 
 
@@ -29,6 +30,7 @@ class Peer:
         self.identity = identity
         self.heard_at = time.monotonic()
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.probes: dict[str, asyncio.Task[None]] = {}
         self.unsent: list[Event] = []
         self.flush_scheduled = False
 
@@ -102,6 +104,8 @@ class EngineServer:
                 self._submit(peer, request)
             case wire.Abort(request_id):
                 self._spawn(self._abort(peer, request_id))
+            case wire.Probe():
+                self._begin_probe(peer, message)
             case wire.Ping(number):
                 self._spawn(self._pong(peer, number))
 
@@ -155,6 +159,24 @@ class EngineServer:
             await self._end(request_id, task)
         self._send(peer.identity, wire.Aborted(request_id))
 
+    def _begin_probe(self, peer: Peer, message: wire.Probe) -> None:
+        if len(peer.probes) >= MAX_PROBES_PER_PEER or message.probe_id in peer.probes:
+            self._send(peer.identity, wire.Probed(message.probe_id, None, "too many adapters are probed"))
+            return
+        peer.probes[message.probe_id] = self._spawn(self._probe(peer, message))
+
+    async def _probe(self, peer: Peer, message: wire.Probe) -> None:
+        try:
+            answer = wire.Probed(message.probe_id, await self._engine.probe(message.adapter))
+        except EngineError as error:
+            answer = wire.Probed(message.probe_id, None, str(error))
+        except Exception as error:  # noqa: BLE001 - one probe's defect must not end the others
+            self._log.exception("probe failed", digest=message.adapter.digest)
+            answer = wire.Probed(message.probe_id, None, f"internal error: {type(error).__name__}")
+        finally:
+            peer.probes.pop(message.probe_id, None)
+        self._send(peer.identity, answer)
+
     async def _end(self, request_id: str, task: asyncio.Task[None]) -> None:
         try:
             await self._engine.abort(request_id)
@@ -185,6 +207,8 @@ class EngineServer:
         self._log.info("gateway dropped", reason=reason, requests=len(peer.tasks))
         if self._peers.pop(peer.identity, None) is None:
             return
+        for probe in list(peer.probes.values()):
+            probe.cancel()
         for request_id, task in list(peer.tasks.items()):
             self._spawn(self._end(request_id, task))
 

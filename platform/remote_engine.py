@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from uuid import uuid4
 
 import msgspec
 import structlog
@@ -15,11 +16,20 @@ import zmq
 import zmq.asyncio
 
 from loraplex.engine.errors import EngineUnavailable, InvalidRequest, RequestTimeout
-from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event, Failed
+from loraplex.engine.messages import (
+    AdapterRef,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Event,
+    Failed,
+    ProbeReport,
+)
 from loraplex.platform import wire
 from loraplex.platform.event_buffer import BufferLimits, EventBuffer
 
 STATS_TIMEOUT_S = 1.0
+PROBE_TIMEOUT_S = 300.0
 DRAIN_POLL_S = 0.02
 HELLO_INTERVAL_S = 0.1
 
@@ -42,6 +52,7 @@ class RemoteEngine:
         self._streams: dict[str, EventBuffer] = {}
         self._aborts: dict[str, asyncio.Event] = {}
         self._pongs: dict[int, asyncio.Future[EngineStats]] = {}
+        self._probes: dict[str, asyncio.Future[ProbeReport]] = {}
         self._number = 0
         self._heard_at = time.monotonic()
         self._draining = False
@@ -109,6 +120,22 @@ class RemoteEngine:
     async def abort(self, request_id: str) -> None:
         """See `EngineClient.abort`; also returns when the engine is lost, since nothing runs there then."""
         await self._request_abort(request_id).wait()
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """See `EngineClient.probe`."""
+        if self._draining or not self.connected:
+            raise EngineUnavailable("the engine is not connected")
+        probe_id = uuid4().hex
+        answer: asyncio.Future[ProbeReport] = asyncio.get_running_loop().create_future()
+        self._probes[probe_id] = answer
+        try:
+            if not self._send(wire.Probe(probe_id, adapter)):
+                raise EngineUnavailable("the engine's queue is full")
+            return await asyncio.wait_for(answer, PROBE_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineUnavailable("the engine does not answer") from None
+        finally:
+            del self._probes[probe_id]
 
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""
@@ -205,6 +232,8 @@ class RemoteEngine:
                 acknowledged = self._aborts.pop(request_id, None)
                 if acknowledged is not None:
                     acknowledged.set()
+            case wire.Probed(probe_id, report, reason):
+                self._settle_probe(probe_id, report, reason)
             case wire.Pong(number, stats):
                 self.last_stats = stats
                 answer = self._pongs.pop(number, None)
@@ -216,6 +245,15 @@ class RemoteEngine:
             case wire.Goodbye(reason):
                 if self.connected:
                     self._lose(reason)
+
+    def _settle_probe(self, probe_id: str, report: ProbeReport | None, reason: str) -> None:
+        answer = self._probes.get(probe_id)
+        if answer is None or answer.done():
+            return
+        if report is None:
+            answer.set_exception(EngineUnavailable(reason))
+        else:
+            answer.set_result(report)
 
     def _deliver(self, event: Event) -> None:
         stream = self._streams.get(event.request_id)
@@ -259,6 +297,8 @@ class RemoteEngine:
         for acknowledged in self._aborts.values():
             acknowledged.set()
         self._aborts.clear()
+        for probe_id in self._probes:
+            self._settle_probe(probe_id, None, f"the engine was lost: {reason}")
 
     def _send(self, message: wire.ToEngine) -> bool:
         """False when there is no connection or its queue is full; what must arrive is sent again by `_tick`."""

@@ -12,10 +12,10 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from loraplex.engine.messages import EngineInfo, EngineRequest, EngineStats, Event
+from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
 from loraplex.platform.start_errors import SettingsError
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 PING_INTERVAL_S: Final = 1.0
 PEER_TIMEOUT_S: Final = 5.0
 ACKNOWLEDGE_S: Final = 1.0
@@ -38,13 +38,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
 
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Try an adapter; answered with `Probed` of the same id."""
+
+    probe_id: str
+    adapter: AdapterRef
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Keeps the peer alive; answered with `Pong` of the same number."""
 
     number: int
 
 
-ToEngine: TypeAlias = Hello | Submit | Abort | Ping
+ToEngine: TypeAlias = Hello | Submit | Abort | Probe | Ping
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -72,12 +79,20 @@ class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
     request_id: str
 
 
+class Probed(msgspec.Struct, frozen=True, tag="probed"):
+    """`report` None: nothing was found out, and `message` says why."""
+
+    probe_id: str
+    report: ProbeReport | None
+    message: str = ""
+
+
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
     number: int
     stats: EngineStats
 
 
-ToGateway: TypeAlias = Welcome | Goodbye | Events | Aborted | Pong
+ToGateway: TypeAlias = Welcome | Goodbye | Events | Aborted | Probed | Pong
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_to_engine: Final[Callable[[bytes], ToEngine]] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -83,6 +83,22 @@ def group_on_device(
     )
 
 
+def every_path_of(
+    slot: int, rows: int, device: torch.device, *, deterministic: bool = False
+) -> tuple[LoraBatch, ...]:
+    """`rows` rows with the adapter in `slot`, for each set of kernels that may compute them: decodes first, prompts last."""
+    if body_on(device) is not Body.TRITON:
+        batches = (host.group_rows([slot] * rows, device, num_decodes) for num_decodes in (rows, 0))
+        return tuple(batch for batch in batches if batch is not None)
+    row_slots = torch.full((rows,), slot, dtype=torch.int32, device=device)
+    if deterministic:
+        return (group_on_device(row_slots, 1, is_decode=True, deterministic=True),)
+    return tuple(
+        group_on_device(row_slots, adapters, is_decode=is_decode)
+        for adapters, is_decode in ((1, True), (FEW_ADAPTERS + 1, True), (1, False))
+    )
+
+
 def every_path(device: torch.device, *, deterministic: bool = False) -> tuple[DeviceLoraBatch, ...]:
     """One row with an adapter for each set of kernels that a step's adapters may be computed by, prompts' last.
 

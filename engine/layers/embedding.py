@@ -19,24 +19,31 @@ class Embedding:
     def __call__(self, token_ids: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
         """token_ids [rows] -> [rows, hidden]. Few adapters train it, so groups without a part cost nothing."""
         hidden = F.embedding(token_ids, self._weight)
-        if isinstance(lora, DeviceLoraBatch) and lora.acts_at(self._site):
-            from loraplex.engine.kernels import triton_embedding
-
-            triton_embedding.add_embedding(token_ids, hidden, self._site, lora)
-        elif isinstance(lora, HostLoraBatch) and self._site.slots:
-            self._add(token_ids, hidden, lora)
+        if lora is not None:
+            add_adapters(token_ids, hidden, self._site, lora)
         return hidden if self._multiplier == 1.0 else hidden * self._multiplier
 
-    def _add(self, token_ids: torch.Tensor, hidden: torch.Tensor, lora: HostLoraBatch) -> None:
-        groups = lora.groups
-        for index, slot in enumerate(groups.host_slots):
-            (part,) = self._site.slots.get(slot, (None,))
-            if part is None:
-                continue
-            rows = groups.order[groups.host_starts[index] : groups.host_starts[index + 1]]
-            columns = part.a.index_select(1, token_ids.index_select(0, rows)).t()  # [rows, rank]
-            if part.scales is None:
-                hidden.index_add_(0, rows, columns @ part.b)
-            else:
-                delta = (columns.float() * part.scales) @ part.b.float()
-                hidden.index_add_(0, rows, delta.to(hidden.dtype))
+
+def add_adapters(token_ids: torch.Tensor, hidden: torch.Tensor, site: LoraSite, lora: LoraBatch) -> None:
+    """hidden [rows, hidden] += B A[:, token] in place, for rows whose adapter has a part at `site`."""
+    if isinstance(lora, DeviceLoraBatch) and lora.acts_at(site):
+        from loraplex.engine.kernels import triton_embedding
+
+        triton_embedding.add_embedding(token_ids, hidden, site, lora)
+    elif isinstance(lora, HostLoraBatch) and site.slots:
+        _add_on_host(token_ids, hidden, site, lora)
+
+
+def _add_on_host(token_ids: torch.Tensor, hidden: torch.Tensor, site: LoraSite, lora: HostLoraBatch) -> None:
+    groups = lora.groups
+    for index, slot in enumerate(groups.host_slots):
+        (part,) = site.slots.get(slot, (None,))
+        if part is None:
+            continue
+        rows = groups.order[groups.host_starts[index] : groups.host_starts[index + 1]]
+        columns = part.a.index_select(1, token_ids.index_select(0, rows)).t()  # [rows, rank]
+        if part.scales is None:
+            hidden.index_add_(0, rows, columns @ part.b)
+        else:
+            delta = (columns.float() * part.scales) @ part.b.float()
+            hidden.index_add_(0, rows, delta.to(hidden.dtype))

@@ -14,7 +14,16 @@ import zmq.asyncio
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeEngine, FakeScript, Fault
-from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
+from loraplex.engine.messages import (
+    AdapterRef,
+    Delta,
+    EngineRequest,
+    Event,
+    Failed,
+    Finished,
+    ProbeReport,
+    Started,
+)
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform import wire
 from loraplex.platform.engine_server import EngineServer
@@ -202,6 +211,36 @@ async def test_stats_travel(address: str) -> None:
     async with serving(FakeEngine(), address), connected(address) as client:
         await collect(client, request())
         assert (await client.stats()).generation_tokens == 8
+
+
+async def test_a_probe_travels_and_is_lost_with_its_engine(address: str) -> None:
+    adapter = AdapterRef(namespace=bytes(32), digest="d" * 64, blob_path="/blobs/d")
+    fake = FakeEngine(FakeScript(probe=ProbeReport(digest="", max_error={"q_proj": 0.25}, bound=0.5)))
+    async with serving(fake, address) as server, connected(address) as client:
+        report = await client.probe(adapter)
+        assert (report.digest, report.max_error, report.code) == ("d" * 64, {"q_proj": 0.25}, None)
+        assert fake.probed == [adapter]
+        hangs = asyncio.Event()
+
+        async def never(adapter: AdapterRef) -> ProbeReport:
+            await hangs.wait()
+            return report
+
+        fake.probe = never  # type: ignore[method-assign]
+        probe = asyncio.create_task(client.probe(adapter))
+        await asyncio.sleep(0.05)
+        client.lose("the test says so")
+        with pytest.raises(EngineUnavailable, match="the test says so"):
+            await asyncio.wait_for(probe, 1)
+        with pytest.raises(EngineUnavailable, match="not connected"):
+            await client.probe(adapter)
+        await asyncio.wait_for(client.wait_ready(), 5)
+        await fake.drain()
+        del fake.probe
+        with pytest.raises(EngineUnavailable, match="draining"):
+            await client.probe(adapter)
+        assert server.malformed == 0
+        hangs.set()
 
 
 async def test_malformed_bytes_harm_nobody(address: str) -> None:

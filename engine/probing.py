@@ -1,0 +1,100 @@
+"""An adapter tried in a running engine: a short greedy answer by the way of every request, then every module's figures.
+
+Invariant: a fault of the adapter is a `ProbeReport`, a fault of the engine an exception.
+"""
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, TypeAlias
+from uuid import uuid4
+
+import msgspec
+
+from loraplex.engine.errors import (
+    AdapterError,
+    AdapterInexact,
+    AdapterLoadFailed,
+    AdapterQuarantined,
+    AdapterTooLarge,
+    EngineUnavailable,
+    NonFiniteLogits,
+)
+from loraplex.engine.messages import AdapterRef, EngineRequest, Event, Failed, Finished, ProbeReport
+from loraplex.engine.sampling_params import SamplingParams
+
+PROMPT_TOKENS: Final = 8
+ANSWER_TOKENS: Final = 8
+TIMEOUT_S: Final = 120.0
+SALT: Final = b"canary"
+ADAPTER_FAULTS: Final = frozenset(
+    error.code
+    for error in (
+        *(AdapterError, AdapterLoadFailed, AdapterTooLarge, AdapterInexact, AdapterQuarantined),
+        NonFiniteLogits,
+    )
+)
+
+Submit: TypeAlias = Callable[[EngineRequest], AsyncIterator[Event]]
+
+
+async def probe_adapter(
+    adapter: AdapterRef,
+    vocab_size: int,
+    submit: Submit,
+    probe_modules: Callable[[AdapterRef], Awaitable[ProbeReport]],
+) -> ProbeReport:
+    """Raises `EngineUnavailable` and what `probe_modules` raises that is no `AdapterError`."""
+    generated, failure = 0, None
+    async for event in submit(_request(adapter, vocab_size)):
+        if isinstance(event, Failed):
+            failure = event
+        elif isinstance(event, Finished):
+            generated = event.usage.completion_tokens
+    if failure is not None:
+        return _failed(adapter, failure)
+    if not generated:
+        raise EngineUnavailable("the engine ended the probe before it was complete")
+    try:
+        report = await probe_modules(adapter)
+    except AdapterError as error:
+        return ProbeReport(digest=adapter.digest, code=error.code, message=str(error))
+    return judged(msgspec.structs.replace(report, generated_tokens=generated))
+
+
+def judged(report: ProbeReport) -> ProbeReport:
+    """With its `code`: what is not finite or too far from the reference must not serve."""
+    if not report.finite:
+        return msgspec.structs.replace(
+            report,
+            code=NonFiniteLogits.code,
+            message="the adapter's modules make values that are not finite in the model's type",
+        )
+    for kind, error in report.max_error.items():
+        if not error <= report.bound:
+            return msgspec.structs.replace(
+                report,
+                code=AdapterInexact.code,
+                message=f"{kind} differs from the reference by {error:.3g} of its largest value; "
+                f"allowed is {report.bound:.3g}",
+            )
+    return report
+
+
+def _request(adapter: AdapterRef, vocab_size: int) -> EngineRequest:
+    choose = random.Random(adapter.digest)
+    return EngineRequest(
+        request_id=f"canary-{uuid4().hex}",
+        namespace=adapter.namespace,
+        prompt_token_ids=[choose.randrange(vocab_size) for _ in range(PROMPT_TOKENS)],
+        sampling=SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True),
+        adapter=adapter,
+        cache_salt=SALT,
+        total_timeout_s=TIMEOUT_S,
+    )
+
+
+def _failed(adapter: AdapterRef, failure: Failed) -> ProbeReport:
+    if failure.code not in ADAPTER_FAULTS:
+        raise EngineUnavailable(failure.message)
+    finite = failure.code != NonFiniteLogits.code
+    return ProbeReport(digest=adapter.digest, finite=finite, code=failure.code, message=failure.message)
