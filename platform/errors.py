@@ -167,8 +167,6 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     tenants_errors.InUse: ErrorRow(409, _INVALID, "in_use"),
     tenants_errors.IdempotencyInUse: ErrorRow(409, _INVALID, "idempotency_in_use", retry_after_s=1),
     tenants_errors.IdempotencyMismatch: ErrorRow(422, _INVALID, "idempotency_mismatch"),
-    tenants_errors.RevisionMoved: ErrorRow(412, _INVALID, "precondition_failed"),
-    tenants_errors.CountReached: ErrorRow(409, _INVALID, "limit_reached"),
     tenants_errors.StoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=2),
 }
 
