@@ -6,6 +6,7 @@ Invariant: an embedded database is migrated before it is used; a production one 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
@@ -13,33 +14,51 @@ from rich.console import Console
 from rich.markup import escape
 
 from loraplex.platform.config import Settings, load_settings
+from loraplex.platform.embedded import running_redis_url
 from loraplex.platform.start_errors import StartError
 from loraplex.platform.stores import ensure_schema, open_stores
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError
 
 
+@dataclass(frozen=True, slots=True)
+class CommandStores:
+    """What a command works on. `redis_url` None: no Valkey is configured, and none runs in the data directory."""
+
+    database: Database
+    redis_url: str | None = field(repr=False)
+
+
 @asynccontextmanager
 async def open_database(data_dir: Path | None = None) -> AsyncIterator[Database]:
     """The migrated database of a command, for its duration. Raises `StartError`."""
+    async with open_command_stores(data_dir) as stores:
+        yield stores.database
+
+
+@asynccontextmanager
+async def open_command_stores(data_dir: Path | None = None) -> AsyncIterator[CommandStores]:
+    """The same, and where the Valkey of the running servers is. Raises `StartError`."""
     settings = load_settings({"data_dir": data_dir})
-    async with database_address(settings) as (url, embedded):
+    async with store_addresses(settings) as (url, embedded, redis_url):
         await asyncio.to_thread(ensure_schema, url, migrate=embedded)
         database = Database(url, pool_size=2)
         try:
-            yield database
+            yield CommandStores(database, redis_url)
         finally:
             await database.close()
 
 
 @asynccontextmanager
-async def database_address(settings: Settings) -> AsyncIterator[tuple[str, bool]]:
-    """The database's address and whether it is embedded; Valkey is not looked at where DATABASE_URL is set."""
+async def store_addresses(settings: Settings) -> AsyncIterator[tuple[str, bool, str | None]]:
+    """The database's address, whether it is embedded, and Valkey's; where DATABASE_URL is set nothing is started."""
+    redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
     if settings.database_url is not None:
-        yield settings.database_url.get_secret_value(), False
+        redis_url = redis_url or running_redis_url(settings.data_dir)
+        yield settings.database_url.get_secret_value(), False, redis_url
         return
     async with open_stores(settings, transient=True) as addresses:
-        yield addresses.database_url, True
+        yield addresses.database_url, True, redis_url or addresses.redis_url
 
 
 def run_command(work: Awaitable[None]) -> None:

@@ -12,6 +12,7 @@ import typer
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.commands.context import open_database, run_command
+from loraplex.platform.commands.policy_change import PolicyChange, policy_change
 from loraplex.platform.commands.printing import print_document, print_key, print_rows
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.keys import KeyRepository
@@ -27,10 +28,27 @@ Scopes = Annotated[list[str] | None, typer.Option("--scope", help="May be repeat
 KeyName = Annotated[str, typer.Option("--name", help="What the key is for.")]
 Environment = Annotated[str, typer.Option(help="live or test.")]
 ExpiresInDays = Annotated[int | None, typer.Option(min=1, max=3650, help="Days until it expires.")]
+AllowedCidrs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-cidr", help="A network it may be used from, may be repeated. Default: everywhere."
+    ),
+]
 GraceSeconds = Annotated[int, typer.Option(help="Seconds the old key goes on, at most 30 days.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-COLUMNS = ("key_id", "name", "environment", "scopes", "created_at", "expires_at", "revoked_at")
+COLUMNS = (
+    "key_id",
+    "name",
+    "environment",
+    "scopes",
+    "created_at",
+    "expires_at",
+    "revoked_at",
+    "last_used_at",
+)
+TIMES = ("created_at", "expires_at", "revoked_at", "last_used_at")
+CREATED_BY = "command"
 
 
 @app.command()
@@ -41,6 +59,7 @@ def create(
     name: KeyName = "cli",
     environment: Environment = "live",
     expires_in_days: ExpiresInDays = None,
+    allowed_cidr: AllowedCidrs = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,9 +69,14 @@ def create(
     expires_at = None if expires_in_days is None else datetime.now(UTC) + timedelta(days=expires_in_days)
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            owner = await owner_id(session, tenant)
-            issued = await KeyRepository(session).create(owner, name, scopes, environment, expires_at)
+        async with policy_change("key create", data_dir) as change:
+            owner = await owner_id(change.session, tenant)
+            issued = await KeyRepository(change.session).create(
+                *(owner, name, scopes, environment, expires_at),
+                allowed_cidrs=allowed_cidr or (),
+                created_by=CREATED_BY,
+            )
+            await note(change, "create", issued.record)
         print_key(issued.plaintext, as_json)
 
     run_command(work())
@@ -86,9 +110,13 @@ def rotate(
     check_owner(tenant, operator)
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            owner = await owner_id(session, tenant)
-            issued = await KeyRepository(session).rotate(owner, key_id, grace_seconds)
+        async with policy_change("key rotate", data_dir) as change:
+            keys, owner = KeyRepository(change.session), await owner_id(change.session, tenant)
+            old = await keys.locked(owner, key_id)
+            before = key_document(old)
+            issued = await keys.rotate(owner, key_id, grace_seconds, created_by=CREATED_BY)
+            await note(change, "rotate", old, before)
+            await note(change, "create", issued.record)
         print_key(issued.plaintext, as_json)
 
     run_command(work())
@@ -106,8 +134,11 @@ def revoke(
     check_owner(tenant, operator)
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            key = await KeyRepository(session).revoke(await owner_id(session, tenant), key_id)
+        async with policy_change("key revoke", data_dir) as change:
+            keys, owner = KeyRepository(change.session), await owner_id(change.session, tenant)
+            before = key_document(await keys.locked(owner, key_id))
+            key = await keys.revoke(owner, key_id)
+            await note(change, "revoke", key, before)
         print_document(key_document(key), as_json)
 
     run_command(work())
@@ -122,13 +153,20 @@ async def owner_id(session: AsyncSession, tenant: str | None) -> UUID | None:
     return None if tenant is None else (await TenantRepository(session).get(tenant)).id
 
 
+async def note(change: PolicyChange, verb: str, key: ApiKey, before: dict[str, Any] | None = None) -> None:
+    """Writes the change to the audit log of the key's tenant, or to the operators'."""
+    await change.audit(key.tenant_id).record(f"key.{verb}", f"keys/{key.key_id}", before, key_document(key))
+
+
 def key_document(key: ApiKey) -> dict[str, Any]:
-    times = {name: getattr(key, name) for name in ("created_at", "expires_at", "revoked_at")}
+    times = {name: getattr(key, name) for name in TIMES}
     return {
         "key_id": key.key_id,
         "name": key.name,
         "environment": key.environment,
         "scopes": key.scopes,
+        "allowed_cidrs": key.allowed_cidrs,
+        "created_by": key.created_by,
         **{
             name: None if time is None else time.isoformat(timespec="seconds") for name, time in times.items()
         },

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loraplex.platform.commands.context import database_address, run_command
+from loraplex.platform.commands.context import run_command, store_addresses
 from loraplex.platform.commands.printing import print_document
 from loraplex.platform.config import load_settings
 from loraplex.platform.schema import current_revision, upgrade
@@ -26,7 +26,7 @@ def migrate(
     """Bring the database to the newest schema; running it again changes nothing."""
 
     async def work() -> None:
-        async with database_address(load_settings({"data_dir": data_dir})) as (url, _):
+        async with store_addresses(load_settings({"data_dir": data_dir})) as (url, _, _):
             await asyncio.to_thread(ensure_schema, url, migrate=True)
             print_document({"revision": await asyncio.to_thread(current_revision, url)}, as_json)
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from loraplex.platform.commands.context import open_database, run_command
+from loraplex.platform.commands.policy_change import policy_change
 from loraplex.platform.commands.printing import print_document, print_key, print_rows
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.adapters import AdapterRepository
@@ -74,8 +75,9 @@ def suspend(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> No
     """Suspend a tenant: none of its keys authenticates until it is resumed."""
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            tenant = await TenantRepository(session).suspend(name)
+        async with policy_change("tenant suspend", data_dir) as change:
+            tenant = await TenantRepository(change.session).suspend(name)
+            change.tenants.add(tenant.id)
         print_document(tenant_document(tenant), as_json)
 
     run_command(work())
@@ -86,8 +88,9 @@ def resume(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> Non
     """Resume a suspended tenant."""
 
     async def work() -> None:
-        async with open_database(data_dir) as database, database.as_operator() as session:
-            tenant = await TenantRepository(session).resume(name)
+        async with policy_change("tenant resume", data_dir) as change:
+            tenant = await TenantRepository(change.session).resume(name)
+            change.tenants.add(tenant.id)
         print_document(tenant_document(tenant), as_json)
 
     run_command(work())

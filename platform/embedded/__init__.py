@@ -3,6 +3,13 @@ owner. Production sets DATABASE_URL and REDIS_URL instead and never comes here.
 """
 
 from loraplex.platform.embedded.errors import BinariesMissing, DataDirUnusable, EmbeddedError, ServiceFailed
-from loraplex.platform.embedded.services import EmbeddedServices
+from loraplex.platform.embedded.services import EmbeddedServices, running_redis_url
 
-__all__ = ["BinariesMissing", "DataDirUnusable", "EmbeddedError", "EmbeddedServices", "ServiceFailed"]
+__all__ = [
+    "BinariesMissing",
+    "DataDirUnusable",
+    "EmbeddedError",
+    "EmbeddedServices",
+    "ServiceFailed",
+    "running_redis_url",
+]

@@ -15,7 +15,7 @@ import psycopg
 
 from loraplex.platform.embedded import valkey
 from loraplex.platform.embedded.binaries import copy_postgres, copy_valkey, find_postgres, find_valkey
-from loraplex.platform.embedded.errors import DataDirUnusable, ServiceFailed
+from loraplex.platform.embedded.errors import DataDirUnusable, EmbeddedError, ServiceFailed
 from loraplex.platform.embedded.identity import Identity, choose_identity
 from loraplex.platform.embedded.lock import ConnectionFacts, OwnerLock
 from loraplex.platform.embedded.postgres import SOCKET_NAME, PostgresServer, cluster_major, kept_password
@@ -171,6 +171,16 @@ class ServerPair:
                 "install loraplex where every user may read it, or point TMPDIR to such a folder"
             )
         return folder
+
+
+def running_redis_url(data_dir: Path) -> str | None:
+    """Where Valkey is when another process runs it in `data_dir` and lets this one in; nothing is started."""
+    try:
+        facts = OwnerLock(data_dir.absolute() / "embedded").facts()
+        return facts.redis_url if facts is not None and valkey.answers(facts.redis_url) else None
+    except (EmbeddedError, OSError):
+        # A folder of somebody else's, or one that is no longer in use: for this process nothing runs there.
+        return None
 
 
 def make_private(folder: Path) -> None:

@@ -2,19 +2,26 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from loraplex.platform.commands import key, tenant
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.audit import audit_entries
 from loraplex.tenants.database import Database
 from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.scopes import effective_scopes
+from loraplex.tenants.valkey import open_valkey
 
 
 @pytest.fixture(autouse=True)
-def configured(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def configured(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("LORAPLEX_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("REDIS_URL", raising=False)
 
 
 def tenant_command(*arguments: str) -> Result:
@@ -131,3 +138,78 @@ def test_a_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORAPLEX_PORT", "none")
     result = tenant_command("list")
     assert result.exit_code == 2 and "port" in result.stderr
+
+
+def test_networks_of_a_key() -> None:
+    tenant_command("create", "acme")
+    plaintext = issued(
+        key_command(
+            *("create", "--tenant", "acme", "--json", "--expires-in-days", "7"),
+            *("--allowed-cidr", "10.0.0.0/8", "--allowed-cidr", "2001:db8::/32"),
+        )
+    )
+    rows = {
+        row["key_id"]: row for row in json.loads(key_command("list", "--tenant", "acme", "--json").stdout)
+    }
+    row = rows[plaintext.split("_")[2]]
+    assert row["allowed_cidrs"] == ["10.0.0.0/8", "2001:db8::/32"] and row["created_by"] == "command"
+    assert row["expires_at"] is not None and row["last_used_at"] is None
+    refused = key_command("create", "--tenant", "acme", "--allowed-cidr", "10.0.0.1/8")
+    assert refused.exit_code == 2 and "10.0.0.0/8" in refused.stderr
+
+
+def test_running_servers_hear_of_what_ends_a_key(
+    valkey_url: str, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", valkey_url)
+    tenant_command("create", "acme")
+    key_id = issued(key_command("create", "--tenant", "acme", "--json")).split("_")[2]
+    seen = []
+    for run, arguments in (
+        (key_command, ("rotate", key_id, "--tenant", "acme", "--grace-seconds", "60")),
+        (key_command, ("revoke", key_id, "--tenant", "acme")),
+        (tenant_command, ("suspend", "acme")),
+        (tenant_command, ("resume", "acme")),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 0, result.output
+        seen.append(asyncio.run(policy_epochs(database_url, valkey_url)))
+    assert all(known == published for known, published in seen)
+    assert [known for known, _ in seen] == sorted({known for known, _ in seen})
+    entries = asyncio.run(audit_of(database_url))
+    assert [entry for entry in entries if entry.startswith("key.")] == [
+        *("key.create", "key.rotate", "key.create", "key.revoke")
+    ]
+
+
+def test_a_valkey_that_is_down_does_not_hide_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", f"unix://{tmp_path}/none.socket")
+    tenant_command("create", "acme")
+    result = tenant_command("suspend", "acme", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["suspended_at"] is not None
+    assert "within a second" in result.stderr
+    monkeypatch.setenv("REDIS_URL", "http://localhost")
+    assert tenant_command("resume", "acme").exit_code == 2
+    assert json.loads(tenant_command("show", "acme", "--json").stdout)["suspended_at"] is not None
+
+
+async def policy_epochs(database_url: str, valkey_url: str) -> tuple[int, int]:
+    """The tenant's in the database, and the newest in Valkey."""
+    database, client = Database(database_url), open_valkey(valkey_url)
+    async with database.as_operator() as session:
+        tenant = await TenantRepository(session).get("acme")
+    newest = await Counters(client).publish_policy(tenant.id, 0)
+    await client.aclose()
+    await database.close()
+    return tenant.policy_epoch, newest
+
+
+async def audit_of(database_url: str) -> list[str]:
+    database = Database(database_url)
+    async with database.as_operator() as session:
+        entries = await audit_entries(session, None, {}, None, 100)
+    await database.close()
+    assert all(entry.actor_kind == "command" for entry in entries)
+    return [entry.action for entry in reversed(entries)]
