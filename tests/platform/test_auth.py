@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
@@ -16,6 +16,10 @@ from loraplex.platform.auth import Authenticator, Caller, OperatorCaller
 from loraplex.platform.client_address import ClientAddresses
 from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, describe
 from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.admission.counter_answer import Admitted, StalePolicy
+from loraplex.tenants.admission.counter_request import CounterRequest, Seed
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.limits import NO_LIMITS, Subject
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
@@ -29,6 +33,7 @@ from loraplex.tenants.key_format import ParsedKey, generate_key
 from loraplex.tenants.key_use import KeyUse
 from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.networks import parse_network
+from loraplex.tenants.valkey import open_valkey
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 
@@ -209,6 +214,48 @@ async def test_a_gateway_that_is_told_of_a_younger_policy_sees_a_revocation_at_o
         with pytest.raises(RevokedKey):
             await authenticator.authenticate(bearer(key), cached=True)
     await there._database.close()
+
+
+async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every_gateway(
+    database: Database, valkey_url: str
+) -> None:
+    """Both gateways hold the key in their caches for an hour; only the counters are told."""
+    key = await make_key(database)
+    client = open_valkey(valkey_url, command_s=10.0)
+    counters = Counters(client, command_s=10.0, patient_s=10.0)
+    gateways = [Authenticator(database, 3600), Authenticator(database, 3600)]
+    callers = [await gateway.authenticate(bearer(key), cached=True) for gateway in gateways]
+    await counters.seed(callers[0].tenant_id, 1, Seed(policy_epoch=1, totals=(), holds=(), full_buckets=True))
+    for caller in callers:
+        assert isinstance(await counters.admit(asked_by(caller)), Admitted)
+    await revoke(database, key)
+    async with database.as_operator() as session:
+        tenant = await TenantRepository(session).get("acme")
+    await counters.publish_policy(tenant.id, tenant.policy_epoch)
+    for gateway in gateways:
+        caller = await gateway.authenticate(bearer(key), cached=True)
+        assert isinstance(await counters.admit(asked_by(caller)), StalePolicy)
+        with pytest.raises(RevokedKey):
+            await gateway.renewed(caller, "inference")
+        with pytest.raises(RevokedKey):
+            await gateway.authenticate(bearer(key), cached=True)
+    await client.aclose()
+
+
+def asked_by(caller: Caller) -> CounterRequest:
+    subjects = (
+        Subject("tenant", caller.tenant_id, NO_LIMITS),
+        Subject("key", caller.api_key_id, NO_LIMITS),
+    )
+    return CounterRequest(
+        id=uuid4(),
+        tenant_id=caller.tenant_id,
+        request_id="r",
+        policy_epoch=caller.policy_epoch,
+        subjects=subjects,
+        tokens=1,
+        amount_nano=0,
+    )
 
 
 async def test_a_database_that_is_down_is_never_a_wrong_key() -> None:
