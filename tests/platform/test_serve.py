@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import psycopg
 import pytest
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
@@ -183,6 +184,9 @@ def test_answers_probes_metrics_and_drains(
         assert facts["served_name"] == "tiny" and facts["path"] == str(model_folder)
         check_drain(serve, key)
         until(lambda: not any(lives(pid) for pid in pids), 5)
+        with psycopg.connect(stores["database_url"]) as connection:
+            row = connection.execute("SELECT last_used_at > created_at FROM api_keys").fetchone()
+        assert row == (True,)
 
 
 def check_drain(serve: Serve, key: str) -> None:

@@ -44,6 +44,7 @@ async def test_an_unreachable_database(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_schema_from_the_future(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", database_url)
     async with open_database() as database, database.as_operator() as session:
+        await session.execute(text("RESET ROLE"))
         await session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(DependencyFailed, match="9999"):
         async with open_database():
