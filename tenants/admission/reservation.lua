@@ -47,8 +47,8 @@ end
 -- Never below zero, and nothing where there is nothing: a counter that has expired stays away.
 local function take(key, field, amount)
   local there = redis.call('HGET', key, field)
-  if there then
-    local gone = tonumber(there) > tonumber(amount) and amount or there
+  local gone = there and (tonumber(there) > tonumber(amount) and amount or there) or '0'
+  if gone ~= '0' then
     redis.call('HINCRBY', key, field, '-' .. gone)
   end
 end
