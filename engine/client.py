@@ -31,6 +31,13 @@ class EngineClient(Protocol):
         """
         ...
 
+    async def forget(self, namespace: bytes) -> None:
+        """Fail a tenant's requests and drop its cached blocks and idle adapters. Idempotent; returns once it is done.
+
+        Whatever still runs then is freed as it ends. Raises `EngineUnavailable` when the engine cannot be told.
+        """
+        ...
+
     async def stats(self) -> EngineStats:
         """A snapshot. Raises `EngineUnavailable` when the engine does not answer within a second."""
         ...

@@ -12,7 +12,13 @@ from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.canary import Canaries
 from loraplex.engine.canary_reference import error_bound
 from loraplex.engine.config import CacheConfig, EngineConfig
-from loraplex.engine.errors import EngineError, GrammarFailed, NonFiniteLogits, UnsupportedFeature
+from loraplex.engine.errors import (
+    EngineError,
+    GrammarFailed,
+    NamespaceForgotten,
+    NonFiniteLogits,
+    UnsupportedFeature,
+)
 from loraplex.engine.fairness import FairShare, Policy
 from loraplex.engine.forward_batch import AdapterPath
 from loraplex.engine.graphs.buckets import MOST_ROWS
@@ -152,6 +158,13 @@ class Engine:
         for sequence in ended:
             self._forget(sequence)
         return ended
+
+    def forget(self, namespace: bytes) -> None:
+        """Fail a tenant's requests and drop what is kept of it: cached blocks, and adapters that no row uses."""
+        for sequence in self.scheduler.of_namespace(namespace):
+            self.scheduler.fail(sequence, NamespaceForgotten("the tenant of this request was deleted"))
+        self.scheduler.cache.forget_namespace(namespace)
+        self.adapters.forget(namespace)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End one choice from outside."""

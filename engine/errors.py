@@ -7,6 +7,7 @@ EngineError
 ├── EngineOverloaded        the bounded waiting queue is full
 ├── EngineUnavailable       the engine process is down, restarting or draining
 ├── RequestTimeout          a deadline of the request passed
+├── NamespaceForgotten      the request's tenant was deleted while it waited or ran
 ├── NonFiniteLogits         this row's logits held NaN or infinity; other rows went on
 ├── NothingAllowed          the request's grammar and other constraints left no token to go on with
 ├── GrammarFailed           the request's grammar could not be compiled here, or its matcher broke down
@@ -56,6 +57,10 @@ class EngineUnavailable(EngineError):
 
 class RequestTimeout(EngineError):
     code = "timeout"
+
+
+class NamespaceForgotten(EngineError):
+    code = "namespace_forgotten"
 
 
 class NonFiniteLogits(EngineError):

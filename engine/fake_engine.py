@@ -13,7 +13,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from loraplex.engine.errors import EngineError, EngineUnavailable, InvalidRequest, PromptTooLong
+from loraplex.engine.errors import (
+    EngineError,
+    EngineUnavailable,
+    InvalidRequest,
+    NamespaceForgotten,
+    PromptTooLong,
+)
 from loraplex.engine.messages import (
     AdapterRef,
     Delta,
@@ -99,15 +105,17 @@ class _Struck(Exception):
 
 
 class FakeEngine:
-    """An `EngineClient` that follows a `FakeScript`. `requests`, `probed`, `aborts` and `running` are for assertions."""
+    """An `EngineClient` that follows a `FakeScript`; `requests`, `probed`, `forgotten`, `aborts`, `running` are to look at."""
 
     def __init__(self, script: FakeScript | None = None) -> None:
         self.script = script or FakeScript()
         self.requests: list[EngineRequest] = []
         self.probed: list[AdapterRef] = []
         self.aborts = 0
+        self.forgotten: list[bytes] = []
         self._live: dict[str, asyncio.Event] = {}
         self._adapters: dict[str, str] = {}
+        self._namespaces: dict[str, bytes] = {}
         self._strikes = [0] * len(self.script.faults)
         self._draining = False
         self._hung = False
@@ -153,6 +161,13 @@ class FakeEngine:
         self.probed.append(adapter)
         return msgspec.structs.replace(self.script.probe, digest=adapter.digest)
 
+    async def forget(self, namespace: bytes) -> None:
+        """Fail the requests of a tenant; there are no blocks to drop."""
+        self.forgotten.append(namespace)
+        for request_id in [r for r, owner in self._namespaces.items() if owner == namespace]:
+            self._namespaces[request_id] = b""
+            await self.abort(request_id)
+
     async def stats(self) -> EngineStats:
         """The scripted numbers with the live counters in place of theirs."""
         waits = self.running > 0 or self._hung
@@ -190,6 +205,7 @@ class FakeEngine:
         if not self._live:
             self._last_step = time.monotonic()
         aborted = self._live[request.request_id] = asyncio.Event()
+        self._namespaces[request.request_id] = request.namespace
         if request.adapter is not None:
             self._adapters[request.request_id] = request.adapter.digest
         finished = False
@@ -202,6 +218,7 @@ class FakeEngine:
         finally:
             del self._live[request.request_id]
             self._adapters.pop(request.request_id, None)
+            del self._namespaces[request.request_id]
             self.aborts += not finished
 
     async def _play(self, request: EngineRequest, aborted: asyncio.Event) -> AsyncIterator[Event]:
@@ -220,6 +237,8 @@ class FakeEngine:
                 self._count_step(choices)
                 await self._strike(request, produced, aborted)
         except _Abandoned:
+            if self._namespaces[request.request_id] != request.namespace:
+                raise NamespaceForgotten("the tenant of this request was deleted") from None
             for choice in choices:
                 if choice.reason is None:
                     yield choice.finish("abort")

@@ -53,6 +53,11 @@ class _Probe(msgspec.Struct, frozen=True):
     done: Future[ProbeReport]
 
 
+class _Forget(msgspec.Struct, frozen=True):
+    namespace: bytes
+    done: Future[None]
+
+
 class _Stop(msgspec.Struct, frozen=True):
     choices: list[ChoiceKey]
 
@@ -66,7 +71,7 @@ class _Aborted(msgspec.Struct, frozen=True):
     choices: list[Finished]
 
 
-_Command: TypeAlias = _Add | _Abort | _Probe | _Stop | None
+_Command: TypeAlias = _Add | _Abort | _Forget | _Probe | _Stop | None
 _Output: TypeAlias = _Started | _Aborted | StepResult | Failed | None
 
 
@@ -123,10 +128,18 @@ class LocalEngine:
 
     async def abort(self, request_id: str) -> None:
         done: Future[None] = Future()
-        self._inbox.put(_Abort(request_id, done))
+        await self._carried_out(_Abort(request_id, done))
+
+    async def forget(self, namespace: bytes) -> None:
+        """See `EngineClient.forget`."""
+        done: Future[None] = Future()
+        await self._carried_out(_Forget(namespace, done))
+
+    async def _carried_out(self, command: _Abort | _Forget) -> None:
+        self._inbox.put(command)
         # The step thread sets `_ended` before it empties the inbox, so this command is answered or need not be.
         if self._ended is None:
-            await asyncio.wrap_future(done)
+            await asyncio.wrap_future(command.done)
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
         """See `EngineClient.probe`."""
@@ -181,16 +194,16 @@ class LocalEngine:
             failed = True
         self._ended = "the engine failed" if failed or self._output_failed else "the engine is closed"
         self._engine.canaries.close(self._ended)
-        self._acknowledge_aborts()
+        self._acknowledge_all()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._fail_all, self._ended)
         self._outputs.put(None)
 
-    def _acknowledge_aborts(self) -> None:
+    def _acknowledge_all(self) -> None:
         with suppress(Empty):
             while True:
                 command = self._inbox.get_nowait()
-                if isinstance(command, _Abort):
+                if isinstance(command, _Abort | _Forget):
                     _acknowledge(command.done)
                 elif isinstance(command, _Probe) and command.done.set_running_or_notify_cancel():
                     command.done.set_exception(EngineUnavailable(self._ended or "the engine is closed"))
@@ -236,7 +249,7 @@ class LocalEngine:
             return 0.0
         return 0.002 if scheduler.has_unfinished or self._engine.canaries.is_busy else IDLE_WAIT_S
 
-    def _carry_out(self, command: _Add | _Abort | _Probe | _Stop) -> None:
+    def _carry_out(self, command: _Add | _Abort | _Forget | _Probe | _Stop) -> None:
         match command:
             case _Add(request):
                 self._add(request)
@@ -248,6 +261,10 @@ class LocalEngine:
                 _acknowledge(done)
             case _Probe(adapter, done):
                 self._engine.canaries.start(adapter, done)
+            case _Forget(namespace, done):
+                self._engine.forget(namespace)
+                self._stats = self._engine.stats()
+                _acknowledge(done)
             case _Stop(choices):
                 for key in choices:
                     sequence = self._sequences.pop(key, None)

@@ -18,9 +18,10 @@ DIGEST_BYTES = 32
 class HashChain:
     """The block digests of one sequence, each computed once. Grows as blocks fill up."""
 
-    __slots__ = ("_block_size", "_digests", "_key", "_root")
+    __slots__ = ("_block_size", "_digests", "_key", "_root", "namespace")
 
-    def __init__(self, key: bytes, root: bytes, block_size: int) -> None:
+    def __init__(self, key: bytes, root: bytes, block_size: int, namespace: bytes) -> None:
+        self.namespace = namespace
         self._key = key
         self._root = root
         self._block_size = block_size
@@ -42,7 +43,7 @@ class HashChain:
 
     def fork(self, num_blocks: int) -> "HashChain":
         """A chain that shares the first `num_blocks` digests."""
-        other = HashChain(self._key, self._root, self._block_size)
+        other = HashChain(self._key, self._root, self._block_size, self.namespace)
         other._digests = self._digests[:num_blocks]
         return other
 
@@ -71,6 +72,7 @@ class PrefixCache:
         self._cache_dtype = cache_dtype.encode()
         self._blocks: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
+        self._namespaces: dict[int, bytes] = {}
 
     def chain(self, namespace: bytes, adapter: AdapterRef | None = None, salt: bytes = b"") -> HashChain:
         """An empty chain whose root binds model, tenant, adapter, cache dtype and salt."""
@@ -80,7 +82,7 @@ class PrefixCache:
         if salt:
             parts.append((b"salt", salt))
         data = b"".join(_length_prefixed(name) + _length_prefixed(value) for name, value in parts)
-        return HashChain(self._key, _hash(self._key, b"root", data), self.block_size)
+        return HashChain(self._key, _hash(self._key, b"root", data), self.block_size, namespace)
 
     def match(self, chain: HashChain, token_ids: Sequence[int]) -> list[int]:
         """The longest cached run of leading full blocks, one reference taken on each.
@@ -119,6 +121,7 @@ class PrefixCache:
         if known is None:
             self._blocks[digest] = block
             self._digests[block] = digest
+            self._namespaces[block] = chain.namespace
             return block
         if known != block:
             self.pool.retain(known)
@@ -143,12 +146,17 @@ class PrefixCache:
                 if self.pool.is_cached(block):
                     self.pool.free_cached(block)
 
+    def forget_namespace(self, namespace: bytes) -> None:
+        """Make a tenant's blocks unfindable; those in use are freed with their last reference. O(published blocks)."""
+        self.forget([block for block, owner in self._namespaces.items() if owner == namespace])
+
     def clear(self) -> None:
         """Forget every published block."""
         self.forget(list(self._digests))
 
     def _drop(self, block: int) -> None:
         del self._blocks[self._digests.pop(block)]
+        del self._namespaces[block]
 
 
 def _hash(key: bytes, kind: bytes, data: bytes) -> bytes:

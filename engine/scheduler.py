@@ -207,6 +207,11 @@ class Scheduler:
             self._end(sequence, "abort")
         return live
 
+    def of_namespace(self, namespace: bytes) -> list[Sequence]:
+        """One choice of each of a tenant's requests. O(requests)."""
+        live = (request.live[0] for request in self._requests.values())
+        return [sequence for sequence in live if sequence.request.namespace == namespace]
+
     def take_failures(self) -> list[tuple[Sequence, EngineError]]:
         """Requests that failed since the last call: one sequence of each; its siblings have ended with it."""
         failures, self._failures = self._failures, []

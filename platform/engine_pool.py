@@ -103,6 +103,14 @@ class EnginePool:
         """See `EngineClient.probe`; by the engine that will most likely serve it."""
         return await self.home(adapter.namespace, adapter).probe(adapter)
 
+    async def forget(self, namespace: bytes) -> None:
+        """See `EngineClient.forget`; raises unless every engine did, once all were told."""
+        told = await asyncio.gather(
+            *(engine.forget(namespace) for engine in self.engines), return_exceptions=True
+        )
+        for failure in filter(None, told):
+            raise failure
+
     async def stats(self) -> EngineStats:
         """The first answering engine's numbers; per-engine numbers are read from `engines`."""
         for engine in self.engines:

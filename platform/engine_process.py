@@ -129,6 +129,10 @@ class EngineProcess:
         """See `EngineClient.probe`."""
         return await self._remote.probe(adapter)
 
+    async def forget(self, namespace: bytes) -> None:
+        """See `EngineClient.forget`."""
+        await self._remote.forget(namespace)
+
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""
         return await self._remote.stats()

@@ -106,6 +106,8 @@ class EngineServer:
                 self._spawn(self._abort(peer, request_id))
             case wire.Probe():
                 self._begin_probe(peer, message)
+            case wire.Forget(namespace):
+                self._spawn(self._forget(peer, namespace))
             case wire.Ping(number):
                 self._spawn(self._pong(peer, number))
 
@@ -176,6 +178,15 @@ class EngineServer:
         finally:
             peer.probes.pop(message.probe_id, None)
         self._send(peer.identity, answer)
+
+    async def _forget(self, peer: Peer, namespace: bytes) -> None:
+        """Of all gateways: whichever one sent it, the tenant's requests end."""
+        try:
+            await self._engine.forget(namespace)
+        except EngineError:
+            self._log.warning("forgetting failed")
+            return
+        self._send(peer.identity, wire.Forgotten(namespace))
 
     async def _end(self, request_id: str, task: asyncio.Task[None]) -> None:
         try:

@@ -177,6 +177,7 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.EngineOverloaded.code: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     engine_errors.EngineUnavailable.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
     engine_errors.RequestTimeout.code: ErrorRow(504, _SERVER, "timeout"),
+    engine_errors.NamespaceForgotten.code: ErrorRow(403, _PERMISSION, "tenant_deleted"),
     engine_errors.NonFiniteLogits.code: ErrorRow(500, _SERVER, "non_finite_logits"),
     engine_errors.NothingAllowed.code: ErrorRow(400, _INVALID, "nothing_allowed"),
     engine_errors.GrammarFailed.code: ErrorRow(500, _SERVER, "grammar_failed"),

@@ -1,7 +1,7 @@
 """An `EngineClient` over the socket of an engine process, for the gateway that spawned it or any other.
 
 Invariant: when the engine is lost, every open request gets `Failed(engine_unavailable)` within seconds, and
-every request whose reader left is aborted again and again until the engine acknowledges it.
+every abort and forget is said again and again until the engine acknowledges it.
 """
 
 import asyncio
@@ -51,6 +51,7 @@ class RemoteEngine:
         self._ready = asyncio.Event()
         self._streams: dict[str, EventBuffer] = {}
         self._aborts: dict[str, asyncio.Event] = {}
+        self._forgets: dict[bytes, asyncio.Future[None]] = {}
         self._pongs: dict[int, asyncio.Future[EngineStats]] = {}
         self._probes: dict[str, asyncio.Future[ProbeReport]] = {}
         self._number = 0
@@ -137,6 +138,16 @@ class RemoteEngine:
         finally:
             del self._probes[probe_id]
 
+    async def forget(self, namespace: bytes) -> None:
+        """See `EngineClient.forget`."""
+        if not self.connected:
+            raise EngineUnavailable("the engine is not connected")
+        forgotten = self._forgets.get(namespace)
+        if forgotten is None:
+            forgotten = self._forgets[namespace] = asyncio.get_running_loop().create_future()
+        self._send(wire.Forget(namespace))
+        await asyncio.shield(forgotten)
+
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""
         if not self.connected:
@@ -177,7 +188,7 @@ class RemoteEngine:
         return None
 
     async def _tick(self) -> None:
-        """Connect; say hello until welcomed; then ping, repeat unacknowledged aborts and notice silence."""
+        """Connect; say hello until welcomed; then ping, repeat what is unacknowledged and notice silence."""
         while True:
             if self._socket is None:
                 self._connect()
@@ -189,6 +200,8 @@ class RemoteEngine:
             self._ping()
             for request_id in self._aborts:
                 self._send(wire.Abort(request_id))
+            for namespace in self._forgets:
+                self._send(wire.Forget(namespace))
             await asyncio.sleep(wire.PING_INTERVAL_S)
             if self.connected and self.silent_for() > self._silence_s:
                 self._lose("the engine is silent")
@@ -234,6 +247,10 @@ class RemoteEngine:
                     acknowledged.set()
             case wire.Probed(probe_id, report, reason):
                 self._settle_probe(probe_id, report, reason)
+            case wire.Forgotten(namespace):
+                forgotten = self._forgets.pop(namespace, None)
+                if forgotten is not None:
+                    forgotten.set_result(None)
             case wire.Pong(number, stats):
                 self.last_stats = stats
                 answer = self._pongs.pop(number, None)
@@ -299,6 +316,10 @@ class RemoteEngine:
         self._aborts.clear()
         for probe_id in self._probes:
             self._settle_probe(probe_id, None, f"the engine was lost: {reason}")
+        for forgotten in self._forgets.values():
+            forgotten.set_exception(EngineUnavailable(f"the engine was lost: {reason}"))
+            forgotten.exception()  # whoever asked may be gone
+        self._forgets.clear()
 
     def _send(self, message: wire.ToEngine) -> bool:
         """False when there is no connection or its queue is full; what must arrive is sent again by `_tick`."""

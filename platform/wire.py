@@ -45,13 +45,19 @@ class Probe(msgspec.Struct, frozen=True, tag="probe"):
     adapter: AdapterRef
 
 
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """A tenant was deleted; answered with `Forgotten` of the same namespace."""
+
+    namespace: bytes
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """Keeps the peer alive; answered with `Pong` of the same number."""
 
     number: int
 
 
-ToEngine: TypeAlias = Hello | Submit | Abort | Probe | Ping
+ToEngine: TypeAlias = Hello | Submit | Abort | Forget | Probe | Ping
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -87,12 +93,18 @@ class Probed(msgspec.Struct, frozen=True, tag="probed"):
     message: str = ""
 
 
+class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
+    """Nothing of the tenant is kept but what still ends."""
+
+    namespace: bytes
+
+
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
     number: int
     stats: EngineStats
 
 
-ToGateway: TypeAlias = Welcome | Goodbye | Events | Aborted | Probed | Pong
+ToGateway: TypeAlias = Welcome | Goodbye | Events | Aborted | Forgotten | Probed | Pong
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_to_engine: Final[Callable[[bytes], ToEngine]] = msgspec.msgpack.Decoder(ToEngine).decode

@@ -74,6 +74,10 @@ class HostTier:
             packed = self._kept.pop(key, None)
             self.nbytes -= 0 if packed is None else packed.blob.nbytes
 
+    def forget_namespace(self, namespace: bytes) -> None:
+        for key in [key for key in self._kept if key[0] == namespace]:
+            self.forget(key)
+
     def _drop_oldest(self) -> bool:
         """False when nothing is kept. Its extent is free once nobody copies from it either."""
         with self._lock:

@@ -179,6 +179,13 @@ class AdapterPool:
         if key in self._loading:
             self._abandoned.add(key)
 
+    def forget(self, namespace: bytes) -> None:
+        """Drop a tenant's adapters from the device and from host memory; those that rows use stay. O(adapters)."""
+        for key in [key for key in self._idle if key[0] == namespace]:
+            self._evict(key)
+        self._host.forget_namespace(namespace)
+        self._room_changed = True
+
     def take_error(self, adapter: AdapterRef) -> AdapterError:
         if self.state(adapter) is AdapterState.QUARANTINED:
             count = self._faults.count(adapter.key)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders
@@ -119,6 +120,10 @@ def request(
     )
 
 
+def replace_namespace(wanted: EngineRequest, namespace: bytes) -> EngineRequest:
+    return msgspec.structs.replace(wanted, namespace=namespace)
+
+
 async def collect(engine: LocalEngine, wanted: EngineRequest) -> list[Event]:
     return [event async for event in engine.submit(wanted)]
 
@@ -226,6 +231,25 @@ async def test_abort_while_it_streams(engine: LocalEngine, core: Engine) -> None
         rest = [event async for event in stream]
     assert isinstance(rest[-1], Finished) and rest[-1].reason == "abort"
     assert (await idle(core)).aborted_requests == 1
+
+
+async def test_a_forgotten_tenant_ends_and_leaves_no_block(engine: LocalEngine, core: Engine) -> None:
+    other = replace_namespace(request("other", max_tokens=40), b"o" * 32)
+    kept = asyncio.ensure_future(collect(engine, other))
+    stream = engine.submit(request(max_tokens=3000))
+    async with asyncio.timeout(10):
+        assert isinstance(await anext(stream), Started)
+        await engine.forget(NAMESPACE)
+        rest = [event async for event in stream]
+        assert isinstance(rest[-1], Failed) and rest[-1].code == "namespace_forgotten"
+        assert finished(await kept)
+    cached = (await idle(core)).cached_blocks
+    assert cached > 0
+    # Only the other tenant's blocks were left: forgetting it as well leaves none.
+    await engine.forget(NAMESPACE)
+    assert (await idle(core)).cached_blocks == cached
+    await engine.forget(other.namespace)
+    assert (await idle(core)).cached_blocks == 0
 
 
 async def test_abort_is_idempotent_and_knows_strangers(engine: LocalEngine) -> None:

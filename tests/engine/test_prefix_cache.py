@@ -121,6 +121,22 @@ def test_forgotten_blocks_are_not_found_again() -> None:
     assert cache.pool.num_free == cache.pool.total
 
 
+def test_a_forgotten_tenant_leaves_no_block_and_others_keep_theirs() -> None:
+    cache = make_cache()
+    tokens = list(range(8))
+    fill(cache, cache.chain(b"a"), tokens)
+    fill(cache, cache.chain(b"a", adapter(b"a", "d"), b"salt"), tokens)
+    others = fill(cache, cache.chain(b"b"), tokens)
+    in_use = cache.match(cache.chain(b"a"), [*tokens, 1])
+    cache.forget_namespace(b"a")
+    assert cache.pool.num_cached == len(others)
+    assert cache.match(cache.chain(b"a"), [*tokens, 1]) == []
+    assert cache.pool.num_referenced == len(in_use)
+    cache.release(in_use)
+    assert cache.pool.num_free == cache.pool.total - len(others)
+    assert cache.match(cache.chain(b"b"), [*tokens, 1]) == others
+
+
 def test_switched_off_it_keeps_nothing() -> None:
     cache = make_cache(enabled=False)
     tokens = list(range(8))

@@ -105,3 +105,15 @@ def test_engines_of_different_models_are_refused() -> None:
     EnginePool([Managed(), Managed()]).require_one_model()
     with pytest.raises(EngineStartFailed, match="different models"):
         EnginePool([Managed(), Managed(FakeScript(info=other))]).require_one_model()
+
+
+async def test_every_engine_forgets_a_tenant_and_one_that_cannot_is_told() -> None:
+    class Lost(Managed):
+        async def forget(self, namespace: bytes) -> None:
+            raise EngineUnavailable("lost")
+
+    well = [Managed(), Managed()]
+    await EnginePool(well).forget(b"n")
+    with pytest.raises(EngineUnavailable):
+        await EnginePool([well[0], Lost(), well[1]]).forget(b"n")
+    assert [engine.forgotten for engine in well] == [[b"n"] * 2] * 2

@@ -130,6 +130,45 @@ async def test_abort_reaches_a_request_that_stalls(address: str) -> None:
         assert isinstance(last, Finished) and last.reason == "abort"
 
 
+async def test_a_forgotten_tenant_ends_at_every_gateway(address: str) -> None:
+    fake = FakeEngine(FakeScript(token_interval_s=0.01))
+    async with serving(fake, address), connected(address) as one, connected(address) as two:
+        task = asyncio.create_task(collect(one, request(max_tokens=2000)))
+        await until(lambda: fake.running == 1)
+        await asyncio.wait_for(two.forget(b"n" * 32), 2)
+        last = (await asyncio.wait_for(task, 2))[-1]
+        assert isinstance(last, Failed) and last.code == "namespace_forgotten"
+        await two.forget(b"n" * 32)
+        assert fake.forgotten == [b"n" * 32] * 2
+
+
+async def test_forgetting_is_repeated_and_fails_with_the_engine(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeEngine()
+    async with serving(fake, address), connected(address) as client:
+        send = client._send
+        lost: list[wire.ToEngine] = []
+
+        def lossy(message: wire.ToEngine) -> bool:
+            if isinstance(message, wire.Forget) and not lost:
+                lost.append(message)
+                return False
+            return send(message)
+
+        monkeypatch.setattr(client, "_send", lossy)
+        await asyncio.wait_for(client.forget(b"n" * 32), 3)
+        assert lost and fake.forgotten
+        monkeypatch.setattr(client, "_send", lambda message: False)
+        waiting = asyncio.ensure_future(client.forget(b"m" * 32))
+        await asyncio.sleep(0)
+        client.lose("it ended")
+        with pytest.raises(EngineUnavailable):
+            await waiting
+        with pytest.raises(EngineUnavailable):
+            await client.forget(b"m" * 32)
+
+
 async def test_aborts_are_repeated_until_acknowledged(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeEngine(FakeScript(token_interval_s=0.01))
     async with serving(fake, address), connected(address) as client:

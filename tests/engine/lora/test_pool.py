@@ -154,3 +154,19 @@ def test_slots_are_seen_without_being_copied(make_pool: MakePool) -> None:
     assert dict(slots) == {(b"t", "a"): pool.slot("a")}
     with pytest.raises(TypeError):
         slots[b"t", "b"] = 1  # type: ignore[index]
+
+
+def test_a_forgotten_tenant_leaves_the_device_and_the_host(make_pool: MakePool) -> None:
+    pool = make_pool(10, host_ranks=10)
+    for digest in "ab":
+        pool.bring(digest)
+    pool.pin(ref("b"))
+    pool.forget(b"another tenant")
+    assert pool.resident_digests == ["a", "b"]
+    pool.forget(ref("a").namespace)
+    assert pool.resident_digests == ["b"] and pool.host_bytes == 0
+    pool.unpin(ref("b"))
+    pool.forget(ref("b").namespace)
+    assert pool.resident_digests == [] and pool.resident_bytes == 0
+    pool.bring("a")
+    assert pool.num_host_hits == 0
