@@ -15,7 +15,11 @@ COMMANDS: Final = {
         "serve_command",
         "Serve a base model and its tenants' adapters.",
     ),
-    "tenant": ("loraplex.platform.commands.tenant", "app", "Create, list, show, suspend and resume tenants."),
+    "tenant": (
+        "loraplex.platform.commands.tenant",
+        "app",
+        "Create, list, show, suspend, resume and delete tenants.",
+    ),
     "key": ("loraplex.platform.commands.key", "app", "Create, list, rotate and revoke API keys."),
     "adapter": (
         "loraplex.platform.commands.adapter",

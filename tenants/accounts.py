@@ -1,8 +1,11 @@
 """Tenants as accounts: made, found, suspended and resumed. Invariant: a suspended tenant keeps all it has but no key of
-it authenticates.
+it authenticates; a deleted one is found by its id alone.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
@@ -10,9 +13,17 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import InvalidField, NameTaken, TenantNotFound
 from loraplex.tenants.models import Tenant
-from loraplex.tenants.names import TENANT_NAME, check_tenant_name, is_name
+from loraplex.tenants.names import TENANT_NAME, check_tenant_name, check_tier, is_name
 
 MAX_WEIGHT = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierChange:
+    """What is None stays."""
+
+    tier: str | None = None
+    weight: float | None = None
 
 
 class TenantRepository:
@@ -21,11 +32,9 @@ class TenantRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def create(self, name: str, weight: float = 1.0) -> Tenant:
+    async def create(self, name: str, weight: float = 1.0, tier: str = "standard") -> Tenant:
         """Raises `InvalidField` or `NameTaken`."""
-        if not 0 < weight <= MAX_WEIGHT:
-            raise InvalidField("weight", f"weight must be above 0 and at most {MAX_WEIGHT:g}")
-        values = {"name": check_tenant_name(name), "weight": weight}
+        values = {"name": check_tenant_name(name), "weight": check_weight(weight), "tier": check_tier(tier)}
         statement = insert(Tenant).values(values).on_conflict_do_nothing().returning(Tenant)
         tenant = (await self._session.scalars(statement)).one_or_none()
         if tenant is None:
@@ -34,24 +43,63 @@ class TenantRepository:
 
     async def get(self, name: str) -> Tenant:
         """Raises `TenantNotFound`."""
-        query = select(Tenant).where(Tenant.name == name)
+        query = select(Tenant).where(Tenant.name == name, Tenant.deleted_at.is_(None))
         tenant = (await self._session.scalars(query)).one_or_none() if is_name(name, TENANT_NAME) else None
         if tenant is None:
             raise TenantNotFound(f"no tenant named {name[:80]!r}")
         return tenant
 
+    async def by_id(self, tenant_id: UUID) -> Tenant:
+        """Also a deleted one. Raises `TenantNotFound`."""
+        tenant = await self._session.get(Tenant, tenant_id)
+        if tenant is None:
+            raise TenantNotFound(f"no tenant {tenant_id}")
+        return tenant
+
+    async def living(self, tenant_id: UUID) -> Tenant:
+        """Locked against other changes until the transaction's end. Raises `TenantNotFound`, also when it is deleted."""
+        query = select(Tenant).where(Tenant.id == tenant_id, Tenant.deleted_at.is_(None)).with_for_update()
+        tenant = (await self._session.scalars(query)).one_or_none()
+        if tenant is None:
+            raise TenantNotFound(f"no tenant {tenant_id}")
+        return tenant
+
     async def list(self) -> list[Tenant]:
-        """All tenants, by name."""
-        return [*await self._session.scalars(select(Tenant).order_by(Tenant.name))]
+        """All living tenants, by name."""
+        query = select(Tenant).where(Tenant.deleted_at.is_(None)).order_by(Tenant.name)
+        return [*await self._session.scalars(query)]
+
+    async def page(self, after: str | None, limit: int) -> Sequence[Tenant]:
+        """At most `limit` living tenants by name, those behind the name `after`."""
+        query = select(Tenant).where(Tenant.deleted_at.is_(None)).order_by(Tenant.name).limit(limit)
+        if after is not None:
+            query = query.where(Tenant.name > after)
+        return (await self._session.scalars(query)).all()
 
     async def suspend(self, name: str) -> Tenant:
         """Suspending again keeps the first time. Raises `TenantNotFound`."""
         tenant = await self.get(name)
         tenant.suspended_at = tenant.suspended_at or datetime.now(UTC)
+        await self._session.flush()
         return tenant
 
     async def resume(self, name: str) -> Tenant:
         """Raises `TenantNotFound`."""
         tenant = await self.get(name)
         tenant.suspended_at = None
+        await self._session.flush()
         return tenant
+
+    async def change_tier(self, tenant: Tenant, change: TierChange) -> None:
+        """Raises `InvalidField`."""
+        if change.tier is not None:
+            tenant.tier = check_tier(change.tier)
+        if change.weight is not None:
+            tenant.weight = check_weight(change.weight)
+        await self._session.flush()
+
+
+def check_weight(weight: float) -> float:
+    if not 0 < weight <= MAX_WEIGHT:
+        raise InvalidField("weight", f"weight must be above 0 and at most {MAX_WEIGHT:g}")
+    return weight

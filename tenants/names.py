@@ -20,6 +20,15 @@ def check_tenant_name(name: str) -> str:
     )
 
 
+def check_tier(tier: str) -> str:
+    return check_pattern(
+        "tier",
+        tier,
+        TENANT_NAME,
+        "1-63 lower-case letters, digits and hyphens, beginning with a letter or digit",
+    )
+
+
 def check_adapter_name(name: str) -> str:
     return check_pattern("adapter name", name, ADAPTER_NAME, ADAPTER_RULE)
 

@@ -19,6 +19,8 @@ ANSWER_SECONDS = 1.0
 # For what every request waits for: a Valkey that hangs must not hold requests up.
 COMMAND_SECONDS = 0.05
 MAX_CONNECTIONS = 100
+SCAN_COUNT = 1000
+ERASE_BATCH = 500
 
 Valkey = Redis | RedisCluster
 # What a client raises when there is no good answer; cluster errors and the system's are outside the library's own tree.
@@ -65,3 +67,17 @@ async def ping(client: Valkey) -> None:
 def tenant_key(tenant_id: UUID, *parts: str) -> str:
     """The name of a tenant's key: `loraplex:{<tenant>}:<part>:…`."""
     return ":".join(("loraplex", f"{{{tenant_id}}}", *parts))
+
+
+async def erase_tenant(client: Valkey, tenant_id: UUID) -> int:
+    """Deletes every key of a tenant: how many. Keys written meanwhile may stay. Raises `ValkeyUnavailable`."""
+    erased, names = 0, []
+    try:
+        async for name in client.scan_iter(match=tenant_key(tenant_id, "*"), count=SCAN_COUNT):
+            names.append(name)
+            if len(names) == ERASE_BATCH:
+                erased += await client.unlink(*names)
+                names = []
+        return erased + (await client.unlink(*names) if names else 0)
+    except FAILURES as error:
+        raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error

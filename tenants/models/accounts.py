@@ -16,13 +16,16 @@ class Tenant(Base):
     """A customer; `weight` is its share of the engine relative to others.
 
     `policy_epoch` grows with every change that decides what a request may do (triggers see to it): keys, limits, weight,
-    suspension. A deleted tenant stays as a row without a name in use, because the ledger's numbers stay.
+    suspension. A deleted tenant stays as a row without a name in use, because the ledger's numbers stay; `erased_at` says
+    that nothing else is left of it.
     """
 
     __tablename__ = "tenants"
     __table_args__ = (
         Index("uq_tenants_live_name", "name", unique=True, postgresql_where=text("deleted_at IS NULL")),
+        Index("ix_tenants_deleted_at", "deleted_at", postgresql_where=text("deleted_at IS NOT NULL")),
         CheckConstraint(f"name ~ '{TENANT_NAME}'", name="name"),
+        CheckConstraint("erased_at IS NULL OR deleted_at IS NOT NULL", name="erased_at"),
         CheckConstraint(f"tier ~ '{TENANT_NAME}'", name="tier"),
         CheckConstraint("weight > 0 AND weight <= 1000", name="weight"),
     )
@@ -35,6 +38,7 @@ class Tenant(Base):
     revision: Mapped[Revision]
     suspended_at: Mapped[datetime | None]
     deleted_at: Mapped[datetime | None]
+    erased_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

@@ -167,6 +167,7 @@ class QuotaEvent(Base):
             *("tenant_id", "level", "subject_id", "limit_name", "period", "threshold"),
             name="uq_quota_events_once",
         ),
+        Index("ix_quota_events_created_at", "created_at"),
         CheckConstraint(one_of("level", LEVELS), name="level"),
         CheckConstraint("threshold IN (80, 100)", name="threshold"),
     )

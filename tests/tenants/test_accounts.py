@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts import TenantRepository, TierChange
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, InvalidName, NameTaken, TenantNotFound
 
@@ -54,3 +54,25 @@ async def test_suspend_and_resume(database: Database) -> None:
             await tenants.suspend("nobody")
         with pytest.raises(TenantNotFound):
             await tenants.get("a\x00")
+
+
+async def test_pages_are_by_name(database: Database) -> None:
+    async with database.as_operator() as session:
+        tenants = TenantRepository(session)
+        for name in ("c", "a", "d", "b"):
+            await tenants.create(name)
+        assert [tenant.name for tenant in await tenants.page(None, 3)] == ["a", "b", "c"]
+        assert [tenant.name for tenant in await tenants.page("c", 3)] == ["d"]
+
+
+async def test_tier_and_weight(database: Database) -> None:
+    async with database.as_operator() as session:
+        tenants = TenantRepository(session)
+        tenant = await tenants.create("acme", tier="gold")
+        epoch, revision = tenant.policy_epoch, tenant.revision
+        await tenants.change_tier(tenant, TierChange(weight=3.0))
+        assert (tenant.tier, tenant.weight) == ("gold", 3.0)
+        assert tenant.policy_epoch > epoch and tenant.revision > revision
+        for change in (TierChange(tier="Not allowed"), TierChange(weight=0.0)):
+            with pytest.raises(InvalidField):
+                await tenants.change_tier(tenant, change)

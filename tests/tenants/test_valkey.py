@@ -2,12 +2,12 @@
 
 import time
 from pathlib import Path
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
 from loraplex.tenants.errors import InvalidField, ValkeyUnavailable
-from loraplex.tenants.valkey import open_valkey, ping, tenant_key
+from loraplex.tenants.valkey import erase_tenant, open_valkey, ping, tenant_key
 
 
 async def test_ping(valkey_url: str) -> None:
@@ -41,3 +41,17 @@ def test_keys_of_a_tenant_share_a_slot() -> None:
     assert (
         tenant_key(UUID(int=1), "quota", "rpm") == "loraplex:{00000000-0000-0000-0000-000000000001}:quota:rpm"
     )
+
+
+async def test_all_keys_of_a_tenant_are_erased_and_no_others(valkey_url: str) -> None:
+    client, mine, other = open_valkey(valkey_url), uuid4(), uuid4()
+    for number in range(1203):
+        await client.set(tenant_key(mine, "k", str(number)), b"x")
+    await client.hset(tenant_key(other, "h"), "f", "x")
+    assert await erase_tenant(client, mine) == 1203
+    assert await erase_tenant(client, mine) == 0
+    assert [name async for name in client.scan_iter()] == [tenant_key(other, "h").encode()]
+    await client.aclose()
+    closed = open_valkey("unix:///nowhere/none.sock")
+    with pytest.raises(ValkeyUnavailable):
+        await erase_tenant(closed, mine)

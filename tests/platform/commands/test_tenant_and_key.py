@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -82,6 +83,38 @@ def test_exit_codes() -> None:
     assert key_command("create", "--tenant", "acme", "--operator").exit_code == 2
     refused = key_command("create", "--tenant", "acme", "--scope", "operator")
     assert refused.exit_code == 2 and "allowed: adapters:read" in refused.stderr
+
+
+def test_limits_and_tier_are_set_and_shown() -> None:
+    limits = ("--limit", "tokens_per_day=500", "--limit", "max_keys=3")
+    assert tenant_command("create", "acme", "--tier", "gold", *limits).exit_code == 0
+    shown = json.loads(tenant_command("show", "acme", "--json").stdout)
+    assert (shown["tier"], shown["limits"]) == ("gold", {"tokens_per_day": 500, "max_keys": 3})
+    for wrong in (
+        "tokens=5",
+        "tokens_per_day",
+        "tokens_per_day=-1",
+        "tokens_per_day=x",
+        "max_keys=" + "9" * 17,
+    ):
+        assert tenant_command("create", "beta", "--limit", wrong).exit_code == 2, wrong
+    assert tenant_command("show", "beta").exit_code == 1
+
+
+def test_delete_asks_and_ends_the_tenant(database_url: str) -> None:
+    tenant_command("create", "acme")
+    refused = CliRunner().invoke(tenant.app, ["delete", "acme"], input="acne\n")
+    assert refused.exit_code == 2 and tenant_command("show", "acme").exit_code == 0
+    deleted = json.loads(tenant_command("delete", "acme", "--yes", "--json").stdout)
+    assert deleted["deleted_at"] is not None and deleted["erased_at"] is None
+    assert tenant_command("show", "acme").exit_code == 1
+    assert tenant_command("delete", "acme", "--yes").exit_code == 1
+    assert CliRunner().invoke(tenant.app, ["create", "acme"]).exit_code == 0
+    assert CliRunner().invoke(tenant.app, ["delete", "acme"], input="acme\n").exit_code == 0
+    assert json.loads(tenant_command("list", "--json").stdout) == []
+    with psycopg.connect(database_url) as connection:
+        written = connection.execute("SELECT actor_kind, action FROM audit_entries ORDER BY id").fetchall()
+    assert written == [("command", f"tenant.{verb}") for verb in ("create", "delete") * 2]
 
 
 def test_key_defaults_to_inference(database_url: str) -> None:

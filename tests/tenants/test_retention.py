@@ -1,0 +1,57 @@
+"""Records past their time go in bounded batches; what is younger stays."""
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import text
+from tests.tenants.catalogue import make_tenant
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.retention import Retention, RetentionRepository, first_id_at
+
+AUDIT = (
+    "INSERT INTO audit_entries (id, at, actor_kind, actor, action, target)"
+    " VALUES (:id, :at, 'system', 'x', 'x', 'x')"
+)
+EVENT = (
+    "INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value,"
+    " created_at) VALUES (gen_random_uuid(), :tenant, 'tenant', gen_random_uuid(), 'x', 'm:2026-01', 80, 1, 1, :at)"
+)
+RECORD = (
+    "INSERT INTO idempotency_records (caller, idempotency_key, route, body_sha256, expires_at)"
+    " VALUES ('c', CAST(:at AS text), 'POST /', sha256(''), :at)"
+)
+RETENTION = Retention(audit=timedelta(days=30), quota_events=timedelta(days=60))
+
+
+async def fill(database: Database, days: list[int]) -> None:
+    tenant, now = await make_tenant(database), datetime.now(UTC)
+    ages = [now - timedelta(days=each) for each in days]
+    async with database.as_operator() as session:
+        await session.execute(text(AUDIT), [{"id": first_id_at(at), "at": at} for at in ages])
+        await session.execute(text(RECORD), [{"at": at} for at in ages])
+    async with database.as_writer() as session:
+        await session.execute(text(EVENT), [{"tenant": tenant, "at": at} for at in ages])
+
+
+async def sweep(database: Database, batch: int) -> dict[str, int]:
+    async with database.as_operator() as session:
+        return await RetentionRepository(session, RETENTION).sweep(batch)
+
+
+async def test_the_old_goes_and_the_young_stays(database: Database) -> None:
+    await fill(database, [-1, 1, 29, 31, 59, 61, 365])
+    everything = {"audit_entries": 4, "quota_events": 2, "idempotency_records": 6}
+    assert await sweep(database, 100) == everything
+    assert await sweep(database, 100) == dict.fromkeys(everything, 0)
+    async with database.as_operator() as session:
+        left = {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) for name in everything}
+    assert left == {"audit_entries": 3, "quota_events": 5, "idempotency_records": 1}
+
+
+async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -> None:
+    await fill(database, [100 + day for day in range(10)])
+    async with database.as_operator() as one, database.as_operator() as two:
+        first = await RetentionRepository(one, RETENTION).sweep(6)
+        second = await RetentionRepository(two, RETENTION).sweep(6)
+    assert set(first.values()) == {6} and set(second.values()) == {0}
+    assert set((await sweep(database, 6)).values()) == {4}
