@@ -16,6 +16,7 @@ from loraplex.grammar.errors import GrammarError
 from loraplex.platform.auth import Authenticator
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.openai.routes import inference_router
+from loraplex.platform.operator.routes import operator_router
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.request_id import RequestIds, request_id_of
 from loraplex.platform.services import GatewayServices
@@ -26,7 +27,7 @@ LOG = structlog.get_logger("loraplex.gateway")
 
 
 def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """The inference and tenant planes, and `routers` beside them. Interactive documentation is at `/docs`."""
+    """The inference, tenant and operator planes, and `routers` beside them. Interactive documentation is at `/docs`."""
     app = FastAPI(title="loraplex", redirect_slashes=False, redoc_url=None)
     authenticator = Authenticator(
         services.database,
@@ -35,7 +36,9 @@ def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> 
         key_use=services.key_use,
     )
     app.include_router(inference_router(services, authenticator))
-    app.include_router(tenant_router(services, Plane(services), authenticator))
+    plane = Plane(services)
+    app.include_router(tenant_router(services, plane, authenticator))
+    app.include_router(operator_router(services, plane, authenticator))
     for router in routers:
         app.include_router(router)
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):

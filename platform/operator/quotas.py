@@ -1,0 +1,103 @@
+"""`/operator/v1/tenants/{id}/quotas`: what a tenant may use at most. Null is no limit; budgets are in micro-units of money."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.auth import Authenticator, OperatorCaller
+from loraplex.platform.operator.documents import tenant_id_of
+from loraplex.platform.plane.answers import Answer, Document, documented
+from loraplex.platform.plane.body import Body, body_of
+from loraplex.platform.plane.openapi import described
+from loraplex.platform.plane.plane import Plane
+from loraplex.platform.plane.preconditions import if_match, require_revision
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.admission.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE, Limits
+from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.tenant_quotas import TenantQuotas
+
+Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
+Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]
+Budget = Annotated[int | None, Field(ge=0, le=MAX_BUDGET)]
+
+
+class LimitsDocument(Document):
+    """The limits of a tenant."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_requests: int | None
+    tokens_per_day: int | None
+    tokens_per_month: int | None
+    budget_per_day: int | None
+    budget_per_month: int | None
+    max_adapters: int | None
+    max_adapter_bytes: int | None
+    max_keys: int | None
+
+
+class LimitsChange(Body):
+    """What is not named stays; null takes a limit away."""
+
+    requests_per_minute: Rate = None
+    tokens_per_minute: Rate = None
+    concurrent_requests: Rate = None
+    tokens_per_day: Count = None
+    tokens_per_month: Count = None
+    budget_per_day: Budget = None
+    budget_per_month: Budget = None
+    max_adapters: Count = None
+    max_adapter_bytes: Count = None
+    max_keys: Count = None
+
+    def named(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
+
+
+def quotas_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter(prefix="/tenants/{tenant_id}/quotas")
+    operator = Depends(authenticator.requires_operator())
+
+    @router.get("", responses=documented(answer=LimitsDocument))
+    async def get_quotas(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            tenant = await TenantRepository(session).by_id(tenant_id_of(tenant_id))
+            return answer(*await TenantQuotas(session).get(tenant.id))
+
+        return await plane.read(caller, work)
+
+    @router.patch(
+        "",
+        responses=documented(412, 428, answer=LimitsDocument),
+        openapi_extra=described(LimitsChange, if_match=True),
+    )
+    async def change_quotas(
+        tenant_id: str,
+        request: Request,
+        caller: Annotated[OperatorCaller, operator],
+        body: Annotated[LimitsChange, body_of(LimitsChange)],
+    ) -> Response:
+        seen = if_match(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            tenant = await TenantRepository(session).living(tenant_id_of(tenant_id))
+            quotas = TenantQuotas(session)
+            quota = await quotas.locked(tenant.id)
+            require_revision(seen, quota.revision)
+            before = dict(Limits.of(quota).items())
+            limits = await quotas.change(quota, body.named())
+            if before != dict(limits.items()):
+                target = f"tenants/{tenant.id}/quotas"
+                await audit.record("quotas.change", target, before, dict(limits.items()), tenant_id=tenant.id)
+            return answer(limits, quota.revision)
+
+        return await plane.change(request, caller, work)
+
+    return router
+
+
+def answer(limits: Limits, revision: int) -> Answer:
+    return Answer(200, LimitsDocument(**dict(limits.items())), revision)

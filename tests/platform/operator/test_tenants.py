@@ -1,0 +1,122 @@
+"""`/operator/v1/tenants` over HTTP: made once, listed by pages, suspended and deleted for their very next request."""
+
+from typing import Any
+from uuid import uuid4
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.deletion import TenantDeletions
+
+UNKNOWN = f"/tenants/{uuid4()}"
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({}, "name"),
+    ({"name": "Harbor"}, "name"),
+    ({"name": "harbor\n"}, "name"),
+    ({"name": "harbor", "weight": 0}, "weight"),
+    ({"name": "harbor", "weight": "1"}, "weight"),
+    ({"name": "harbor", "tier": ""}, "tier"),
+    ({"name": "harbor", "color": 1}, "color"),
+)
+
+
+async def test_a_tenant_is_made_with_its_first_key(operator: Any) -> None:
+    answer = await operator.post("/tenants", {"name": "harbor", "tier": "gold", "weight": 2})
+    document = answer.json()
+    assert answer.status_code == 201 and answer.headers["etag"] == '"1"'
+    assert (document["name"], document["tier"], document["weight"]) == ("harbor", "gold", 2.0)
+    key = document.pop("api_key")
+    models = await operator.as_tenant("GET", f"{operator.gateway.url}/v1/models", key)
+    assert models.status_code == 200
+    shown = await operator.get(f"/tenants/{document['id']}")
+    assert shown.json() == document and key not in shown.text
+    taken = await operator.post("/tenants", {"name": "harbor"})
+    assert (taken.status_code, taken.json()["error"]["code"]) == (409, "conflict")
+
+
+async def test_repeated_with_its_key_a_tenant_is_made_once(operator: Any) -> None:
+    body = {"name": "harbor"}
+    first = await operator.post("/tenants", body, **{"idempotency-key": "k"})
+    again = await operator.post("/tenants", body, **{"idempotency-key": "k"})
+    assert (first.status_code, first.content) == (again.status_code, again.content)
+    other = await operator.post("/tenants", {"name": "other"}, **{"idempotency-key": "k"})
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_mismatch")
+
+
+async def test_what_no_tenant_can_be_is_refused_by_name(operator: Any) -> None:
+    for body, param in REFUSED:
+        answer = await operator.post("/tenants", body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
+
+
+async def test_the_listing_goes_on_behind_the_last_name(operator: Any) -> None:
+    for name in ("d", "b", "c", "e"):
+        await operator.tenant(name)
+    first = (await operator.get("/tenants?limit=3")).json()
+    # `acme` is the gateway's own.
+    assert [row["name"] for row in first["data"]] == ["acme", "b", "c"]
+    await operator.tenant("a-newcomer")
+    second = (await operator.get(f"/tenants?limit=3&cursor={first['next_cursor']}")).json()
+    assert ([row["name"] for row in second["data"]], second["next_cursor"]) == (["d", "e"], None)
+
+
+async def test_suspended_and_resumed_for_the_next_request(operator: Any) -> None:
+    path, key = await operator.tenant()
+    models = f"{operator.gateway.url}/v1/models"
+    assert (await operator.as_tenant("GET", models, key)).status_code == 200
+    suspended = await operator.post(f"{path}/suspend")
+    assert suspended.status_code == 200 and suspended.json()["suspended_at"] is not None
+    refused = await operator.as_tenant("GET", models, key)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "tenant_suspended")
+    again = await operator.post(f"{path}/suspend")
+    assert again.json() == suspended.json()
+    assert (await operator.post(f"{path}/resume")).json()["suspended_at"] is None
+    assert (await operator.as_tenant("GET", models, key)).status_code == 200
+    entries = (await operator.get("/audit?action=tenant.suspend")).json()["data"]
+    assert len(entries) == 1 and entries[0]["after"].keys() == {"suspended_at"}
+
+
+async def test_tier_and_weight_change_what_was_seen(operator: Any) -> None:
+    path, _ = await operator.tenant()
+    changed = await operator.patch(f"{path}/tier", {"tier": "gold"}, '"1"')
+    assert (changed.json()["tier"], changed.json()["weight"], changed.headers["etag"]) == ("gold", 1.0, '"2"')
+    late = await operator.patch(f"{path}/tier", {"weight": 2}, '"1"')
+    assert (late.status_code, late.json()["error"]["code"]) == (412, "precondition_failed")
+    assert (await operator.patch(f"{path}/tier", {"weight": 2.5}, '"2"')).json()["weight"] == 2.5
+    blind = await operator.client.patch(f"{path}/tier", json={"weight": 2})
+    assert blind.status_code == 428
+    for body in ({"weight": None}, {"weight": 1001}, {"name": "x"}):
+        assert (await operator.patch(f"{path}/tier", body, '"3"')).status_code == 400
+
+
+async def test_deleted_for_the_next_request_and_its_name_is_free(operator: Any, database: Database) -> None:
+    path, key = await operator.tenant()
+    models = f"{operator.gateway.url}/v1/models"
+    deleted = await operator.delete(path)
+    assert deleted.status_code == 202
+    assert deleted.json()["deleted_at"] is not None and deleted.json()["erased_at"] is None
+    assert (await operator.as_tenant("GET", models, key)).status_code == 401
+    assert (await operator.delete(path)).json() == deleted.json()
+    assert (await operator.get(path)).json() == deleted.json()
+    for verb in ("suspend", "resume"):
+        assert (await operator.post(f"{path}/{verb}")).status_code == 404
+    names = [row["name"] for row in (await operator.get("/tenants")).json()["data"]]
+    assert names == ["acme"]
+    again, _ = await operator.tenant()
+    assert again != path
+    async with database.as_operator() as session:
+        assert [str(each) for each in await TenantDeletions(session).unfinished(9)] == [
+            path.rpartition("/")[2]
+        ]
+    assert len((await operator.get("/audit?action=tenant.delete")).json()["data"]) == 1
+
+
+async def test_who_is_unknown(operator: Any) -> None:
+    for path in (UNKNOWN, "/tenants/x", UNKNOWN.upper().replace("TENANTS", "tenants")):
+        answers = [
+            await operator.get(path),
+            await operator.delete(path),
+            await operator.get(f"{path}/quotas"),
+        ]
+        answers += [await operator.post(f"{path}/{verb}") for verb in ("suspend", "resume")]
+        answers += [await operator.patch(f"{path}/{part}", {}, '"1"') for part in ("tier", "quotas")]
+        assert {answer.status_code for answer in answers} == {404}
+        assert {answer.json()["error"]["code"] for answer in answers} == {"not_found"}
