@@ -22,6 +22,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _STAGING = ".staging"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_TENANT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class AdapterStorage:
@@ -76,6 +77,19 @@ class AdapterStorage:
         blob = self.path(tenant_id, digest)
         with self.staging() as folder:
             blob.rename(folder / digest)
+
+    def tenants(self) -> list[UUID]:
+        """Whose blobs are here, or were."""
+        names = [folder.name for folder in self._root.iterdir()] if self._root.is_dir() else []
+        return [UUID(name) for name in names if _TENANT.fullmatch(name)]
+
+    def delete_tenant(self, tenant_id: UUID) -> None:
+        """Removes all blobs of a tenant, in one atomic step as seen by readers; harmless when there are none."""
+        folder = self._root / str(UUID(int=tenant_id.int))
+        if not folder.is_dir() or folder.is_symlink():
+            return
+        with self.staging() as taken:
+            folder.rename(taken / folder.name)
 
     def verify(self, tenant_id: UUID, digest: str, base_model_digest: str) -> None:
         """Reads everything again. Raises `BlobMissing`, or `BlobCorrupt` when the content is not the digest's."""

@@ -91,6 +91,9 @@ class Settings(BaseSettings):
     engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     ready_stall_s: float = Field(default=20.0, gt=0, le=3600)
     engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
+    audit_retention_days: int = Field(default=365, ge=2, le=3650)
+    quota_event_retention_days: int = Field(default=400, ge=1, le=3650)
+    idempotency_hours: int = Field(default=24, ge=1, le=168)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     fake_engine: Path | None = Field(default=None, description="a FakeScript as JSON: drills without a model")
 

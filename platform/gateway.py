@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +16,7 @@ from fastapi import FastAPI
 
 from loraplex.adapters.blob_removal import BlobRemoval, remove_from
 from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.tenant_files import StoredFiles
 from loraplex.platform.app import create_app
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
 from loraplex.platform.client_address import ClientAddresses
@@ -23,6 +25,7 @@ from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.engine_start import open_engines
 from loraplex.platform.grammar_trials import open_judges, open_preparation, open_trials
 from loraplex.platform.health import Health, Ping, health_router
+from loraplex.platform.janitor import Janitor
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.prompt import PromptRenderer
@@ -31,6 +34,7 @@ from loraplex.platform.secret import derive, server_secret, tenant_namespace
 from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.platform.start_errors import DependencyFailed, SettingsError
 from loraplex.platform.stores import StoreAddresses, ensure_schema, open_stores
+from loraplex.platform.tenant_erasure import TenantErasure
 from loraplex.platform.token_text import TokenText
 from loraplex.platform.tokenizer import load_tokenizer
 from loraplex.tenants import valkey
@@ -38,6 +42,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, RoleUnsafe, TenantsError
 from loraplex.tenants.key_use import writing_use
 from loraplex.tenants.networks import parse_network
+from loraplex.tenants.retention import Retention
 
 OnStage = Callable[[str], None]
 
@@ -145,6 +150,9 @@ async def _assemble(
         key_use=await stack.enter_async_context(writing_use(database)),
     )
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
+    janitor = _janitor(settings, services, client, storage)
+    tidying = asyncio.create_task(janitor.run())
+    stack.callback(tidying.cancel)
     app = create_app(services, routers=[health_router(health)])
     return OpenGateway(
         app=app,
@@ -154,6 +162,23 @@ async def _assemble(
         adapters=storage,
         served_model_name=served_name,
     )
+
+
+def _janitor(
+    settings: Settings, services: GatewayServices, client: valkey.Valkey, storage: AdapterStorage
+) -> Janitor:
+    erasure = TenantErasure(
+        database=services.database,
+        valkey=client,
+        engine=services.engine,
+        namespace_of=services.namespace_of,
+        files=StoredFiles(storage),
+    )
+    retention = Retention(
+        audit=timedelta(days=settings.audit_retention_days),
+        quota_events=timedelta(days=settings.quota_event_retention_days),
+    )
+    return Janitor(database=services.database, erasure=erasure, retention=retention)
 
 
 async def _require_dependencies(health: Health) -> None:
@@ -179,6 +204,7 @@ def _limits(settings: Settings) -> GatewayLimits:
         queue_timeout_s=settings.queue_timeout_s,
         total_timeout_s=settings.total_timeout_s,
         reader_stall_s=settings.reader_stall_s,
+        idempotency_s=settings.idempotency_hours * 3600.0,
     )
 
 

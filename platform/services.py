@@ -36,6 +36,7 @@ class GatewayLimits:
     total_timeout_s: float | None = 1800.0
     reader_stall_s: float = 60.0
     key_cache_s: float = 1.0
+    idempotency_s: float = 86_400.0
 
 
 class GrammarTrials(Protocol):

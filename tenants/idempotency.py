@@ -32,8 +32,10 @@ class RepeatableRequest:
 class IdempotencyRepository:
     """The kept answers, seen by one session."""
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: AsyncSession, kept: timedelta = KEPT) -> None:
+        """`kept`: how long answers are."""
         self._session = session
+        self._kept = kept
 
     async def begin(self, request: RepeatableRequest) -> bytes | None:
         """The sealed answer of the same request, or None when it is the first: then `finish` it in this transaction.
@@ -57,7 +59,7 @@ class IdempotencyRepository:
         return record.sealed_answer
 
     async def finish(self, request: RepeatableRequest, status: int, sealed_answer: bytes) -> None:
-        """Keeps the answer for a day."""
+        """Keeps the answer."""
         self._session.add(
             IdempotencyRecord(
                 caller=request.caller,
@@ -67,7 +69,7 @@ class IdempotencyRepository:
                 body_sha256=request.body_sha256,
                 status=status,
                 sealed_answer=sealed_answer,
-                expires_at=datetime.now(UTC) + KEPT,
+                expires_at=datetime.now(UTC) + self._kept,
             )
         )
         await self._session.flush()

@@ -6,6 +6,7 @@ Invariant: the change, its audit rows and its kept answer are committed together
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
@@ -74,7 +75,8 @@ class Plane:
     async def _once(
         self, session: AsyncSession, request: RepeatableRequest, work: Callable[[], Awaitable[Answer]]
     ) -> Response:
-        records = IdempotencyRepository(session)
+        kept = timedelta(seconds=self._services.limits.idempotency_s)
+        records = IdempotencyRepository(session, kept)
         sealed = await records.begin(request)
         if sealed is not None:
             return self._sealed.open(request, sealed)

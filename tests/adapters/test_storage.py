@@ -118,3 +118,24 @@ def test_only_the_two_files_are_stored(storage: AdapterStorage) -> None:
         write_private(staged / "adapter_model.bin", b"")
         with pytest.raises(StorageError, match="exactly adapter_config.json and adapter_model.safetensors"):
             storage.put(uuid4(), "a" * 64, staged)
+
+
+def test_a_tenant_is_deleted_whole_and_others_stay(storage: AdapterStorage, tmp_path: Path) -> None:
+    assert storage.tenants() == []
+    mine, other = uuid4(), uuid4()
+    digests = [store(storage, mine, tmp_path, weights) for weights in (b"a" * 9, b"b" * 9)]
+    kept = store(storage, other, tmp_path)
+    assert sorted(storage.tenants()) == sorted([mine, other])
+    storage.delete_tenant(mine)
+    storage.delete_tenant(mine)
+    assert not any(storage.exists(mine, digest) for digest in digests)
+    assert storage.exists(other, kept) and storage.tenants() == [other]
+    assert left_in_staging(tmp_path) == []
+
+
+def test_a_tenants_folder_that_is_a_link_is_not_followed(storage: AdapterStorage, tmp_path: Path) -> None:
+    mine, other = uuid4(), uuid4()
+    kept = store(storage, other, tmp_path)
+    (tmp_path / "store" / str(mine)).symlink_to(tmp_path / "store" / str(other))
+    storage.delete_tenant(mine)
+    assert storage.exists(other, kept)
