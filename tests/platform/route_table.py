@@ -1,0 +1,65 @@
+"""Every route of the planes and the scope it asks for: the table that the matrix of roles is derived from.
+
+A route that is not in it fails `test_route_roles.py`; one with an id in its path also needs a case in
+`test_route_isolation.py`.
+"""
+
+from typing import Final
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute, iter_route_contexts
+
+ANY_KEY: Final = "any key of a tenant"
+OPERATOR: Final = "an operator's key"
+SCOPES: Final = {
+    "POST /v1/chat/completions": "inference",
+    "POST /v1/completions": "inference",
+    "POST /v1/tokenize": "inference",
+    "GET /v1/models": "inference",
+    "GET /v1/models/{name:path}": "inference",
+    "GET /tenant/v1/me": ANY_KEY,
+    "GET /tenant/v1/audit": "tenant:admin",
+    "GET /tenant/v1/keys": "keys:write",
+    "POST /tenant/v1/keys": "keys:write",
+    "GET /tenant/v1/keys/{key_id}": "keys:write",
+    "PATCH /tenant/v1/keys/{key_id}": "keys:write",
+    "DELETE /tenant/v1/keys/{key_id}": "keys:write",
+    "POST /tenant/v1/keys/{key_id}/rotate": "keys:write",
+    "GET /tenant/v1/adapters": "adapters:read",
+    "POST /tenant/v1/adapters": "adapters:write",
+    "GET /tenant/v1/adapters/{name}": "adapters:read",
+    "PATCH /tenant/v1/adapters/{name}": "adapters:write",
+    "DELETE /tenant/v1/adapters/{name}": "adapters:write",
+    "GET /tenant/v1/adapters/{name}/versions": "adapters:read",
+    "GET /tenant/v1/adapters/{name}/versions/{version}": "adapters:read",
+    "PATCH /tenant/v1/adapters/{name}/versions/{version}": "adapters:write",
+    "DELETE /tenant/v1/adapters/{name}/versions/{version}": "adapters:write",
+    "GET /tenant/v1/adapters/{name}/aliases": "adapters:read",
+    "GET /tenant/v1/adapters/{name}/aliases/{alias}": "adapters:read",
+    "PUT /tenant/v1/adapters/{name}/aliases/{alias}": "adapters:write",
+    "DELETE /tenant/v1/adapters/{name}/aliases/{alias}": "adapters:write",
+    "POST /tenant/v1/adapters/{name}/aliases/{alias}/rollback": "adapters:write",
+    "GET /operator/v1/tenants": OPERATOR,
+    "POST /operator/v1/tenants": OPERATOR,
+    "GET /operator/v1/tenants/{tenant_id}": OPERATOR,
+    "DELETE /operator/v1/tenants/{tenant_id}": OPERATOR,
+    "POST /operator/v1/tenants/{tenant_id}/suspend": OPERATOR,
+    "POST /operator/v1/tenants/{tenant_id}/resume": OPERATOR,
+    "PATCH /operator/v1/tenants/{tenant_id}/tier": OPERATOR,
+    "GET /operator/v1/tenants/{tenant_id}/quotas": OPERATOR,
+    "PATCH /operator/v1/tenants/{tenant_id}/quotas": OPERATOR,
+    "GET /operator/v1/engine": OPERATOR,
+    "GET /operator/v1/audit": OPERATOR,
+}
+DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+
+
+def routes_of(app: FastAPI) -> set[str]:
+    """`METHOD /path` of every route that asks for a key."""
+    found = set()
+    for context in iter_route_contexts(app.routes):
+        if isinstance(context.original_route, APIRoute):
+            found |= {f"{method} {context.path}" for method in context.methods or ()}
+        elif context.path not in DOCUMENTATION:
+            found.add(f"{type(context.original_route).__name__} {context.path}")
+    return found

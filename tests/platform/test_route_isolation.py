@@ -1,0 +1,124 @@
+"""Every route with an id in its path, called by another tenant: 404, in the very words for an id that nobody has."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import httpx
+from tests.platform.openai.conftest import Gateway, start_gateway
+from tests.platform.route_table import OPERATOR, SCOPES, routes_of
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.scopes import TENANT_ADMIN
+
+__all__ = ["start_gateway"]
+
+DIGEST = "a" * 64
+FOUND = {200, 201, 202, 204, 409, 412}
+UNKNOWN = {
+    "key_id": "0" * 16,
+    "name": "nonesuch",
+    "name:path": "nonesuch",
+    "version": "7",
+    "alias": "nonesuch",
+    "tenant_id": str(uuid4()),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a request needs so that nothing but its ids decides. `ids` besides those of the tenant's world."""
+
+    body: object = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+IF_MATCH = {"if-match": '"1"'}
+# What ends an object comes last, so that every case finds its own.
+CASES: Mapping[str, Case] = {
+    "GET /v1/models/{name:path}": Case(),
+    "GET /tenant/v1/keys/{key_id}": Case(),
+    "PATCH /tenant/v1/keys/{key_id}": Case({"name": "renamed"}, IF_MATCH),
+    "GET /tenant/v1/adapters/{name}": Case(),
+    "PATCH /tenant/v1/adapters/{name}": Case({"description": "mine"}, IF_MATCH),
+    "GET /tenant/v1/adapters/{name}/versions": Case(),
+    "GET /tenant/v1/adapters/{name}/versions/{version}": Case(),
+    "PATCH /tenant/v1/adapters/{name}/versions/{version}": Case({}, IF_MATCH),
+    "GET /tenant/v1/adapters/{name}/aliases": Case(),
+    "GET /tenant/v1/adapters/{name}/aliases/{alias}": Case(),
+    "PUT /tenant/v1/adapters/{name}/aliases/{alias}": Case({"version": 1}, IF_MATCH),
+    "POST /tenant/v1/adapters/{name}/aliases/{alias}/rollback": Case(),
+    "POST /tenant/v1/keys/{key_id}/rotate": Case({"grace_seconds": 60}),
+    "DELETE /tenant/v1/keys/{key_id}": Case(),
+    "DELETE /tenant/v1/adapters/{name}/aliases/{alias}": Case(),
+    "DELETE /tenant/v1/adapters/{name}/versions/{version}": Case(),
+    "DELETE /tenant/v1/adapters/{name}": Case(),
+    "GET /operator/v1/tenants/{tenant_id}": Case(),
+    "GET /operator/v1/tenants/{tenant_id}/quotas": Case(),
+    "PATCH /operator/v1/tenants/{tenant_id}/quotas": Case({}, IF_MATCH),
+    "PATCH /operator/v1/tenants/{tenant_id}/tier": Case({}, IF_MATCH),
+    "POST /operator/v1/tenants/{tenant_id}/suspend": Case(),
+    "POST /operator/v1/tenants/{tenant_id}/resume": Case(),
+    "DELETE /operator/v1/tenants/{tenant_id}": Case(),
+}
+
+
+@dataclass
+class World:
+    """Tenant A's ids by the names of path parameters, and keys that may do everything: of A, of B, and an operator's."""
+
+    ids: dict[str, str]
+    owner: str
+    stranger: str
+    operator: str
+
+
+async def make_world(gateway: Gateway, database: Database) -> World:
+    owner = await gateway.tenant("owner", (TENANT_ADMIN,))
+    stranger = await gateway.tenant("stranger", (TENANT_ADMIN,))
+    await gateway.adapter("owner", "support", DIGEST)
+    async with database.as_operator() as session:
+        operator = (await KeyRepository(session).create(None, "operator", ["operator"])).plaintext
+        found = await KeyRepository(session).find(owner.split("_")[2])
+        assert found is not None and found.tenant_id is not None
+        key = (await KeyRepository(session).create(found.tenant_id, "target", ["inference"])).record.key_id
+    ids = {"key_id": key, "name": "support", "name:path": "support", "version": "1", "alias": "production"}
+    return World({**ids, "tenant_id": str(found.tenant_id)}, owner, stranger, operator)
+
+
+async def ask(client: httpx.AsyncClient, route: str, ids: Mapping[str, str], key: str) -> httpx.Response:
+    method, _, path = route.partition(" ")
+    filled = re.sub(r"\{([^}]+)\}", lambda match: ids[match[1]], path)
+    case = CASES[route]
+    headers = {"authorization": f"Bearer {key}", **case.headers}
+    return await client.request(method, filled, json=case.body, headers=headers)
+
+
+def words(answer: httpx.Response, ids: Mapping[str, str]) -> tuple[int, str]:
+    """Status and body, whatever ids it repeats."""
+    text = answer.text
+    for name, value in sorted(ids.items(), key=lambda item: -len(item[1])):
+        text = re.sub(rf"(?<![0-9A-Za-z]){re.escape(value)}(?![0-9A-Za-z])", name.partition(":")[0], text)
+    return answer.status_code, text
+
+
+async def test_what_another_owns_does_not_exist(start_gateway: Any, database: Database) -> None:
+    gateway = await start_gateway()
+    with_ids = {route for route in routes_of(gateway.app) if "{" in route}
+    assert with_ids == CASES.keys()
+    world = await make_world(gateway, database)
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        for route in CASES:
+            status = 403 if SCOPES[route] == OPERATOR else 404
+            swapped = await ask(client, route, world.ids, world.stranger)
+            unknown = await ask(client, route, UNKNOWN, world.stranger)
+            assert swapped.status_code == status, (route, swapped.text)
+            assert words(swapped, world.ids) == words(unknown, UNKNOWN), route
+        # That the ids are real is what makes the above a test: their owner, or the operator, finds them all.
+        for route in CASES:
+            key = world.operator if SCOPES[route] == OPERATOR else world.owner
+            own = await ask(client, route, world.ids, key)
+            assert own.status_code in FOUND, (route, own.text)
