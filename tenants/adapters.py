@@ -24,6 +24,7 @@ from loraplex.tenants.names import ADAPTER_NAME, check_adapter_name, is_name
 
 MAX_VERSION = 2**31 - 1
 GONE_STATES = ("rejected", "deleting")
+SERVING_STATES = ("ready", "deprecated")
 
 
 class AdapterRepository:
@@ -101,6 +102,25 @@ class AdapterRepository:
         await self._session.refresh(record, ["created_at"])
         return record
 
+    async def add_unjudged(
+        self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None
+    ) -> AdapterVersion:
+        """The next version of `name`, whose files are still to be validated. Raises `AdapterNotFound`."""
+        adapter = await self.locked(name)
+        record = AdapterVersion(
+            id=version_id,
+            tenant_id=self._tenant_id,
+            adapter_id=adapter.id,
+            version=await self._next_version(adapter.id),
+            size_bytes=size_bytes,
+            report={"checks": []},
+            state="validating",
+            created_by=created_by,
+        )
+        self._session.add(record)
+        await self._session.flush()
+        return record
+
     async def change_profile(
         self, name: str, version: int, change: ProfileChange, seen: int | None = None
     ) -> AdapterVersion:
@@ -135,6 +155,15 @@ class AdapterRepository:
         if before is not None:
             query = query.where(AdapterVersion.version < before)
         return (await self._session.scalars(query)).all()
+
+    async def serving(self, digest: str) -> Sequence[AdapterVersion]:
+        """The versions of any name with these weights that serve, or would."""
+        query = select(AdapterVersion).where(
+            AdapterVersion.tenant_id == self._tenant_id,
+            AdapterVersion.digest == digest,
+            AdapterVersion.state.in_(SERVING_STATES),
+        )
+        return (await self._session.scalars(query.order_by(AdapterVersion.id))).all()
 
     async def list(self) -> list[Adapter]:
         """The tenant's live adapters, by name."""

@@ -20,6 +20,7 @@ TenantsError
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
+│   ├── VersionStateChanged  the version is in a state that forbids the move
 │   ├── ProfileFixed         the version has had an alias
 │   ├── AliasMoved           the alias is not where the caller saw it
 │   ├── NoPreviousVersion
@@ -119,6 +120,10 @@ class NameTaken(Conflict):
 
 
 class VersionNotReady(Conflict):
+    pass
+
+
+class VersionStateChanged(Conflict):
     pass
 
 

@@ -1,0 +1,87 @@
+"""`HeldUploads`: uploaded folders that wait for their verdict, each held by one process of all that share the storage.
+
+Invariant: a folder is held while its holder lives (flock(2)); whoever finds it free afterwards may go on with it.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from loraplex.adapters.errors import StorageError
+
+HELD_FOLDER = ".validating"
+_LOCK_SUFFIX = ".lock"
+
+
+@dataclass(slots=True)
+class HeldUpload:
+    """`folder` has the two files, unless they were stored already. `release` or `let_go` ends the hold."""
+
+    version_id: UUID
+    folder: Path
+    _lock: Path
+    _descriptor: int
+
+    def release(self) -> None:
+        """Nobody needs the files any more. Idempotent."""
+        if self._descriptor >= 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.with_name(f"{self.folder.name}.json").unlink(missing_ok=True)
+            self._lock.unlink(missing_ok=True)
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Another process may go on with the files."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class HeldUploads:
+    """`root` is that of the `AdapterStorage`, on whose file system uploads are staged."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root / HELD_FOLDER
+
+    def hold(self, staged: Path, version_id: UUID) -> HeldUpload:
+        """Takes a staged folder over in one step. Raises `StorageError` or `OSError`."""
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._root.is_symlink():
+            raise StorageError(f"{self._root} is a symbolic link")
+        held = self._lock(version_id)
+        if held is None:
+            raise StorageError("an upload of this version is held already")
+        try:
+            staged.rename(held.folder)
+        except OSError:
+            held.release()
+            raise
+        return held
+
+    def abandoned(self) -> Iterator[HeldUpload]:
+        """Each upload whose holder is gone, held anew."""
+        for lock in sorted(self._root.glob(f"*{_LOCK_SUFFIX}")):
+            held = self._lock(UUID(hex=lock.name.removesuffix(_LOCK_SUFFIX)))
+            if held is not None:
+                yield held
+
+    def _lock(self, version_id: UUID) -> HeldUpload | None:
+        """None while somebody else holds it."""
+        folder = self._root / version_id.hex
+        lock = folder.with_name(f"{version_id.hex}{_LOCK_SUFFIX}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(lock, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        if not os.fstat(descriptor).st_nlink:
+            # Its holder released it between the two calls.
+            os.close(descriptor)
+            return None
+        return HeldUpload(version_id, folder, lock, descriptor)
