@@ -6,10 +6,11 @@ files free, and one whose files are gone is rejected after a time. No state is w
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID, uuid4
 
 import structlog
@@ -26,9 +27,11 @@ from loraplex.tenants.audit import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError, VersionStateChanged
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.version_states import VersionStates
+from loraplex.tenants.version_states import VersionStates, owners_of
 from loraplex.tenants.waiting_versions import WaitingVersion, WaitingVersions
 
+AdapterKey: TypeAlias = tuple[bytes, str]
+"""The tenant's cache namespace and the digest: `AdapterRef.key`."""
 INTERRUPTED: Final = refused(
     "interrupted", "the upload", "the server that validated it ended, and its files are gone; upload it again"
 )
@@ -48,12 +51,20 @@ class VersionLifeCycle:
     """`work` brings a held upload to its verdict. `run` beside the server, `close` at its end."""
 
     def __init__(
-        self, database: Database, work: VersionWork, held: HeldUploads, limits: LifeCycleLimits
+        self,
+        database: Database,
+        work: VersionWork,
+        held: HeldUploads,
+        limits: LifeCycleLimits,
+        quarantined: Callable[[], Iterable[AdapterKey]] = tuple,
     ) -> None:
+        """`quarantined` tells the adapters that an engine refuses now."""
         self._database = database
         self._work = work
         self._held = held
         self._limits = limits
+        self._quarantined = quarantined
+        self._followed: frozenset[AdapterKey] = frozenset()
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._of_tenant: Counter[UUID] = Counter()
         self._log = structlog.get_logger("loraplex.life_cycle")
@@ -107,9 +118,10 @@ class VersionLifeCycle:
         self._spawn(WaitingVersion(begun.record.tenant_id, begun.record.id), begun.held)
 
     async def run(self) -> None:
-        """Go on with what others left, until cancelled."""
+        """Go on with what others left, and follow the engines' quarantines, until cancelled."""
         while True:
             try:
+                await self.follow_quarantines()
                 await self.sweep()
             except (TenantsError, AdaptersError, OSError) as error:
                 self._log.warning("uploads not looked through", reason=str(error))
@@ -128,6 +140,17 @@ class VersionLifeCycle:
         for waiting in stale:
             if waiting.version_id not in self._tasks:
                 await self._end(waiting)
+
+    async def follow_quarantines(self) -> None:
+        """What an engine refuses serves nowhere any more, also after that engine has ended."""
+        now = frozenset(self._quarantined())
+        for namespace, digest in now - self._followed:
+            async with self._database.as_operator() as session:
+                owners = await owners_of(session, digest)
+            for tenant_id in owners:
+                if self._work.namespace_of(tenant_id) == namespace:
+                    await self.quarantine(tenant_id, digest, "an engine: its rows were not finite repeatedly")
+        self._followed = now
 
     async def quarantine(self, tenant_id: UUID, digest: str, reason: str) -> int:
         """No version of these weights serves from now on. Returns how many did."""

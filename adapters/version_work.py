@@ -63,7 +63,7 @@ class LifeCycleLimits:
     retry_s: float = 1.0
     max_retry_s: float = 60.0
     give_up_s: float = 3600.0
-    sweep_s: float = 30.0
+    sweep_s: float = 10.0
     max_waiting: int = 256
     max_waiting_per_tenant: int = 16
 
@@ -93,7 +93,7 @@ class VersionWork:
         self._validation = validation
         self._prober = prober
         self._store = store
-        self._namespace_of = namespace_of
+        self.namespace_of = namespace_of
         self._limits = limits
         self._log = structlog.get_logger("loraplex.life_cycle")
 
@@ -109,7 +109,7 @@ class VersionWork:
 
     async def probe(self, tenant_id: UUID, digest: str, folder: Path) -> Check:
         """Raises `EngineError` when the engine can tell nothing now."""
-        namespace = self._namespace_of(tenant_id)
+        namespace = self.namespace_of(tenant_id)
         adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
         return canary_check(await self._prober.probe(adapter))
 

@@ -211,6 +211,7 @@ class Engine:
             total_blocks=blocks.total,
             resident_adapters=adapters.resident_digests,
             pinned_adapters=adapters.num_pinned,
+            quarantined_adapters=adapters.quarantined,
             adapter_bytes=adapters.resident_bytes,
             adapter_budget_bytes=adapters.max_bytes,
             adapter_waste_bytes=adapters.waste_bytes,

@@ -145,6 +145,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the bound before
     it; one count more at the end is for what lies above all bounds. `late_masks` counts rows that sat a step out because
     their grammar's mask was not there in time; `forced_tokens` those that a grammar left no choice about.
+    `quarantined_adapters` are keys (`AdapterRef.key`) of those that are refused here, the newest ones.
     `adapter_page_error` is the greatest relative error that 8-bit pages do to a module of a resident adapter.
     """
 
@@ -157,6 +158,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     total_blocks: int = 0
     resident_adapters: list[str] = []
     pinned_adapters: int = 0
+    quarantined_adapters: list[tuple[bytes, str]] = []
     adapter_bytes: int = 0
     adapter_budget_bytes: int = 0
     adapter_waste_bytes: int = 0

@@ -10,7 +10,7 @@ saw, under the adapter's lock, and with an audit row in the same transaction.
                └──────────> deleting <───────────┘      and every state but deleting leads there
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -19,7 +19,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.adapter_deletion import Blob, lock_digest
-from loraplex.tenants.adapters import AdapterRepository, fresh
+from loraplex.tenants.adapters import SERVING_STATES, AdapterRepository, fresh
 from loraplex.tenants.audit import AuditRepository
 from loraplex.tenants.errors import VersionNotFound, VersionStateChanged
 from loraplex.tenants.models import Adapter, AdapterVersion
@@ -139,6 +139,13 @@ class VersionStates:
             raise VersionNotFound("no such version")
         query = select(AdapterVersion).where(AdapterVersion.id == version_id).with_for_update()
         return adapter, (await self._session.scalars(fresh(query))).one()
+
+
+async def owners_of(session: AsyncSession, digest: str) -> Sequence[UUID]:
+    """The tenants that have a version of these weights which serves, or would: for an operator's session."""
+    query = select(AdapterVersion.tenant_id).distinct()
+    serving = query.where(AdapterVersion.digest == digest, AdapterVersion.state.in_(SERVING_STATES))
+    return (await session.scalars(serving)).all()
 
 
 def target_of(name: str, version: int) -> str:

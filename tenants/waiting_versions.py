@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Select, func, select
@@ -38,11 +37,11 @@ class WaitingVersions:
         bound = func.now() - timedelta(seconds=seconds)
         return await self._read(_waiting().where(AdapterVersion.created_at < bound))
 
-    async def _read(self, query: Select[Any]) -> list[WaitingVersion]:
+    async def _read(self, query: Select[UUID, UUID, str | None]) -> list[WaitingVersion]:
         rows = await self._session.execute(query.order_by(AdapterVersion.created_at).limit(MOST_AT_ONCE))
         return [WaitingVersion(*row) for row in rows]
 
 
-def _waiting() -> Select[Any]:
+def _waiting() -> Select[UUID, UUID, str | None]:
     columns = (AdapterVersion.tenant_id, AdapterVersion.id, AdapterVersion.digest)
     return select(*columns).where(AdapterVersion.state == "validating")

@@ -1,6 +1,7 @@
 """`FaultMemory`: how often each adapter produced rows that were not finite; repeated ones quarantine it."""
 
 from collections import OrderedDict
+from itertools import islice
 
 MAX_FAULTY = 4096
 """Adapters remembered; above it the ones reported longest ago are forgotten."""
@@ -25,6 +26,10 @@ class FaultMemory:
 
     def count(self, key: Key) -> int:
         return self._rows.get(key, 0)
+
+    def quarantined(self, most: int) -> list[Key]:
+        """Those whose last faulty row is newest, newest first. O(remembered), which in a sound system are none."""
+        return list(islice((key for key in reversed(self._rows) if self.is_quarantined(key)), most))
 
     def is_quarantined(self, key: Key) -> bool:
         return key in self._rows and self._rows[key] >= self._quarantine_after

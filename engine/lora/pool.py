@@ -24,6 +24,8 @@ from loraplex.engine.messages import AdapterRef
 
 Key = tuple[bytes, str]
 
+MOST_TOLD = 64
+
 
 @dataclass(slots=True)
 class _Resident:
@@ -110,6 +112,11 @@ class AdapterPool:
     def resident_digests(self) -> list[str]:
         """Least recently used first, those in use last. O(resident)."""
         return [digest for _, digest in (*self._idle, *self._pinned)]
+
+    @property
+    def quarantined(self) -> list[Key]:
+        """Adapters that are refused until this engine ends; the newest `MOST_TOLD` of them."""
+        return self._faults.quarantined(MOST_TOLD)
 
     @property
     def num_pinned(self) -> int:

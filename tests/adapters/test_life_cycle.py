@@ -101,7 +101,8 @@ class Server:
         self.engine = FakeEngine()
         self.validation = validation
         work = VersionWork(database, validation, self.engine, self.store, namespace_of, limits)
-        self.life_cycle = VersionLifeCycle(database, work, HeldUploads(root), limits)
+        self.refused: list[tuple[bytes, str]] = []
+        self.life_cycle = VersionLifeCycle(database, work, HeldUploads(root), limits, lambda: self.refused)
 
     def staged(self, spoil: Callable[[Path], object] | None = None) -> Path:
         with self.storage.staging() as folder:
@@ -409,6 +410,21 @@ async def test_a_quarantined_adapter_serves_no_more_until_its_canary_passes(
         "version.release",
         "version.quarantine",
     ]
+
+
+async def test_what_an_engine_refuses_is_quarantined_for_its_tenant_alone(
+    server: Server, database: Database, tenant_id: UUID
+) -> None:
+    async with database.as_operator() as session:
+        other = (await TenantRepository(session).create("bolt")).id
+        await AdapterRepository(session, other).get_or_create("voice")
+    mine, theirs = await server.begin(tenant_id), await server.begin(other)
+    digest = (await server.version(mine)).digest
+    assert digest is not None and digest == (await server.version(theirs)).digest
+    server.refused = [(namespace_of(tenant_id), digest), (b"?" * 32, digest), (b"?" * 32, "e" * 64)]
+    await server.life_cycle.follow_quarantines()
+    assert (await server.version(mine)).state == "quarantined"
+    assert (await server.version(theirs)).state == "ready"
 
 
 async def test_reports_are_json_whatever_the_engine_found(server: Server, tenant_id: UUID) -> None:

@@ -102,7 +102,7 @@ async def test_a_version_becomes_ready_and_serves(database: Database, tenant_id:
             "version.release",
             "adapters/voice/versions/1",
             {"state": "quarantined"},
-            {"state": "ready", "reason": "a reason"},
+            {"state": "ready", "reason": "a reason", "digest": "d" * 64},
         ),
     ]
 

@@ -121,9 +121,9 @@ def test_repeated_non_finite_rows_quarantine(make_pool: MakePool) -> None:
     pool.bring("a")
     pool.pin(ref("a"))
     pool.report_non_finite(ref("a"))
-    assert pool.state(ref("a")) is RESIDENT
+    assert pool.state(ref("a")) is RESIDENT and pool.quarantined == []
     pool.report_non_finite(ref("a"))
-    assert pool.state(ref("a")) is QUARANTINED
+    assert pool.state(ref("a")) is QUARANTINED and pool.quarantined == [ref("a").key]
     for _ in range(2):
         assert isinstance(pool.take_error(ref("a")), AdapterQuarantined)
     pool.unpin(ref("a"))
