@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from tests.engine.test_engine_adapters import in_pages
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -346,3 +347,37 @@ def test_a_report_is_judged_by_its_worst_module() -> None:
     assert judged(report).code == AdapterInexact.code
     fine = ProbeReport(digest="d", max_error={"q_proj": 0.01}, bound=0.01)
     assert judged(fine) == fine
+
+
+@pytest.mark.skipif(not INTERPRETING, reason="the interpreter has a process of its own")
+def test_triton_bodies_are_probed_by_every_path(
+    make_engine: MakeEngine, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.engine.models.test_triton_decoder import count_kernels
+
+    monkeypatch.setattr(pool_choice, "open_memory", in_pages)
+    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.TRITON)
+    names = {"layers.0.k_proj": 17, "layers.1.down_proj": 3, "embed_tokens": 8, "lm_head": 8}
+    source.adapters["few"] = LoraWeights(
+        "few", {name: module(name.rpartition(".")[2], rank, rank) for name, rank in names.items()}
+    )
+    engine = make_engine()
+    launched = count_kernels(monkeypatch)
+    done: Future[ProbeReport] = Future()
+    engine.canaries.start(ref("few"), done)
+    step_until(engine, done)
+    report = done.result()
+    assert report.modules == 4 and report.finite and max(report.max_error.values()) < 1e-4
+    assert report.max_error.keys() == {"k_proj", "down_proj", "embed_tokens", "lm_head"}
+    sites = len(names) - 1
+    # Decodes of few adapters and prompts in tiles, decodes of many row by row; an embedding is the same in all three.
+    assert launched["shrink_tile_kernel"] == launched["expand_tile_kernel"] == 2 * sites
+    assert launched["shrink_row_kernel"] == launched["expand_row_kernel"] == sites
+    assert launched["embedding_kernel"] == 3
+    engine.close()
+
+
+@pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
+@pytest.mark.interpreted(f"{__file__}::test_triton_bodies_are_probed_by_every_path", seconds=5)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) == 1
