@@ -1,0 +1,152 @@
+"""An alias moves while streams run: each ends on the version it began with, and its text is that version's own."""
+
+import asyncio
+import itertools
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from tests.end_to_end.live_server import LiveServer
+
+from loraplex.adapters.registry import AdapterRegistry
+from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.engine.models.pretrained import load_model_config
+from loraplex.platform.base_model import read_base_model
+from loraplex.platform.commands.context import open_database
+from loraplex.platform.demo.tenants import ADAPTERS_FOLDER as BUNDLED
+from loraplex.tenants.accounts import TenantRepository
+
+NAME = "swap"
+VERSIONS = {1: "pirate", 2: "support"}
+QUESTIONS = ("What is a black hole?", "Why is the sky blue?")
+TOKENS = 20
+MOVES = 50
+STREAMS = 16
+CLEANUP_S = 10.0
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a client sees of one stream: `adapter` and `digest` from its headers."""
+
+    question: str
+    adapter: str
+    digest: str
+    text: str
+
+
+class Client:
+    """Speaks to the live server with one tenant's two keys."""
+
+    def __init__(self, demo: LiveServer) -> None:
+        tenant = demo.access.tenants[0]
+        self.tenant = tenant.name
+        limits = httpx.Limits(max_connections=STREAMS + 4)
+        self._http = httpx.AsyncClient(base_url=demo.url, timeout=60, limits=limits)
+        self._user = {"authorization": f"Bearer {tenant.api_key}"}
+        self._admin = {"authorization": f"Bearer {tenant.admin_key}"}
+
+    async def manage(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        url, given = f"/tenant/v1/adapters/{path}", {**self._admin, **(headers or {})}
+        return await self._http.request(method, url, json=body, headers=given)
+
+    async def stream(self, model: str, question: str) -> Answered:
+        """Asserts that the answer is whole."""
+        messages = [{"role": "user", "content": question}]
+        body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
+        body |= {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
+        text, lines = "", []
+        async with self._http.stream("POST", "/v1/chat/completions", json=body, headers=self._user) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line:
+                    lines.append(line.removeprefix("data: "))
+        assert lines[-1] == "[DONE]", lines[-1]
+        for line in lines[:-1]:
+            text += "".join(choice["delta"].get("content") or "" for choice in json.loads(line)["choices"])
+        adapter, digest = (answer.headers[f"x-loraplex-adapter{part}"] for part in ("", "-digest"))
+        return Answered(question, adapter, digest, text)
+
+    async def move(self, version: int, seen: str | None) -> str:
+        """Moves `production` from the ETag `seen`, or makes it: its new ETag."""
+        headers = {"if-none-match": "*"} if seen is None else {"if-match": seen}
+        answer = await self.manage("PUT", f"{NAME}/aliases/production", {"version": version}, headers)
+        assert answer.status_code == (201 if seen is None else 200), answer.text
+        return answer.headers["etag"]
+
+    async def remove(self) -> None:
+        """Deletes the adapter once its last request has been settled."""
+        deadline = time.monotonic() + CLEANUP_S
+        await self.manage("DELETE", f"{NAME}/aliases/production")
+        while (answer := await self.manage("DELETE", NAME)).status_code == 409:
+            assert time.monotonic() < deadline, answer.text
+            await asyncio.sleep(0.05)
+        assert answer.status_code == 204, answer.text
+        await self._http.aclose()
+
+
+async def push_versions(demo: LiveServer, tenant: str) -> dict[int, str]:
+    """Both versions of the adapter: their digests."""
+    facts = read_base_model(demo.data_dir)
+    storage = AdapterStorage(demo.data_dir / ADAPTERS_FOLDER)
+    async with open_database(demo.data_dir) as database:
+        async with database.as_operator() as session:
+            tenant_id = (await TenantRepository(session).get(tenant)).id
+        registry = AdapterRegistry(database, storage, load_model_config(facts.path), facts.digest)
+        pushed = [
+            await registry.push(tenant_id, NAME, BUNDLED / voice, promote="never")
+            for voice in VERSIONS.values()
+        ]
+    return {each.version: each.digest for each in pushed}
+
+
+async def swap_under_load(client: Client) -> list[Answered]:
+    """Moves the alias to and fro while every stream that ends is followed by another."""
+    moved = asyncio.Event()
+
+    async def keep_asking(question: str) -> list[Answered]:
+        answers = [await client.stream(NAME, question)]
+        while not moved.is_set():
+            answers.append(await client.stream(NAME, question))
+        return answers
+
+    etag = await client.move(1, None)
+    # From the first move on every stream begins at another place of the alias.
+    asking = []
+    questions = itertools.cycle(QUESTIONS)
+    for number in range(MOVES):
+        if number % 3 == 0 and len(asking) < STREAMS:
+            asking.append(asyncio.create_task(keep_asking(next(questions))))
+        etag = await client.move(2 - number % 2, etag)
+        await asyncio.sleep(0)
+    moved.set()
+    assert etag == f'"{MOVES + 1}"' and len(asking) == STREAMS
+    return [answer for answers in await asyncio.gather(*asking) for answer in answers]
+
+
+def test_an_alias_moves_under_load(demo: LiveServer, quantization: str) -> None:
+    async def scenario() -> None:
+        client = Client(demo)
+        digests = await push_versions(demo, client.tenant)
+        try:
+            solo = {
+                (version, question): await client.stream(f"{NAME}@{version}", question)
+                for version in VERSIONS
+                for question in QUESTIONS
+            }
+            answers = await swap_under_load(client)
+        finally:
+            await client.remove()
+        assert len(answers) >= STREAMS
+        assert {answer.digest for answer in answers} == set(digests.values())
+        for answer in answers:
+            version = int(answer.adapter.removeprefix(f"{NAME}@"))
+            assert answer.digest == digests[version]
+            if quantization == "none":
+                assert answer == solo[version, answer.question]
+
+    asyncio.run(scenario())
