@@ -17,6 +17,7 @@ from loraplex.platform.auth import Authenticator
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.openai.routes import inference_router
 from loraplex.platform.operator.routes import operator_router
+from loraplex.platform.plane.openapi import Application
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.request_id import RequestIds, request_id_of
 from loraplex.platform.services import GatewayServices
@@ -28,7 +29,7 @@ LOG = structlog.get_logger("loraplex.gateway")
 
 def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> FastAPI:
     """The inference, tenant and operator planes, and `routers` beside them. Interactive documentation is at `/docs`."""
-    app = FastAPI(title="loraplex", redirect_slashes=False, redoc_url=None)
+    app = Application(title="loraplex", redirect_slashes=False, redoc_url=None)
     authenticator = Authenticator(
         services.database,
         services.limits.key_cache_s,

@@ -1,10 +1,14 @@
 """What FastAPI cannot read off a route of the planes: its body, query parameters and conditional headers."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+from fastapi import FastAPI
 
 from loraplex.platform.plane.body import Body, body_schema
 from loraplex.platform.plane.pagination import page_parameters
+
+_FRAMEWORK_ERROR: Final = "HTTPValidationError"
 
 
 def described(
@@ -32,6 +36,20 @@ def described(
         parameters.append(_header("Idempotency-Key", meaning, r"^[!-~]{1,255}$", False))
     extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
     return extra if body is None else {**extra, **body_schema(body, optional=optional_body)}
+
+
+class Application(FastAPI):
+    """Describes no validation error of the framework's: parameters are read by the planes themselves."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                if _FRAMEWORK_ERROR in str(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
+        for name in (_FRAMEWORK_ERROR, "ValidationError"):
+            document.get("components", {}).get("schemas", {}).pop(name, None)
+        return document
 
 
 def _header(name: str, meaning: str, pattern: str, required: bool) -> dict[str, Any]:

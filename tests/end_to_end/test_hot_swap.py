@@ -116,7 +116,7 @@ async def swap_under_load(client: Client) -> list[Answered]:
 
     etag = await client.move(1, None)
     # From the first move on every stream begins at another place of the alias.
-    asking = []
+    asking: list[asyncio.Task[list[Answered]]] = []
     questions = itertools.cycle(QUESTIONS)
     for number in range(MOVES):
         if number % 3 == 0 and len(asking) < STREAMS:

@@ -5,7 +5,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, ProgrammingError
 from tests.tenants.catalogue import make_tenant
 
 from loraplex.tenants.audit import REMOVED, SECRET_FIELDS, Actor, AuditRepository, audit_entries, changed
@@ -57,24 +57,26 @@ async def test_an_operator_writes_into_a_tenants_log(database: Database) -> None
     assert [entry.action for entry in await entries(database, tenant_id)] == ["tenant.suspend"]
 
 
-@pytest.mark.parametrize("statement", ["UPDATE audit_entries SET actor = 'x'", "DELETE FROM audit_entries"])
-async def test_it_only_grows(database: Database, statement: str) -> None:
+async def test_it_only_grows(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
         await AuditRepository(session, KEY, tenant_id).record("thing.create", "things/1")
-    with pytest.raises(Exception) as refused:
+    with pytest.raises(ProgrammingError, match="permission denied"):
         async with database.as_operator() as session:
-            await session.execute(text(statement))
-    assert isinstance(refused.value, IntegrityError) or "permission denied" in str(refused.value)
+            await session.execute(text("UPDATE audit_entries SET actor = 'x'"))
+    with pytest.raises(IntegrityError, match="only grows"):
+        async with database.as_operator() as session:
+            await session.execute(text("DELETE FROM audit_entries"))
 
 
-@pytest.mark.parametrize("address", [None, "", "unix:", "fe80::1%eth0", "10.0.0.1; DROP"])
-async def test_an_address_is_one_or_none(database: Database, address: str | None) -> None:
+async def test_an_address_is_one_or_none(database: Database) -> None:
     tenant_id = await make_tenant(database)
+    addresses = (None, "", "unix:", "10.0.0.1; DROP", "fe80::1%eth0")
     async with database.as_tenant(tenant_id) as session:
-        await AuditRepository(session, Actor("key", "abc", address), tenant_id).record("a.b", "c")
-    (entry,) = await entries(database, tenant_id)
-    assert str(entry.address) == ("fe80::1" if address == "fe80::1%eth0" else "None")
+        for address in addresses:
+            await AuditRepository(session, Actor("key", "abc", address), tenant_id).record("a.b", "c")
+    kept = [str(entry.address) for entry in await entries(database, tenant_id)]
+    assert sorted(kept) == ["None"] * 4 + ["fe80::1"]
 
 
 async def test_no_secret_is_kept(database: Database) -> None:

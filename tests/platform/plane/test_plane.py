@@ -214,10 +214,11 @@ async def test_an_old_answer_is_forgotten(making: Making, database: Database) ->
     assert making.runs == 2 and await counts(database) == (2, 2, 1)
 
 
-@pytest.mark.parametrize("key", ["", "a b", "k" * 256, "ö"])
-async def test_keys_that_are_refused(making: Making, key: str) -> None:
-    with pytest.raises(InvalidParameter, match="Idempotency-Key"):
-        await making.post(key)
+async def test_keys_that_are_refused(making: Making) -> None:
+    for key in ("", "a b", "k" * 256, "ö"):
+        with pytest.raises(InvalidParameter, match="Idempotency-Key"):
+            await making.post(key)
+    assert making.runs == 0
 
 
 async def test_only_a_post_is_kept(making: Making, database: Database) -> None:
@@ -255,6 +256,7 @@ async def test_errors_over_http(start_gateway: Any) -> None:
         document = (await client.get("/openapi.json")).json()
     audit = document["paths"]["/tenant/v1/audit"]["get"]
     assert {each["name"] for each in audit["parameters"]} == {"cursor", "limit", "action", "target", "actor"}
+    assert "HTTPValidationError" not in str(document)
     for status in ("400", "401", "403", "503"):
         schema = audit["responses"][status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ErrorDocument"}

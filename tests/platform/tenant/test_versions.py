@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import pytest
 from tests.platform.tenant.managed_tenant import ManagedTenant
 from tests.tenants.catalogue import digest
 
@@ -85,33 +84,27 @@ async def test_what_another_owns_does_not_exist(start_gateway: Any, database: Da
     assert messages == {"no adapter "}
 
 
-@pytest.mark.parametrize("version", ["0", "2", "01", "-1", "one", "1.0", "9" * 10, "9" * 60])
-async def test_versions_that_do_not_exist(start_gateway: Any, database: Database, version: str) -> None:
-    gateway = await start_gateway()
-    key = await gateway.tenant("writer", ("adapters:write",))
-    await upload(database, "writer")
-    answer = await patch(gateway, f"/tenant/v1/adapters/pirate/versions/{version}", {}, key)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+async def test_versions_that_do_not_exist(tenant: ManagedTenant) -> None:
+    await tenant.version(1)
+    for version in ("0", "2", "01", "-1", "one", "1.0", "9" * 10, "9" * 60):
+        for method, body in (("GET", None), ("PATCH", {}), ("DELETE", None)):
+            path, seen = f"adapters/pirate/versions/{version}", {"if-match": '"1"'}
+            answer = await tenant.http.request(method, path, json=body, headers=seen)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), version
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
+async def test_bad_bodies(tenant: ManagedTenant) -> None:
+    await tenant.version(1)
+    cases: list[tuple[object, str, str | None]] = [
         ({"template": "{{ x }}"}, "unknown_parameter", "template"),
         ({"defaults": {"seed": 1}}, "unknown_parameter", "defaults.seed"),
         ({"defaults": {"temperature": 3}}, "invalid_value", "defaults.temperature"),
         ({"tool_style": "jinja"}, "invalid_value", "tool_style"),
         (b"[]", "invalid_json", None),
-    ],
-)
-async def test_bad_bodies(
-    start_gateway: Any, database: Database, body: object, code: str, param: str
-) -> None:
-    gateway = await start_gateway()
-    key = await gateway.tenant("writer", ("adapters:write",))
-    await upload(database, "writer")
-    error = (await patch(gateway, PATH, body, key)).json()["error"]
-    assert (error["code"], error["param"], error["type"]) == (code, param, "invalid_request_error")
+    ]
+    for body, code, param in cases:
+        error = (await patch(tenant.gateway, PATH, body, tenant.key)).json()["error"]
+        assert (error["code"], error["param"], error["type"]) == (code, param, "invalid_request_error")
 
 
 async def test_it_needs_its_scope(start_gateway: Any, database: Database) -> None:
