@@ -19,7 +19,7 @@ from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, keep_canonical
 from loraplex.adapters.verdict import Validated
 from loraplex.engine.models.config import ModelConfig
-from loraplex.tenants.adapter_deletion import AdapterDeletion, UnusedBlobs
+from loraplex.tenants.adapter_deletion import AdapterDeletion, Blob, UnusedBlobs, lock_digest
 from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.aliases import AliasRepository
@@ -77,6 +77,10 @@ class AdapterRegistry:
         check_adapter_name(name)
         stored = await asyncio.to_thread(self._store, tenant_id, folder)
         async with self._database.as_tenant(tenant_id) as session:
+            await lock_digest(session, Blob(tenant_id, stored.digest))
+            if not self._storage.exists(tenant_id, stored.digest):
+                # Removed since, with the last version that held the same files; under the lock they stay.
+                await asyncio.to_thread(self._store, tenant_id, folder)
             repository = AdapterRepository(session, tenant_id)
             await repository.get_or_create(name)
             first = not await repository.versions(name)

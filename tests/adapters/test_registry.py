@@ -149,3 +149,30 @@ async def test_names(registry: AdapterRegistry, tmp_path: Path, name: str) -> No
 def test_the_longest_name() -> None:
     check_adapter_name("a" * 63)
     check_adapter_name("0.9_b-c")
+
+
+async def test_files_removed_before_their_version_is_written_are_stored_again(
+    database: Database,
+    storage: AdapterStorage,
+    registry: AdapterRegistry,
+    peft_adapter: PeftFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tenant_id = await make_tenant(database, "acme")
+    folder = peft_adapter(r=4, target_modules="all-linear")[1]
+    await registry.push(tenant_id, "voice", folder)
+    take = storage.put
+    removed: list[str] = []
+
+    def put(owner: UUID, digest: str, staged: Path) -> Path:
+        """The first time the blob goes right after it was found there, as when its last version is deleted."""
+        stored = take(owner, digest, staged)
+        if not removed:
+            removed.append(digest)
+            storage.delete(owner, digest)
+        return stored
+
+    monkeypatch.setattr(storage, "put", put)
+    again = await registry.push(tenant_id, "other", folder)
+    assert removed == [again.digest]
+    storage.verify(tenant_id, again.digest, BASE)
