@@ -38,7 +38,7 @@ from loraplex.tenants.admission.periods import periods_of
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")
-REMEMBERED_S = 120
+REMEMBERED_S = 600
 # Steps that never end just before a lease or a remembered end does.
 PAUSES = st.sampled_from([10, 30, 50])
 SMALL = st.one_of(st.none(), st.integers(0, 60))

@@ -143,6 +143,15 @@ async def test_the_same_id_again_is_the_same_admission(client: Redis, counters: 
     assert await contents(client, customer.tenant_id) == before
 
 
+async def test_an_admission_stands_when_its_limit_was_lowered_since(counters: Counters) -> None:
+    customer = await seeded(counters, Customer(tenant=Limits(tokens_per_day=100)))
+    request = customer.request(tokens=50)
+    await admit(counters, request)
+    lowered = Customer(Limits(tokens_per_day=20), tenant_id=customer.tenant_id)
+    again = await admit(counters, lowered.request(tokens=50, id=request.id))
+    assert [(each.passed, each.remaining) for each in again.decisions] == [(True, 0)]
+
+
 async def test_what_is_settled_and_reserved_can_be_read(counters: Counters) -> None:
     limits = Limits(tokens_per_minute=6000, tokens_per_day=500, budget_per_month=7)
     customer = await seeded(counters, Customer(tenant=limits))
@@ -373,6 +382,42 @@ async def test_a_lowered_limit_holds_at_once(counters: Counters) -> None:
     answer = await deny(counters, Customer(lowered, tenant_id=customer.tenant_id).request())
     assert failed(answer) == [("tenant", "requests_per_minute"), ("tenant", "tokens_per_day")]
     assert [each.remaining for each in answer.decisions] == [0, 0]
+
+
+async def test_a_bucket_of_a_lowered_limit_is_empty_and_no_emptier(client: Redis, counters: Counters) -> None:
+    customer = await seeded(counters, Customer(tenant=Limits(requests_per_minute=100)))
+    for _ in range(9):
+        await admit(counters, customer.request())
+    lowered = Customer(Limits(requests_per_minute=3), tenant_id=customer.tenant_id)
+    await deny(counters, lowered.request())
+    await age(client, customer.tenant_id, 20)
+    await admit(counters, lowered.request())
+    await deny(counters, lowered.request())
+
+
+async def test_tokens_used_while_there_was_no_limit_are_not_paid_later(counters: Counters) -> None:
+    limited = await seeded(counters, Customer(tenant=Limits(tokens_per_minute=50)))
+    free = Customer(tenant_id=limited.tenant_id)
+    await admit(counters, limited.request(tokens=1))
+    request = free.request(tokens=50)
+    await admit(counters, request)
+    await counters.settle(limited.tenant_id, request.id, Actual(50, 0))
+    await admit(counters, limited.request(tokens=49))
+
+
+async def test_no_counter_is_negative_when_one_was_lost(client: Redis, counters: Counters) -> None:
+    customer = await seeded(counters, Customer(tenant=Limits(tokens_per_minute=50)))
+    request = customer.request()
+    await admit(counters, request)
+    await client.delete(
+        *(key for key in await keys_of(client, customer.tenant_id) if ":use:" in key or ":rate:" in key)
+    )
+    await admit(counters, customer.request(tokens=3))
+    await counters.settle(customer.tenant_id, request.id, Actual(4, 5))
+    for use in (await used(counters, customer)).values():
+        assert use.used >= 0
+        assert use.reserved >= 0
+    assert (await used(counters, customer))["adapter", "tokens_per_day"].used == 4
 
 
 @pytest.mark.parametrize("request_id", ["", "a b", "x" * 201, "line\n"])
