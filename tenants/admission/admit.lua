@@ -29,8 +29,6 @@ end
 
 local decisions = {}
 local denied = false
--- By level: what its buckets lack.
-local request_debts, token_debts = {}, {}
 
 -- `wait`, in microseconds, is of use for rates only.
 local function decide(level, name, limit, used, reserved, asked, wait)
@@ -53,18 +51,15 @@ local function wait_for(debt, wanted, limit)
   return math.min(MAX_WAIT, math.max(1, math.ceil(((wanted - limit) * UNIT + debt) / limit)))
 end
 
-local function test_rates(level, subject, requests_limit, tokens_limit)
-  local key = key_of('rate', subject)
+local function test_rates(level, rate, requests_limit, tokens_limit)
   if requests_limit then
-    local debt = request_debt(key, requests_limit)
-    request_debts[level] = debt
+    local debt = request_debt(rate, requests_limit)
     local wait = wait_for(debt, asked_requests, requests_limit)
     decide(level, 1, requests_limit, requests_limit - room_in(debt, requests_limit), 0, asked_requests, wait)
   end
   if tokens_limit then
-    local debt = token_debt(key, tokens_limit)
-    local held = tonumber(redis.call('HGET', key, 'held')) or 0
-    token_debts[level] = debt
+    local debt = token_debt(rate, tokens_limit)
+    local held = tonumber(rate.held)
     local wait = wait_for(debt, held + asked_tokens, tokens_limit)
     decide(level, 2, tokens_limit, tokens_limit - room_in(debt, tokens_limit), held, asked_tokens, wait)
   end
@@ -96,8 +91,9 @@ for first = FIRST, #ARGV, WIDTH do
   for index = 1, 7 do
     limits[index] = tonumber(ARGV[first + 1 + index]) or false
   end
-  levels[level] = { subject = subject, requests = limits[1], tokens = limits[2] }
-  test_rates(level, subject, limits[1], limits[2])
+  local rate = read_rate(key_of('rate', subject))
+  levels[level] = { key = key_of('rate', subject), rate = rate, requests = limits[1], tokens = limits[2] }
+  test_rates(level, rate, limits[1], limits[2])
   if limits[3] then
     local running = redis.call('ZCOUNT', key_of('leases', subject), '(' .. integer(now), '+inf')
     decide(level, 3, limits[3], running, 0, asked_requests, 0)
@@ -126,17 +122,8 @@ if denied then
   return answer('denied', now)
 end
 
-for level, limited in ipairs(levels) do
-  local key = key_of('rate', limited.subject)
-  if limited.requests then
-    local debt = deeper(request_debts[level], 1, limited.requests)
-    redis.call('HSET', key, 'requests', integer(debt), 'requests_at', integer(now))
-  end
-  if limited.tokens then
-    set_token_debt(key, limited.tokens, token_debts[level])
-  else
-    redis.call('HDEL', key, 'tokens_limit', 'unpaid', 'unpaid_at')
-  end
+for _, limited in ipairs(levels) do
+  admit_to(limited.key, limited.rate, limited.requests, limited.tokens)
 end
 hold(id, request, lease)
 redis.call('HSET', state_key, 'clock', integer(now), 'policy', math.max(policy, read_under))

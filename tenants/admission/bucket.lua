@@ -31,33 +31,62 @@ end
 -- it is, because the counters were seeded since its limit was last seen, it keeps what it has not paid.
 local UNKNOWN = '?'
 
-local function request_debt(key, limit)
-  local bucket = redis.call('HMGET', key, 'requests', 'requests_at')
-  return owed(bucket[1], bucket[2], limit, now)
+local function read_rate(key)
+  local read = redis.call(
+    'HMGET', key, 'requests', 'requests_at', 'tokens', 'tokens_at', 'unpaid', 'unpaid_at', 'tokens_limit', 'held'
+  )
+  local rate = { requests = read[1], requests_at = read[2], tokens = read[3], tokens_at = read[4] }
+  rate.unpaid, rate.unpaid_at, rate.tokens_limit, rate.held = read[5], read[6], read[7], read[8] or '0'
+  return rate
 end
 
-local function token_debt(key, limit)
-  local bucket = redis.call('HMGET', key, 'tokens', 'tokens_at', 'unpaid', 'unpaid_at')
-  local debt, at = bucket[1], bucket[2]
-  if bucket[3] then
-    at = tonumber(bucket[4])
-    debt = deeper(owed(debt, bucket[2], limit, at), tonumber(bucket[3]), limit)
+local function request_debt(rate, limit)
+  return owed(rate.requests, rate.requests_at, limit, now)
+end
+
+local function token_debt(rate, limit)
+  if not rate.unpaid then
+    return owed(rate.tokens, rate.tokens_at, limit, now)
   end
+  local at = tonumber(rate.unpaid_at)
+  local debt = deeper(owed(rate.tokens, rate.tokens_at, limit, at), tonumber(rate.unpaid), limit)
   return owed(debt, at, limit, now)
 end
 
-local function set_token_debt(key, limit, debt)
-  redis.call('HSET', key, 'tokens_limit', limit, 'tokens', integer(debt), 'tokens_at', integer(now))
-  redis.call('HDEL', key, 'unpaid', 'unpaid_at')
-end
-
 local function pay(key, tokens)
-  local limit = redis.call('HGET', key, 'tokens_limit')
-  if limit == UNKNOWN then
+  local rate = read_rate(key)
+  if rate.tokens_limit == UNKNOWN then
     redis.call('HINCRBY', key, 'unpaid', tokens)
     redis.call('HSET', key, 'unpaid_at', integer(now))
-  elseif limit then
-    limit = tonumber(limit)
-    set_token_debt(key, limit, deeper(token_debt(key, limit), tonumber(tokens), limit))
+  elseif rate.tokens_limit then
+    local limit = tonumber(rate.tokens_limit)
+    local debt = deeper(token_debt(rate, limit), tonumber(tokens), limit)
+    redis.call('HSET', key, 'tokens', integer(debt), 'tokens_at', integer(now))
+  end
+end
+
+-- After an admission: one more request, and the tokens' debt as it was tested. Where there is no limit any more, what is
+-- used until there is one again is free.
+local function admit_to(key, rate, requests_limit, tokens_limit)
+  local fields = {}
+  if requests_limit then
+    local debt = deeper(request_debt(rate, requests_limit), 1, requests_limit)
+    fields = { 'requests', integer(debt), 'requests_at', integer(now) }
+  end
+  if tokens_limit then
+    local kept = { 'tokens_limit', tokens_limit, 'tokens', integer(token_debt(rate, tokens_limit)), 'tokens_at' }
+    for _, field in ipairs(kept) do
+      fields[#fields + 1] = field
+    end
+    fields[#fields + 1] = integer(now)
+  end
+  if #fields > 0 then
+    redis.call('HSET', key, unpack(fields))
+  end
+  if rate.unpaid then
+    redis.call('HDEL', key, 'unpaid', 'unpaid_at')
+  end
+  if rate.tokens_limit and not tokens_limit then
+    redis.call('HDEL', key, 'tokens_limit')
   end
 end

@@ -10,16 +10,16 @@ end
 local day, month = periods()
 local answer = { now, day, month }
 
-local function lacks(debt_of, key, limit)
-  return limit and limit - room_in(debt_of(key, limit), limit) or 0
+local function lacks(debt_of, rate, limit)
+  return limit and limit - room_in(debt_of(rate, limit), limit) or 0
 end
 
 for first = 1, #ARGV, WIDTH do
   local subject = ARGV[first]
-  local rate = key_of('rate', subject)
+  local rate = read_rate(key_of('rate', subject))
   answer[#answer + 1] = lacks(request_debt, rate, tonumber(ARGV[first + 1]))
   answer[#answer + 1] = lacks(token_debt, rate, tonumber(ARGV[first + 2]))
-  answer[#answer + 1] = redis.call('HGET', rate, 'held') or '0'
+  answer[#answer + 1] = rate.held
   answer[#answer + 1] = redis.call('ZCOUNT', key_of('leases', subject), '(' .. integer(now), '+inf')
   for _, period in ipairs({ day, month }) do
     local key = use_key(subject, period)

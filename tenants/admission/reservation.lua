@@ -37,17 +37,25 @@ local function remember_end(id, seconds)
   redis.call('EXPIRE', key, DAY)
 end
 
+-- A counter that is new gets its life, which is longer than its period by at least nine days.
 local function add_use(subject, period, tokens_field, tokens, amount_field, amount)
   local key = use_key(subject, period)
-  redis.call('HINCRBY', key, tokens_field, tokens)
-  redis.call('HINCRBY', key, amount_field, amount)
-  redis.call('EXPIRE', key, PERIOD_LIFE[string.sub(period, 1, 1)])
+  local first = redis.call('HINCRBY', key, tokens_field, tokens) == tonumber(tokens)
+  if amount ~= '0' then
+    redis.call('HINCRBY', key, amount_field, amount)
+  end
+  if first then
+    redis.call('EXPIRE', key, PERIOD_LIFE[string.sub(period, 1, 1)])
+  end
 end
 
 -- Never below zero, and nothing where there is nothing: a counter that has expired stays away.
 local function take(key, field, amount)
-  local there = redis.call('HGET', key, field)
-  local gone = there and (tonumber(there) > tonumber(amount) and amount or there) or '0'
+  if amount == '0' then
+    return
+  end
+  local there = redis.call('HGET', key, field) or '0'
+  local gone = tonumber(there) > tonumber(amount) and amount or there
   if gone ~= '0' then
     redis.call('HINCRBY', key, field, '-' .. gone)
   end

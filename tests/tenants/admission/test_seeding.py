@@ -107,8 +107,10 @@ async def test_a_seeded_reservation_pays_for_its_tokens(client: Redis, counters:
     assert await counters.settle(customer.tenant_id, hold.id, Actual(50, 0)) == Settled(True)
     assert (await used(counters, customer))["tenant", "tokens_per_minute"].used == 50
     await deny(counters, customer.request(tokens=12))
+    await age(client, customer.tenant_id, 10)
+    assert (await used(counters, customer))["tenant", "tokens_per_minute"].used == 40
     await admit(counters, customer.request(tokens=10))
-    await age(client, customer.tenant_id, 30)
+    await age(client, customer.tenant_id, 20)
     assert (await used(counters, customer))["tenant", "tokens_per_minute"].used == 20
     await deny(counters, customer.request(tokens=32))
     await admit(counters, customer.request(tokens=30))
