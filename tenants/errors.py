@@ -31,10 +31,15 @@ TenantsError
 │   ├── AnswerLost           the kept answer was sealed with another server secret
 │   └── KeyEnded             the key is revoked or expired: nothing of it may change
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
+├── PolicyStale              the caller was read before its tenant, key or limits changed: read it anew
+├── LimitExceeded            a limit forbids the request: names it and its level
+│   ├── RateLimited          trying again later helps
+│   └── QuotaExhausted       nothing helps before the period ends or the limit is raised
 ├── RoleUnsafe               row-level security would not bind the server: it must not start
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
-    └── ValkeyUnavailable
+    ├── ValkeyUnavailable
+    └── QuotaUnavailable     a day or month is limited, and nobody can tell now what is left of it
 """
 
 
@@ -171,6 +176,31 @@ class KeyEnded(Conflict):
     pass
 
 
+class PolicyStale(TenantsError):
+    pass
+
+
+class LimitExceeded(TenantsError):
+    """`limit` is its name, `level` whose it is: tenant, key or adapter. `retry_after_s` None: waiting does not help."""
+
+    def __init__(
+        self, message: str, *, limit: str, level: str, limit_value: int, retry_after_s: float | None
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.level = level
+        self.limit_value = limit_value
+        self.retry_after_s = retry_after_s
+
+
+class RateLimited(LimitExceeded):
+    pass
+
+
+class QuotaExhausted(LimitExceeded):
+    pass
+
+
 class RoleUnsafe(TenantsError):
     pass
 
@@ -184,4 +214,8 @@ class DatabaseUnavailable(StoreUnavailable):
 
 
 class ValkeyUnavailable(StoreUnavailable):
+    pass
+
+
+class QuotaUnavailable(StoreUnavailable):
     pass

@@ -1,0 +1,194 @@
+"""Admission of requests: from every limit at once or not at all, written down, and settled once, whatever fails between.
+
+Invariant: what is admitted is in the books before it runs; until it is settled there its gateway vouches for it.
+"""
+
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+import structlog
+
+from loraplex.tenants.admission.admission import (
+    Admission,
+    AdmissionRequest,
+    AdmissionSettings,
+    Rate,
+    RateState,
+    Usage,
+)
+from loraplex.tenants.admission.books import Books
+from loraplex.tenants.admission.breaker import Breaker
+from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
+from loraplex.tenants.admission.counter_request import NOTHING_USED, Actual
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.gate import Gate
+from loraplex.tenants.admission.local_share import LocalShare
+from loraplex.tenants.admission.open_requests import Ended, OpenRequests
+from loraplex.tenants.admission.policies import Policies
+from loraplex.tenants.admission.price import Price, amount_nano
+from loraplex.tenants.admission.reaper import Reaper
+from loraplex.tenants.admission.rows import UsageRow
+from loraplex.tenants.admission.seeding import Seeding
+from loraplex.tenants.admission.settlements import Settlements
+from loraplex.tenants.admission.upkeep import Upkeep
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
+from loraplex.tenants.valkey import Valkey
+
+__all__ = [
+    "Admission",
+    "AdmissionRequest",
+    "AdmissionSettings",
+    "Admissions",
+    "Rate",
+    "RateState",
+    "Usage",
+]
+
+FORGOTTEN_GATEWAY_SECONDS = 3600.0
+LOG = structlog.get_logger("loraplex.admissions")
+DEFAULTS = AdmissionSettings()
+
+
+class Admissions:
+    """Of one gateway. Somebody must `run` it; `close` it before its stores."""
+
+    def __init__(
+        self,
+        database: Database,
+        redis: Valkey,
+        price: Price,
+        gateway_id: UUID,
+        settings: AdmissionSettings = DEFAULTS,
+        *,
+        patient: Valkey | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`redis` gives up after `settings.valkey_s`; `patient` serves what may take longer, as seeding does."""
+        self._price = price
+        self._gateway_id = gateway_id
+        self._settings = settings
+        self._requests = OpenRequests()
+        self._books = books = Books(database)
+        self._counters = counters = Counters(
+            redis, patient, lease_s=settings.lease_s, command_s=settings.valkey_s
+        )
+        self._policies = Policies(books.policy)
+        self._seeding = Seeding(books, counters, patient or redis, gateway_id)
+        self._share = LocalShare(clock)
+        breaker = Breaker()
+        self._settlements = Settlements(
+            books, counters, self._seeding, breaker, self._requests, settings.most_pending
+        )
+        self._reaper = Reaper(books, counters, self._requests, settings.lease_s, clock)
+        self._gate = Gate(
+            books=books,
+            counters=counters,
+            seeding=self._seeding,
+            policies=self._policies,
+            breaker=breaker,
+            share=self._share,
+            price=price,
+            gateway_id=gateway_id,
+            settings=settings,
+            tell_overdue=self._reaper.overdue.add,
+        )
+        self.upkeep = Upkeep(
+            books=books,
+            counters=counters,
+            breaker=breaker,
+            share=self._share,
+            requests=self._requests,
+            settlements=self._settlements,
+            reaper=self._reaper,
+            gateway_id=gateway_id,
+            settings=settings,
+        )
+
+    async def admit(self, request: AdmissionRequest) -> Admission:
+        """Whoever gets it must `settle` or `release` it.
+
+        Raises `PolicyStale`, `RateLimited`, `QuotaExhausted`, `QuotaUnavailable`, `DatabaseUnavailable`.
+        """
+        if len(self._requests.unbooked) >= self._settings.most_pending:
+            raise DatabaseUnavailable("too much usage waits for PostgreSQL; nothing more is admitted")
+        admission = await self._gate.admit(request)
+        self._requests.running[admission.id] = admission
+        return admission
+
+    async def settle(self, admission: Admission, usage: Usage) -> None:
+        """Returns when the usage is in the books, or when it waits for PostgreSQL. Harmless when repeated."""
+        pico = self._price.amount_pico(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        actual = Actual(usage.prompt_tokens + usage.completion_tokens, amount_nano(pico))
+        await self._end(admission, usage, pico, actual)
+
+    async def release(self, admission: Admission) -> None:
+        """As if the request had never been. Harmless when repeated, or after it was settled."""
+        await self._end(admission, None, 0, NOTHING_USED)
+
+    async def quotas(self, tenant_id: UUID) -> list[LimitUse]:
+        """What is used of every limit of the tenant, and of its keys and adapters that have some.
+
+        Raises `TenantNotFound`, `ValkeyUnavailable`, `DatabaseUnavailable`.
+        """
+        subjects = (await self._books.policy(tenant_id)).all_subjects(tenant_id)
+        uses = await self._counters.read(tenant_id, subjects)
+        if uses is None:
+            await self._seeding.seed(tenant_id)
+            uses = await self._counters.read(tenant_id, subjects)
+        if uses is None:
+            raise ValkeyUnavailable("the counters were lost while they were read; try again")
+        return uses
+
+    async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
+        """Why a request was denied, if it was of late. Raises `ValkeyUnavailable`."""
+        return await self._counters.explain(tenant_id, request_id)
+
+    async def publish(self, tenant_id: UUID) -> None:
+        """Tells all gateways that the tenant's keys or limits have changed; the books would stop stale callers anyway."""
+        try:
+            policy = await self._policies.refresh(tenant_id)
+            await self._counters.publish_policy(tenant_id, policy.policy_epoch)
+        except StoreUnavailable as error:
+            LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
+
+    async def run(self) -> None:
+        """Heartbeats, retries, probes and reaping, until it is cancelled."""
+        await self.upkeep.run()
+
+    async def close(self) -> None:
+        """What still waits for PostgreSQL is tried a last time."""
+        try:
+            await self._settlements.retry()
+            await self._books.gone(self._gateway_id, FORGOTTEN_GATEWAY_SECONDS)
+        except StoreUnavailable as error:
+            LOG.warning("the gateway could not take its leave", reason=str(error))
+        await self._books.close()
+
+    async def _end(self, admission: Admission, usage: Usage | None, pico: int, actual: Actual) -> None:
+        if self._requests.running.pop(admission.id, None) is None:
+            return
+        self._share.leave(admission.id, admission.hold.tokens - actual.tokens)
+        await self._settlements.settle(Ended(admission, usage_row(admission, usage, pico), actual))
+
+
+def usage_row(admission: Admission, usage: Usage | None, amount_pico: int) -> UsageRow:
+    """`usage` None: the request never began."""
+    hold = admission.hold
+    return UsageRow(
+        id=admission.id,
+        tenant_id=admission.tenant_id,
+        api_key_id=hold.api_key_id,
+        adapter_id=hold.adapter_id,
+        adapter_version=admission.adapter_version,
+        digest=admission.digest,
+        outcome=None if usage is None else usage.outcome,
+        prompt_tokens=0 if usage is None else usage.prompt_tokens,
+        cached_tokens=0 if usage is None else usage.cached_tokens,
+        completion_tokens=0 if usage is None else usage.completion_tokens,
+        amount_pico=amount_pico,
+        day=hold.day,
+        month=hold.month,
+        admitted_at=admission.admitted_at,
+    )

@@ -1,0 +1,220 @@
+"""Lets one request in: by the counters and the books together, or while the counters cannot be asked by this gateway's share.
+
+Invariant: a request is in only when the books have its reservation, under the epoch of the counters that admitted it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID
+
+import structlog
+
+from loraplex.tenants.admission.admission import Admission, AdmissionRequest, AdmissionSettings, RateState
+from loraplex.tenants.admission.books import Books
+from loraplex.tenants.admission.breaker import Breaker
+from loraplex.tenants.admission.counter_answer import Admitted, CounterAnswer, Denied, StalePolicy, Unseeded
+from loraplex.tenants.admission.counter_request import CounterRequest, Hold
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.local_share import LocalShare
+from loraplex.tenants.admission.periods import Periods, periods_of
+from loraplex.tenants.admission.policies import Policies
+from loraplex.tenants.admission.price import Price
+from loraplex.tenants.admission.refusals import rate_state, refusal
+from loraplex.tenants.admission.rows import ReservationRow, Reserved, ReservedUnder
+from loraplex.tenants.admission.seeding import Seeding
+from loraplex.tenants.errors import InvalidField, PolicyStale, QuotaUnavailable, ValkeyUnavailable
+
+TRIES = 10
+PAUSE_SECONDS = 0.02
+LOG = structlog.get_logger("loraplex.admission")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """`tell_overdue` hears of tenants that have leases to be reaped."""
+
+    books: Books
+    counters: Counters
+    seeding: Seeding
+    policies: Policies
+    breaker: Breaker
+    share: LocalShare
+    price: Price
+    gateway_id: UUID
+    settings: AdmissionSettings
+    tell_overdue: Callable[[UUID], None]
+
+    async def admit(self, request: AdmissionRequest) -> Admission:
+        """Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`."""
+        asked = await self._counter_request(request)
+        if not self.breaker.is_open:
+            try:
+                return await self._by_counters(request, asked)
+            except ValkeyUnavailable as error:
+                LOG.warning("the counters did not answer", reason=str(error))
+        return await self._by_share(request, asked)
+
+    async def _counter_request(self, request: AdmissionRequest) -> CounterRequest:
+        key = request.key
+        if key.tenant_id is None or key.policy_epoch is None:
+            raise InvalidField("key", "an operator's key admits no requests")
+        policy = await self.policies.of(key.tenant_id, key.policy_epoch)
+        return CounterRequest(
+            id=request.id,
+            tenant_id=key.tenant_id,
+            request_id=request.request_id,
+            policy_epoch=key.policy_epoch,
+            subjects=policy.subjects(key.tenant_id, key.api_key_id, request.adapter_id),
+            tokens=request.prompt_tokens + request.completion_tokens,
+            amount_nano=self.price.bound_nano(request.prompt_tokens, request.completion_tokens),
+        )
+
+    async def _by_counters(self, request: AdmissionRequest, asked: CounterRequest) -> Admission:
+        """Again while the counters are being seeded; an id that is still held there is not taken twice."""
+        for attempt in range(TRIES):
+            answer = await self._ask(asked)
+            if isinstance(answer, Admitted):
+                self._note(asked.tenant_id, answer.overdue)
+                periods = Periods(answer.day, answer.month)
+                kept = await self._reserve_or_release(request, asked, answer, periods)
+                if kept is not None:
+                    rate = rate_state(answer.decisions)
+                    return admission(request, asked, periods, kept.epoch, answer.at, rate, degraded=False)
+            elif isinstance(answer, Denied):
+                self._note(asked.tenant_id, answer.overdue)
+                raise refusal(answer)
+            elif isinstance(answer, StalePolicy):
+                raise PolicyStale(f"the caller's policy is older than epoch {answer.policy_epoch}")
+            elif not isinstance(answer, Unseeded):
+                raise InvalidField("id", f"admission {asked.id} has ended already")
+            settled_down = attempt == 0 and isinstance(answer, Admitted)
+            if settled_down or not await self.seeding.try_seed(asked.tenant_id):
+                await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
+        await self._release(asked)
+        raise QuotaUnavailable("the counters of this tenant are being seeded; try again")
+
+    async def _reserve_or_release(
+        self, request: AdmissionRequest, asked: CounterRequest, answer: Admitted, periods: Periods
+    ) -> ReservedUnder | None:
+        """None when a seeding came between: the counters that admitted it are, or will be, no longer in force."""
+        try:
+            row = self._row(request, asked, periods, answer.at, answer.epoch)
+            reserved = await self.books.reserve(row)
+        except BaseException:
+            await self._release(asked)
+            raise
+        if reserved.outcome is Reserved.POLICY_STALE:
+            await self._release(asked)
+            raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
+        return reserved if reserved.outcome is Reserved.KEPT else None
+
+    async def _by_share(self, request: AdmissionRequest, asked: CounterRequest) -> Admission:
+        if any(subject.limits.has_periods() for subject in asked.subjects):
+            raise QuotaUnavailable("what is left of a day's or month's quota cannot be told now; try again")
+        now = datetime.now(UTC)
+        periods = periods_of(now)
+        rate = self.share.admit(asked.id, asked.subjects, asked.tokens)
+        try:
+            reserved = await self.books.reserve(self._row(request, asked, periods, now, None))
+        except BaseException:
+            self.share.leave(asked.id, asked.tokens)
+            raise
+        if reserved.outcome is not Reserved.KEPT:
+            self.share.leave(asked.id, asked.tokens)
+            raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
+        return admission(request, asked, periods, reserved.epoch, now, rate, degraded=True)
+
+    async def _ask(self, asked: CounterRequest) -> CounterAnswer:
+        """Once more when Valkey failed at once, as a connection does that it has closed, or when this process stood still."""
+        begun = time.monotonic()
+        try:
+            try:
+                answer = await self._ask_once(asked)
+            except ValkeyUnavailable:
+                if 0.5 * self.settings.valkey_s < time.monotonic() - begun < 2 * self.settings.valkey_s:
+                    raise
+                answer = await self._ask_once(asked)
+        except ValkeyUnavailable:
+            self.breaker.failed()
+            raise
+        self.breaker.succeeded()
+        return answer
+
+    async def _ask_once(self, asked: CounterRequest) -> CounterAnswer:
+        """Bounds the wait for a turn too, behind those that Valkey keeps waiting."""
+        try:
+            async with asyncio.timeout(1.5 * self.settings.valkey_s):
+                return await self.counters.admit(asked)
+        except TimeoutError as error:
+            raise ValkeyUnavailable("too many requests wait for Valkey") from error
+
+    async def _release(self, asked: CounterRequest) -> None:
+        try:
+            await self.counters.release(asked.tenant_id, asked.id)
+        except ValkeyUnavailable as error:
+            LOG.warning("left to the reaper", admission=str(asked.id), reason=str(error))
+
+    def _note(self, tenant_id: UUID, overdue: int) -> None:
+        if overdue:
+            self.tell_overdue(tenant_id)
+
+    def _row(
+        self,
+        request: AdmissionRequest,
+        asked: CounterRequest,
+        periods: Periods,
+        at: datetime,
+        epoch: int | None,
+    ) -> ReservationRow:
+        return ReservationRow(
+            id=asked.id,
+            tenant_id=asked.tenant_id,
+            api_key_id=asked.api_key_id,
+            adapter_id=asked.adapter_id,
+            digest=request.digest,
+            gateway_id=self.gateway_id,
+            prompt_tokens=request.prompt_tokens,
+            completion_tokens=request.completion_tokens,
+            amount_nano=asked.amount_nano,
+            day=periods.day,
+            month=periods.month,
+            admitted_at=at,
+            lease_s=self.settings.lease_s,
+            epoch=epoch,
+            policy_epoch=asked.policy_epoch,
+        )
+
+
+def admission(
+    request: AdmissionRequest,
+    asked: CounterRequest,
+    periods: Periods,
+    epoch: int | None,
+    at: datetime,
+    rate: RateState,
+    *,
+    degraded: bool,
+) -> Admission:
+    hold = Hold(
+        id=asked.id,
+        api_key_id=asked.api_key_id,
+        adapter_id=asked.adapter_id,
+        tokens=asked.tokens,
+        amount_nano=asked.amount_nano,
+        day=periods.day,
+        month=periods.month,
+        epoch=epoch,
+    )
+    return Admission(
+        id=asked.id,
+        tenant_id=asked.tenant_id,
+        hold=hold,
+        adapter_version=request.adapter_version,
+        digest=request.digest,
+        admitted_at=at,
+        rate=rate,
+        degraded=degraded,
+    )

@@ -1,0 +1,122 @@
+"""This gateway's share of the rates and of the concurrency, for when the counters cannot be asked.
+
+Invariant: a share is floor(limit / live gateways), so all shares together never exceed the limit. A rate is a bucket as
+the counters have it: a share of S per minute holds S and refills S / 60 per second.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from loraplex.tenants.admission.admission import Rate, RateState
+from loraplex.tenants.admission.limits import Subject
+from loraplex.tenants.errors import RateLimited
+
+MOST_SUBJECTS = 100_000
+RETRY_SECONDS = 1.0
+NO_SHARE_RETRY_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Bucket:
+    """`lacking`: what has been taken and not refilled yet, as of `at`."""
+
+    lacking: float = 0.0
+    at: float = 0.0
+
+    def refill(self, share: int, now: float) -> None:
+        self.lacking = max(0.0, self.lacking - (now - self.at) * share / 60)
+        self.at = now
+
+
+@dataclass(slots=True)
+class SubjectUse:
+    """What one tenant, key or adapter uses of this gateway's share."""
+
+    requests: Bucket = field(default_factory=Bucket)
+    tokens: Bucket = field(default_factory=Bucket)
+    running: set[UUID] = field(default_factory=set)
+
+
+class LocalShare:
+    """Of all tenants; `live_gateways` is set by whoever counts them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.live_gateways = 1
+        self._clock = clock
+        self._uses: OrderedDict[tuple[str, UUID], SubjectUse] = OrderedDict()
+        self._running: dict[UUID, tuple[Subject, ...]] = {}
+
+    def admit(self, admission_id: UUID, subjects: tuple[Subject, ...], tokens: int) -> RateState:
+        """Takes from every limit or from none. Raises `RateLimited`."""
+        now = self._clock()
+        for subject in subjects:
+            self._check(subject, self._use(subject, now), tokens)
+        for subject in subjects:
+            use = self._use(subject, now)
+            use.requests.lacking += 1
+            use.tokens.lacking += tokens
+            use.running.add(admission_id)
+        self._running[admission_id] = subjects
+        return RateState(self._tightest(subjects, "requests", now), self._tightest(subjects, "tokens", now))
+
+    def leave(self, admission_id: UUID, unused_tokens: int) -> None:
+        """The request has ended: what it did not use comes back. Harmless for one that was not admitted here."""
+        for subject in self._running.pop(admission_id, ()):
+            use = self._uses.get((subject.level, subject.id))
+            if use is not None:
+                use.running.discard(admission_id)
+                use.tokens.lacking = max(0.0, use.tokens.lacking - unused_tokens)
+
+    def share(self, limit: int) -> int:
+        return limit // max(1, self.live_gateways)
+
+    def _use(self, subject: Subject, now: float) -> SubjectUse:
+        key = (subject.level, subject.id)
+        use = self._uses.setdefault(key, SubjectUse())
+        self._uses.move_to_end(key)
+        use.requests.refill(self.share(subject.limits.requests_per_minute or 0), now)
+        use.tokens.refill(self.share(subject.limits.tokens_per_minute or 0), now)
+        while len(self._uses) > MOST_SUBJECTS:
+            self._uses.popitem(last=False)
+        return use
+
+    def _check(self, subject: Subject, use: SubjectUse, tokens: int) -> None:
+        limits = subject.limits
+        most = limits.concurrent_requests
+        if most is not None and len(use.running) >= self.share(most):
+            raise self._refusal(subject, "concurrent_requests", most, RETRY_SECONDS)
+        for name, limit, bucket, asked in (
+            ("requests_per_minute", limits.requests_per_minute, use.requests, 1),
+            ("tokens_per_minute", limits.tokens_per_minute, use.tokens, tokens),
+        ):
+            if limit is None:
+                continue
+            share = self.share(limit)
+            if asked > share:
+                raise self._refusal(subject, name, limit, NO_SHARE_RETRY_SECONDS)
+            missing = bucket.lacking + asked - share
+            if missing > 0:
+                raise self._refusal(subject, name, limit, missing * 60 / share)
+
+    def _refusal(self, subject: Subject, name: str, limit: int, retry_after_s: float) -> RateLimited:
+        return RateLimited(
+            f"{name} of the {subject.level} is {limit}; while limits cannot be counted together, this gateway "
+            f"gives out {self.share(limit)} of it",
+            limit=name,
+            level=subject.level,
+            limit_value=limit,
+            retry_after_s=retry_after_s,
+        )
+
+    def _tightest(self, subjects: Sequence[Subject], kind: str, now: float) -> Rate | None:
+        rates = []
+        for subject in subjects:
+            limit = subject.limits.get(f"{kind}_per_minute")
+            if limit:
+                share, bucket = self.share(limit), getattr(self._use(subject, now), kind)
+                reset_s = bucket.lacking * 60 / share if share else 60.0
+                rates.append(Rate(limit, max(0, int(share - bucket.lacking)), reset_s))
+        return min(rates, key=lambda rate: rate.remaining, default=None)

@@ -1,0 +1,78 @@
+"""Gives up what nobody vouches for: requests of gateways that died, and what was admitted and never reserved.
+
+Invariant: only a gateway that itself could renew its leases for a whole lease gives up those of others, so that an outage
+of a store, which lets all leases run out together, kills no running request.
+"""
+
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+import structlog
+
+from loraplex.tenants.admission.books import Books
+from loraplex.tenants.admission.counter_request import NOTHING_USED
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.open_requests import OpenRequests
+
+LOG = structlog.get_logger("loraplex.reaper")
+
+
+class Reaper:
+    """Of one gateway, for all tenants. `overdue` are tenants whose counters have leases that ran out."""
+
+    def __init__(
+        self,
+        books: Books,
+        counters: Counters,
+        requests: OpenRequests,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.overdue: set[UUID] = set()
+        self._books = books
+        self._counters = counters
+        self._requests = requests
+        self._lease_s = lease_s
+        self._clock = clock
+        self._renewing_since: float | None = None
+
+    def renewed(self) -> None:
+        """This gateway has just renewed its leases in both stores."""
+        self._renewing_since = self._renewing_since or self._clock()
+
+    def failed_to_renew(self) -> None:
+        self._renewing_since = None
+
+    async def reap(self) -> int:
+        """How many requests were given up. Raises `StoreUnavailable`."""
+        if self._renewing_since is None or self._clock() - self._renewing_since < self._lease_s:
+            return 0
+        given_up = await self._give_up()
+        for tenant_id in [*self.overdue]:
+            if await self._release_expired(tenant_id):
+                self.overdue.discard(tenant_id)
+        return given_up
+
+    async def _give_up(self) -> int:
+        """What the books have open and nobody renews: nobody knows what became of it, and nothing is charged."""
+        rows = [row for row in await self._books.take_expired(self._lease_s) if row.id not in self._requests]
+        for row in rows:
+            LOG.warning("a request was given up", admission=str(row.id), tenant=str(row.tenant_id))
+            await self._books.settle(row)
+            self.overdue.add(row.tenant_id)
+        return len(rows)
+
+    async def _release_expired(self, tenant_id: UUID) -> bool:
+        """Ends leases that ran out, with what the books say was used. Returns whether none is left to look at again."""
+        expired = [each for each in await self._counters.expired(tenant_id) if each not in self._requests]
+        known = await self._books.known(expired) if expired else {}
+        done = True
+        for request_id in expired:
+            record = known.get(request_id)
+            if record is not None and record.actual is None:
+                done = False
+                continue
+            actual = NOTHING_USED if record is None or record.actual is None else record.actual
+            await self._counters.reap(tenant_id, request_id, actual)
+        return done

@@ -1,0 +1,35 @@
+"""What the counters' decisions mean to the caller: the tightest rates, or the limit that refused. Nothing secret is told."""
+
+from collections.abc import Sequence
+
+from loraplex.tenants.admission.admission import Rate, RateState
+from loraplex.tenants.admission.counter_answer import Decision, Denied
+from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
+
+
+def rate_state(decisions: Sequence[Decision]) -> RateState:
+    return RateState(_tightest(decisions, "requests_per_minute"), _tightest(decisions, "tokens_per_minute"))
+
+
+def refusal(denied: Denied) -> LimitExceeded:
+    """The error for the limit that holds longest."""
+    decision = denied.deciding
+    kind = QuotaExhausted if denied.exhausted else RateLimited
+    unit = " micro-units" if decision.name.startswith("budget") else ""
+    return kind(
+        f"{decision.name} of the {decision.level} is {decision.limit}{unit}: {decision.used} used, "
+        f"{decision.reserved} reserved, {decision.asked} asked",
+        limit=decision.name,
+        level=decision.level,
+        limit_value=decision.limit,
+        retry_after_s=decision.retry_after_s,
+    )
+
+
+def _tightest(decisions: Sequence[Decision], name: str) -> Rate | None:
+    rates = [
+        Rate(decision.limit, decision.remaining, decision.reset_s or 0.0)
+        for decision in decisions
+        if decision.name == name
+    ]
+    return min(rates, key=lambda rate: rate.remaining, default=None)

@@ -1,0 +1,53 @@
+"""Seeds lost or outdated counters from the books, so that few gateways do it at the same time.
+
+Invariant: the lock only saves work; two that seed at once take two epochs, and the counters keep the later one.
+"""
+
+import asyncio
+from uuid import UUID
+
+from loraplex.tenants.admission.books import Books
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.errors import ValkeyUnavailable
+from loraplex.tenants.valkey import ANSWER_SECONDS, FAILURES, Valkey, tenant_key
+
+LOCK_MILLISECONDS = 500
+
+
+class Seeding:
+    """Of all tenants of one gateway: one seeding at a time for each."""
+
+    def __init__(self, books: Books, counters: Counters, redis: Valkey, gateway_id: UUID) -> None:
+        self._books = books
+        self._counters = counters
+        self._redis = redis
+        self._gateway = str(gateway_id)
+        self._running: dict[UUID, asyncio.Task[int]] = {}
+
+    async def try_seed(self, tenant_id: UUID) -> bool:
+        """Seeds unless another gateway is at it. Raises `ValkeyUnavailable`, `DatabaseUnavailable`."""
+        if tenant_id in self._running or await self._locked(tenant_id):
+            await self.seed(tenant_id)
+            return True
+        return False
+
+    async def seed(self, tenant_id: UUID) -> int:
+        """The epoch in force, with all that is in the books. Raises `ValkeyUnavailable`, `DatabaseUnavailable`."""
+        task = self._running.get(tenant_id)
+        if task is None:
+            task = self._running[tenant_id] = asyncio.create_task(self._seed(tenant_id))
+            task.add_done_callback(lambda _: self._running.pop(tenant_id, None))
+        return await asyncio.shield(task)
+
+    async def _seed(self, tenant_id: UUID) -> int:
+        epoch, seed = await self._books.seed(tenant_id)
+        return await self._counters.seed(tenant_id, epoch, seed)
+
+    async def _locked(self, tenant_id: UUID) -> bool:
+        """The lock is not given back: counters seeded within its time are not seeded again by those who came late."""
+        key = tenant_key(tenant_id, "seeding")
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return bool(await self._redis.set(key, self._gateway, nx=True, px=LOCK_MILLISECONDS))
+        except (*FAILURES, TimeoutError) as error:
+            raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error

@@ -1,0 +1,138 @@
+"""Settles what has ended: first in the books, durably, then in the counters. Each step is repeated until it is done.
+
+Invariant: the counters are told only of what is in the books, and only where no seeding has told them already (README.md,
+"Epochs"); so a gateway that dies at any point leaves nothing that the reaper cannot finish.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import TypeVar
+from uuid import UUID
+
+import psycopg
+import structlog
+
+from loraplex.tenants.admission.books import Books
+from loraplex.tenants.admission.breaker import Breaker
+from loraplex.tenants.admission.counter_request import NOTHING_USED
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.open_requests import Ended, OpenRequests, Uncounted, Unheld
+from loraplex.tenants.admission.seeding import Seeding
+from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
+
+AT_ONCE = 64
+Item = TypeVar("Item")
+
+LOG = structlog.get_logger("loraplex.settlements")
+
+
+class Settlements:
+    """Of one gateway. `most_uncounted` bounds what is remembered while Valkey is away; beyond it tenants are seeded anew."""
+
+    def __init__(
+        self,
+        books: Books,
+        counters: Counters,
+        seeding: Seeding,
+        breaker: Breaker,
+        requests: OpenRequests,
+        most_uncounted: int,
+    ) -> None:
+        self._books = books
+        self._counters = counters
+        self._seeding = seeding
+        self._breaker = breaker
+        self._requests = requests
+        self._most_uncounted = most_uncounted
+        self._busy: set[UUID] = set()
+
+    async def settle(self, ended: Ended) -> None:
+        """Tries once; what could not be done stays for `retry`."""
+        self._requests.unbooked[ended.admission.id] = ended
+        await self._book(ended)
+
+    async def retry(self) -> None:
+        """Once more whatever is not done, until a store fails again."""
+        for waiting in _batches([*self._requests.unbooked.values()]):
+            await asyncio.gather(*map(self._book, waiting))
+            if any(ended.admission.id in self._requests.unbooked for ended in waiting):
+                return
+        for uncounted in _batches([*self._requests.uncounted.values()]):
+            await asyncio.gather(*map(self._count, uncounted))
+        for tenant_id in [*self._requests.reseed]:
+            if not self._breaker.is_open:
+                await self._seeding.seed(tenant_id)
+                self._requests.reseed.discard(tenant_id)
+
+    async def _book(self, ended: Ended) -> None:
+        request_id = ended.admission.id
+        if request_id in self._busy:
+            return
+        self._busy.add(request_id)
+        try:
+            told = await self._written(ended)
+        except DatabaseUnavailable as error:
+            LOG.warning("usage waits for PostgreSQL", admission=str(request_id), reason=str(error))
+            return
+        finally:
+            self._busy.discard(request_id)
+        self._requests.unbooked.pop(request_id, None)
+        for each in told:
+            await self._count(each)
+
+    async def _written(self, ended: Ended) -> list[Uncounted]:
+        """What the counters are to be told, now that it is in the books."""
+        admission, row = ended.admission, ended.row
+        nothing = Uncounted(admission.tenant_id, admission.hold, NOTHING_USED, None, Unheld.LEAVE)
+        try:
+            booked = await self._books.settle(row)
+            if row.outcome is None:
+                return [replace(nothing, epoch=booked.epoch)]
+            if booked.written:
+                return [replace(nothing, actual=ended.actual, epoch=booked.epoch, unheld=Unheld.CHARGE)]
+            if not await self._books.was_given_up(row.id):
+                return [replace(nothing, actual=ended.actual, epoch=booked.epoch, unheld=Unheld.SEED)]
+            LOG.warning("a request that was given up has ended", admission=str(row.id))
+            late = await self._books.settle(replace(row, id=row.late_id))
+        except psycopg.Error as error:
+            LOG.error("no table takes this usage", admission=str(row.id), reason=type(error).__name__)
+            return [nothing]
+        hold = replace(admission.hold, id=row.late_id)
+        unheld = Unheld.CHARGE if late.written else Unheld.SEED
+        return [nothing, Uncounted(admission.tenant_id, hold, ended.actual, late.epoch, unheld)]
+
+    async def _count(self, uncounted: Uncounted) -> None:
+        self._remember(uncounted)
+        if self._breaker.is_open:
+            return
+        try:
+            await self._tell(uncounted)
+        except StoreUnavailable as error:
+            if isinstance(error, ValkeyUnavailable):
+                self._breaker.failed()
+            LOG.warning("the counters wait for usage", admission=str(uncounted.hold.id), reason=str(error))
+            return
+        self._requests.uncounted.pop(uncounted.hold.id, None)
+
+    async def _tell(self, uncounted: Uncounted) -> None:
+        """A seeding under way may have read the books before the usage was written: then another one follows."""
+        tenant_id, hold, epoch = uncounted.tenant_id, uncounted.hold, uncounted.epoch
+        if epoch is not None and epoch != hold.epoch:
+            counted_under = (await self._counters.heartbeat(tenant_id, [])).epoch
+            if counted_under is None or counted_under < epoch:
+                await self._seeding.seed(tenant_id)
+        charge = replace(hold, epoch=epoch) if uncounted.unheld is Unheld.CHARGE else None
+        settled = await self._counters.settle(tenant_id, hold.id, uncounted.actual, charge=charge)
+        if uncounted.unheld is Unheld.SEED and not settled.found:
+            await self._seeding.seed(tenant_id)
+
+    def _remember(self, uncounted: Uncounted) -> None:
+        remembered = self._requests.uncounted
+        remembered[uncounted.hold.id] = uncounted
+        if len(remembered) > self._most_uncounted:
+            self._requests.reseed.update(each.tenant_id for each in remembered.values())
+            remembered.clear()
+
+
+def _batches(items: list[Item]) -> list[list[Item]]:
+    return [items[first : first + AT_ONCE] for first in range(0, len(items), AT_ONCE)]

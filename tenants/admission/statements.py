@@ -1,0 +1,160 @@
+"""The statements of the books, each one transaction over many rows that come as one JSON text.
+
+Invariant (README, "Epochs"): whoever adds or removes a reservation holds its tenant's epoch row in share mode until the
+commit, so that seeding, which takes the next epoch, sees all of it or none.
+"""
+
+from typing import Final, LiteralString
+
+from sqlalchemy import text
+
+RESERVATION_COLUMNS: Final = """
+    SELECT * FROM json_to_recordset(%s::json) AS a (
+        id uuid, tenant_id uuid, api_key_id uuid, adapter_id uuid, digest text, gateway_id uuid,
+        prompt_tokens bigint, completion_tokens bigint, amount_nano bigint, day text, month text,
+        admitted_at timestamptz, lease_s double precision, epoch bigint, policy_epoch bigint
+    )
+"""
+# Locked rows are about to change, so what was admitted under them is out of date: no need to wait to say so.
+SHARED_EPOCHS: Final = """
+    SELECT e.tenant_id, e.epoch FROM admission_epochs e
+    WHERE e.tenant_id IN (SELECT a.tenant_id FROM asked a) FOR SHARE SKIP LOCKED
+"""
+# What was admitted without counters belongs to the epoch that it meets; before the first seeding that is zero.
+MET_EPOCHS: Final = """
+    INSERT INTO admission_epochs AS e (tenant_id, epoch)
+    SELECT DISTINCT a.tenant_id, 0 FROM asked a JOIN tenants t ON t.id = a.tenant_id ORDER BY a.tenant_id
+    ON CONFLICT (tenant_id) DO UPDATE SET epoch = e.epoch
+    RETURNING tenant_id, epoch
+"""
+KEEP_RESERVATIONS: Final = """
+    INSERT INTO reservations (
+        id, tenant_id, api_key_id, adapter_id, digest, gateway_id, prompt_tokens, completion_tokens, amount_nano,
+        day, month, admitted_at, expires_at
+    )
+    SELECT a.id, a.tenant_id, a.api_key_id, a.adapter_id, a.digest, a.gateway_id, a.prompt_tokens,
+        a.completion_tokens, a.amount_nano, a.day, a.month, a.admitted_at, now() + make_interval(secs => a.lease_s)
+    FROM asked a
+    JOIN tenants t ON t.id = a.tenant_id AND t.policy_epoch = a.policy_epoch
+    JOIN locked l ON l.tenant_id = a.tenant_id AND l.epoch = coalesce(a.epoch, l.epoch)
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id
+"""
+TOLD: Final = """
+SELECT a.id, k.id IS NOT NULL, coalesce(t.policy_epoch = a.policy_epoch, false), l.epoch
+FROM asked a LEFT JOIN kept k ON k.id = a.id LEFT JOIN tenants t ON t.id = a.tenant_id
+LEFT JOIN locked l ON l.tenant_id = a.tenant_id
+"""
+
+
+def _reserve(epochs: LiteralString) -> LiteralString:
+    return (
+        f"WITH asked AS MATERIALIZED ({RESERVATION_COLUMNS}), locked AS MATERIALIZED ({epochs}), "
+        f"kept AS ({KEEP_RESERVATIONS}) {TOLD}"
+    )
+
+
+RESERVE: Final = _reserve(SHARED_EPOCHS)
+RESERVE_UNSEEN: Final = _reserve(MET_EPOCHS)
+
+# Rows without an outcome were never used: their reservation goes and nothing is written. Epochs are locked before totals,
+# and totals in one order, so that two statements never wait for each other.
+SETTLE: Final = """
+WITH given AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(%s::json) AS g (
+        id uuid, tenant_id uuid, api_key_id uuid, adapter_id uuid, adapter_version integer, digest text, outcome text,
+        prompt_tokens bigint, cached_tokens bigint, completion_tokens bigint, amount_pico bigint,
+        day text, month text, admitted_at timestamptz
+    )
+), locked AS MATERIALIZED (
+    SELECT e.tenant_id, e.epoch FROM admission_epochs e
+    WHERE e.tenant_id IN (SELECT g.tenant_id FROM given g) ORDER BY e.tenant_id FOR SHARE
+), written AS (
+    INSERT INTO usage_records (
+        request_id, tenant_id, api_key_id, adapter_id, adapter_version, digest, outcome, prompt_tokens, cached_tokens,
+        completion_tokens, amount_pico, day, month, admitted_at
+    )
+    SELECT g.id, g.tenant_id, g.api_key_id, g.adapter_id, g.adapter_version, g.digest, g.outcome, g.prompt_tokens,
+        g.cached_tokens, g.completion_tokens, g.amount_pico, g.day, g.month, g.admitted_at
+    FROM given g LEFT JOIN locked l ON l.tenant_id = g.tenant_id
+    WHERE g.outcome IS NOT NULL ORDER BY g.id
+    ON CONFLICT (request_id) DO NOTHING
+    RETURNING request_id, tenant_id, api_key_id, adapter_id, prompt_tokens + completion_tokens AS tokens,
+        (amount_pico + 999) / 1000 AS amount_nano, day, month
+), removed AS (
+    DELETE FROM reservations r USING given g WHERE r.id = g.id
+), sums AS (
+    SELECT w.tenant_id, s.level, s.subject_id, p.period, count(*) AS requests, sum(w.tokens)::bigint AS tokens,
+        sum(w.amount_nano)::bigint AS amount_nano
+    FROM written w
+    CROSS JOIN LATERAL (
+        VALUES ('tenant', w.tenant_id), ('key', w.api_key_id), ('adapter', w.adapter_id)
+    ) s (level, subject_id)
+    CROSS JOIN LATERAL (VALUES (w.day), (w.month)) p (period)
+    WHERE s.subject_id IS NOT NULL
+    GROUP BY w.tenant_id, s.level, s.subject_id, p.period
+), totals AS (
+    INSERT INTO usage_totals AS u (tenant_id, level, subject_id, period, requests, tokens, amount_nano)
+    SELECT * FROM sums ORDER BY tenant_id, level, subject_id, period
+    ON CONFLICT (tenant_id, level, subject_id, period) DO UPDATE SET requests = u.requests + excluded.requests,
+        tokens = u.tokens + excluded.tokens, amount_nano = u.amount_nano + excluded.amount_nano
+    RETURNING tenant_id, level, subject_id, period, tokens, amount_nano
+), crossed AS (
+    INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value)
+    SELECT gen_random_uuid(), u.tenant_id, u.level, u.subject_id, b.limit_name, u.period, h.threshold, b.used,
+        b.limit_value
+    FROM totals u
+    CROSS JOIN LATERAL (
+        SELECT * FROM quotas q WHERE u.level = 'tenant' AND q.tenant_id = u.tenant_id
+            AND q.api_key_id IS NULL AND q.adapter_id IS NULL
+        UNION ALL
+        SELECT * FROM quotas q WHERE u.level = 'key' AND q.tenant_id = u.tenant_id AND q.api_key_id = u.subject_id
+        UNION ALL
+        SELECT * FROM quotas q WHERE u.level = 'adapter' AND q.tenant_id = u.tenant_id
+            AND q.api_key_id IS NULL AND q.adapter_id = u.subject_id
+    ) q
+    CROSS JOIN LATERAL (VALUES
+        ('tokens_per_day', 'd', u.tokens, q.tokens_per_day, 1),
+        ('tokens_per_month', 'm', u.tokens, q.tokens_per_month, 1),
+        ('budget_per_day', 'd', u.amount_nano / 1000, q.budget_per_day, 1000),
+        ('budget_per_month', 'm', u.amount_nano / 1000, q.budget_per_month, 1000)
+    ) b (limit_name, kind, used, limit_value, unit)
+    CROSS JOIN (VALUES (80), (100)) h (threshold)
+    WHERE b.kind = left(u.period, 1) AND b.limit_value > 0
+        AND (CASE b.unit WHEN 1 THEN u.tokens ELSE u.amount_nano END)::numeric * 100
+            >= b.limit_value::numeric * b.unit * h.threshold
+    ON CONFLICT DO NOTHING
+)
+SELECT g.id, w.request_id IS NOT NULL, l.epoch
+FROM given g LEFT JOIN written w ON w.request_id = g.id LEFT JOIN locked l ON l.tenant_id = g.tenant_id
+"""
+
+OUTCOME: Final = "SELECT outcome FROM usage_records WHERE request_id = %s"
+RENEW: Final = """
+UPDATE reservations SET expires_at = now() + make_interval(secs => %s) WHERE id = ANY(%s)
+RETURNING id
+"""
+# What nobody vouches for any longer, oldest first; put off, so that no other gateway takes it at the same time.
+EXPIRED: Final = """
+UPDATE reservations r SET expires_at = now() + make_interval(secs => %s)
+FROM (
+    SELECT id FROM reservations WHERE expires_at < now() ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED
+) e
+WHERE r.id = e.id
+RETURNING r.id, r.tenant_id, r.api_key_id, r.adapter_id, r.digest, r.day, r.month, r.admitted_at
+"""
+# Without tokens: it is open.
+KNOWN: Final = """
+SELECT request_id, prompt_tokens + completion_tokens, amount_pico FROM usage_records WHERE request_id = ANY(%s)
+UNION ALL SELECT id, NULL, NULL FROM reservations WHERE id = ANY(%s)
+"""
+FIRST_EPOCH: Final = 1
+NEXT_EPOCH: Final = text(f"""
+INSERT INTO admission_epochs AS e (tenant_id, epoch) VALUES (:tenant_id, {FIRST_EPOCH})
+ON CONFLICT (tenant_id) DO UPDATE SET epoch = e.epoch + 1 RETURNING epoch
+""")
+SEEN: Final = """
+INSERT INTO gateways (id, seen_at) VALUES (%s, now()) ON CONFLICT (id) DO UPDATE SET seen_at = now() RETURNING id
+"""
+GONE: Final = "DELETE FROM gateways WHERE id = %s OR seen_at < now() - make_interval(secs => %s) RETURNING id"
+LIVE: Final = "SELECT count(*) FROM gateways WHERE seen_at > now() - make_interval(secs => %s)"

@@ -1,0 +1,89 @@
+"""What a gateway does beside its requests: says that it lives, renews leases, repeats what failed, probes, and reaps.
+
+Invariant: no failure ends a task; each is tried again in its time, and told to the log.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+import psycopg
+import structlog
+
+from loraplex.tenants.admission.admission import AdmissionSettings
+from loraplex.tenants.admission.books import Books
+from loraplex.tenants.admission.breaker import Breaker
+from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.local_share import LocalShare
+from loraplex.tenants.admission.open_requests import OpenRequests
+from loraplex.tenants.admission.reaper import Reaper
+from loraplex.tenants.admission.settlements import Settlements
+from loraplex.tenants.errors import TenantsError, ValkeyUnavailable
+
+HOLDS_AT_ONCE = 256
+LOG = structlog.get_logger("loraplex.admission_upkeep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """Of one gateway."""
+
+    books: Books
+    counters: Counters
+    breaker: Breaker
+    share: LocalShare
+    requests: OpenRequests
+    settlements: Settlements
+    reaper: Reaper
+    gateway_id: UUID
+    settings: AdmissionSettings
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        settings = self.settings
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_repeat(self.beat, settings.heartbeat_s))
+            tasks.create_task(_repeat(self.settlements.retry, settings.retry_s))
+            tasks.create_task(_repeat(self.probe, settings.probe_s))
+            tasks.create_task(_repeat(self.reaper.reap, settings.heartbeat_s))
+
+    async def beat(self) -> None:
+        """Renews this gateway and all its requests, in both stores."""
+        try:
+            self.share.live_gateways = await self.books.seen(self.gateway_id, self.settings.gateway_live_s)
+            ids = [admission.id for admission in self.requests.vouched_for()]
+            await self.books.renew(ids, self.settings.lease_s)
+            if self.breaker.is_open:
+                raise ValkeyUnavailable("Valkey is not asked until a probe has succeeded")
+            await self._renew_leases()
+        except BaseException:
+            self.reaper.failed_to_renew()
+            raise
+        self.reaper.renewed()
+
+    async def probe(self) -> None:
+        """Closes the breaker once Valkey knows again of all that runs here."""
+        if not self.breaker.is_open:
+            return
+        try:
+            await self.counters.heartbeat(self.gateway_id, [])
+            await self._renew_leases()
+        except ValkeyUnavailable:
+            return
+        self.breaker.close()
+        LOG.warning("the counters answer again")
+
+    async def _renew_leases(self) -> None:
+        for tenant_id, holds in self.requests.holds().items():
+            for first in range(0, len(holds), HOLDS_AT_ONCE):
+                await self.counters.heartbeat(tenant_id, holds[first : first + HOLDS_AT_ONCE])
+
+
+async def _repeat(step: Callable[[], Awaitable[object]], seconds: float) -> None:
+    while True:
+        try:
+            await step()
+        except (TenantsError, psycopg.Error) as error:
+            LOG.warning("will be tried again", step=step.__name__, reason=str(error))
+        await asyncio.sleep(seconds)

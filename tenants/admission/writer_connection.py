@@ -1,0 +1,74 @@
+"""One connection that keeps books: prepared statements, each its own transaction, as the role that row-level security binds.
+
+Invariant: the role is taken when the connection is made and checked before its first statement; no statement outlives
+its time limit, and a connection that failed is never used again.
+"""
+
+import asyncio
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import AsyncConnection
+
+from loraplex.tenants.database import CONNECT_SECONDS, parse_database_url
+from loraplex.tenants.errors import DatabaseUnavailable, RoleUnsafe
+
+ROLE = "app_writer"
+STATEMENT_SECONDS = 5.0
+LOCK_SECONDS = 2.0
+WHO_AM_I = "SELECT current_user::text, rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
+
+
+class WriterConnection:
+    """Opens itself when first used, and anew after a failure; one statement at a time.
+
+    `durable` False does not wait for the disk: what was committed in the last moments before a crash of PostgreSQL may be
+    lost, never half of it.
+    """
+
+    def __init__(self, url: str, *, durable: bool) -> None:
+        address = parse_database_url(url).set(drivername="postgresql")
+        self._address = address.render_as_string(hide_password=False)
+        self._options = (
+            f"-c role={ROLE} -c synchronous_commit={'on' if durable else 'off'} "
+            f"-c statement_timeout={int(STATEMENT_SECONDS * 1000)} -c lock_timeout={int(LOCK_SECONDS * 1000)}"
+        )
+        self._connection: AsyncConnection[Any] | None = None
+        self._turn = asyncio.Lock()
+
+    async def fetch(self, statement: LiteralString, *parameters: object) -> list[tuple[Any, ...]]:
+        """The rows of one statement, committed. Raises `DatabaseUnavailable`, and `psycopg.Error` for what PostgreSQL refuses."""
+        async with self._turn:
+            try:
+                async with asyncio.timeout(STATEMENT_SECONDS + CONNECT_SECONDS):
+                    connection = self._connection or await self._open()
+                    cursor = await connection.execute(statement, parameters, prepare=True)
+                    return await cursor.fetchall()
+            except (psycopg.OperationalError, psycopg.InterfaceError, OSError, TimeoutError) as error:
+                await self._drop()
+                raise DatabaseUnavailable(
+                    f"PostgreSQL did not keep the books: {type(error).__name__}"
+                ) from error
+            except asyncio.CancelledError:
+                await self._drop()
+                raise
+
+    async def close(self) -> None:
+        async with self._turn:
+            await self._drop()
+
+    async def _open(self) -> AsyncConnection[Any]:
+        connection: AsyncConnection[Any] = await AsyncConnection.connect(
+            self._address, autocommit=True, connect_timeout=CONNECT_SECONDS, options=self._options
+        )
+        self._connection = connection
+        user, bypasses = await (await connection.execute(WHO_AM_I)).fetchone() or ("nobody", True)
+        if user != ROLE or bypasses:
+            await self._drop()
+            raise RoleUnsafe(f"the books are kept as {ROLE} under row-level security, not as {user}")
+        return connection
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
