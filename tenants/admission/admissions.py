@@ -93,6 +93,7 @@ class Admissions:
             gateway_id=gateway_id,
             settings=settings,
             tell_overdue=self._reaper.overdue.add,
+            abandon=self._settlements.abandon,
         )
         self.upkeep = Upkeep(
             books=books,

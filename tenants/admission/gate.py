@@ -34,7 +34,9 @@ LOG = structlog.get_logger("loraplex.admission")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """`tell_overdue` hears of tenants that have leases to be reaped."""
+    """`tell_overdue` hears of tenants that have leases to be reaped; `abandon`, of (tenant, id) that Valkey may still admit
+    when it goes on, though the request was refused.
+    """
 
     books: Books
     counters: Counters
@@ -46,16 +48,22 @@ class Gate:
     gateway_id: UUID
     settings: AdmissionSettings
     tell_overdue: Callable[[UUID], None]
+    abandon: Callable[[UUID, UUID], None]
 
     async def admit(self, request: AdmissionRequest) -> Admission:
         """Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`."""
         asked = await self._counter_request(request)
-        if not self.breaker.is_open:
-            try:
-                return await self._by_counters(request, asked)
-            except ValkeyUnavailable as error:
-                LOG.warning("the counters did not answer", reason=str(error))
-        return await self._by_share(request, asked)
+        if self.breaker.is_open:
+            return await self._by_share(request, asked)
+        try:
+            return await self._by_counters(request, asked)
+        except ValkeyUnavailable as error:
+            LOG.warning("the counters did not answer", reason=str(error))
+        try:
+            return await self._by_share(request, asked)
+        except BaseException:
+            self.abandon(asked.tenant_id, asked.id)
+            raise
 
     async def _counter_request(self, request: AdmissionRequest) -> CounterRequest:
         key = request.key
@@ -155,7 +163,8 @@ class Gate:
         try:
             await self.counters.release(asked.tenant_id, asked.id)
         except ValkeyUnavailable as error:
-            LOG.warning("left to the reaper", admission=str(asked.id), reason=str(error))
+            LOG.warning("will be released later", admission=str(asked.id), reason=str(error))
+            self.abandon(asked.tenant_id, asked.id)
 
     def _note(self, tenant_id: UUID, overdue: int) -> None:
         if overdue:

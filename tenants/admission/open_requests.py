@@ -32,13 +32,16 @@ class Unheld(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """What the counters are still to be told. `epoch`: the tenant's when it was written into the books."""
+    """What the counters are still to be told. `epoch`: the tenant's when it was written into the books; `hold`: as which it
+    was admitted, None if it was refused.
+    """
 
     tenant_id: UUID
-    hold: Hold
+    id: UUID
     actual: Actual
-    epoch: int | None
-    unheld: Unheld
+    epoch: int | None = None
+    unheld: Unheld = Unheld.LEAVE
+    hold: Hold | None = None
 
 
 @dataclass(slots=True)

@@ -51,6 +51,10 @@ class Settlements:
         self._requests.unbooked[ended.admission.id] = ended
         await self._book(ended)
 
+    def abandon(self, tenant_id: UUID, request_id: UUID) -> None:
+        """A refused request that the counters may still admit is released when they answer again."""
+        self._remember(Uncounted(tenant_id, request_id, NOTHING_USED))
+
     async def retry(self) -> None:
         """Once more whatever is not done, until a store fails again."""
         for waiting in _batches([*self._requests.unbooked.values()]):
@@ -83,7 +87,7 @@ class Settlements:
     async def _written(self, ended: Ended) -> list[Uncounted]:
         """What the counters are to be told, now that it is in the books."""
         admission, row = ended.admission, ended.row
-        nothing = Uncounted(admission.tenant_id, admission.hold, NOTHING_USED, None, Unheld.LEAVE)
+        nothing = Uncounted(admission.tenant_id, row.id, NOTHING_USED, hold=admission.hold)
         try:
             booked = await self._books.settle(row)
             if row.outcome is None:
@@ -97,9 +101,10 @@ class Settlements:
         except psycopg.Error as error:
             LOG.error("no table takes this usage", admission=str(row.id), reason=type(error).__name__)
             return [nothing]
-        hold = replace(admission.hold, id=row.late_id)
         unheld = Unheld.CHARGE if late.written else Unheld.SEED
-        return [nothing, Uncounted(admission.tenant_id, hold, ended.actual, late.epoch, unheld)]
+        hold = replace(admission.hold, id=row.late_id)
+        told = replace(nothing, id=hold.id, hold=hold)
+        return [nothing, replace(told, actual=ended.actual, epoch=late.epoch, unheld=unheld)]
 
     async def _count(self, uncounted: Uncounted) -> None:
         self._remember(uncounted)
@@ -110,25 +115,27 @@ class Settlements:
         except StoreUnavailable as error:
             if isinstance(error, ValkeyUnavailable):
                 self._breaker.failed()
-            LOG.warning("the counters wait for usage", admission=str(uncounted.hold.id), reason=str(error))
+            LOG.warning("the counters wait for usage", admission=str(uncounted.id), reason=str(error))
             return
-        self._requests.uncounted.pop(uncounted.hold.id, None)
+        self._requests.uncounted.pop(uncounted.id, None)
 
     async def _tell(self, uncounted: Uncounted) -> None:
         """A seeding under way may have read the books before the usage was written: then another one follows."""
         tenant_id, hold, epoch = uncounted.tenant_id, uncounted.hold, uncounted.epoch
-        if epoch is not None and epoch != hold.epoch:
+        if hold is not None and epoch is not None and epoch != hold.epoch:
             counted_under = (await self._counters.heartbeat(tenant_id, [])).epoch
             if counted_under is None or counted_under < epoch:
                 await self._seeding.seed(tenant_id)
-        charge = replace(hold, epoch=epoch) if uncounted.unheld is Unheld.CHARGE else None
-        settled = await self._counters.settle(tenant_id, hold.id, uncounted.actual, charge=charge)
+        charge = None
+        if hold is not None and uncounted.unheld is Unheld.CHARGE:
+            charge = replace(hold, epoch=epoch)
+        settled = await self._counters.settle(tenant_id, uncounted.id, uncounted.actual, charge=charge)
         if uncounted.unheld is Unheld.SEED and not settled.found:
             await self._seeding.seed(tenant_id)
 
     def _remember(self, uncounted: Uncounted) -> None:
         remembered = self._requests.uncounted
-        remembered[uncounted.hold.id] = uncounted
+        remembered[uncounted.id] = uncounted
         if len(remembered) > self._most_uncounted:
             self._requests.reseed.update(each.tenant_id for each in remembered.values())
             remembered.clear()

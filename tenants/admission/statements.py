@@ -116,8 +116,8 @@ WITH given AS MATERIALIZED (
     CROSS JOIN LATERAL (VALUES
         ('tokens_per_day', 'd', u.tokens, q.tokens_per_day, 1),
         ('tokens_per_month', 'm', u.tokens, q.tokens_per_month, 1),
-        ('budget_per_day', 'd', u.amount_nano / 1000, q.budget_per_day, 1000),
-        ('budget_per_month', 'm', u.amount_nano / 1000, q.budget_per_month, 1000)
+        ('budget_per_day', 'd', (u.amount_nano + 999) / 1000, q.budget_per_day, 1000),
+        ('budget_per_month', 'm', (u.amount_nano + 999) / 1000, q.budget_per_month, 1000)
     ) b (limit_name, kind, used, limit_value, unit)
     CROSS JOIN (VALUES (80), (100)) h (threshold)
     WHERE b.kind = left(u.period, 1) AND b.limit_value > 0

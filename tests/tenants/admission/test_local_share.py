@@ -1,0 +1,76 @@
+"""A gateway's share of the limits: floors, all or nothing, and back again."""
+
+from uuid import UUID
+
+import pytest
+
+from loraplex.tenants.admission.limits import Limits, Subject
+from loraplex.tenants.admission.local_share import LocalShare
+from loraplex.tenants.errors import RateLimited
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def subject(**limits: int) -> Subject:
+    return Subject("tenant", UUID(int=1), Limits(**limits))
+
+
+def admitted(share: LocalShare, *subjects: Subject, tokens: int = 1, most: int = 100) -> int:
+    """How many pass before the first refusal."""
+    for number in range(most):
+        try:
+            share.admit(UUID(int=1000 + number), subjects, tokens)
+        except RateLimited:
+            return number
+    return most
+
+
+@pytest.mark.parametrize(("gateways", "passing"), [(1, 10), (3, 3), (4, 2), (11, 0)])
+def test_a_share_is_the_limit_by_the_gateways_that_live(gateways: int, passing: int) -> None:
+    share = LocalShare(Clock())
+    share.live_gateways = gateways
+    assert admitted(share, subject(requests_per_minute=10)) == passing
+    assert admitted(share, subject(concurrent_requests=passing * gateways)) == 0
+
+
+def test_a_bucket_refills_by_its_share() -> None:
+    clock = Clock()
+    share = LocalShare(clock)
+    share.live_gateways = 2
+    limited = subject(tokens_per_minute=240)
+    assert admitted(share, limited, tokens=60) == 2
+    with pytest.raises(RateLimited) as refused:
+        share.admit(UUID(int=1), (limited,), 60)
+    assert (refused.value.limit, refused.value.retry_after_s) == ("tokens_per_minute", 30.0)
+    clock.now = 30.0
+    assert admitted(share, limited, tokens=60) == 1
+
+
+def test_a_refusal_takes_nothing_from_other_levels() -> None:
+    share = LocalShare(Clock())
+    tenant, key = subject(requests_per_minute=5), Subject("key", UUID(int=2), Limits(concurrent_requests=0))
+    assert admitted(share, tenant, key) == 0
+    assert admitted(share, tenant) == 5
+
+
+def test_what_was_not_used_and_what_ended_comes_back() -> None:
+    share = LocalShare(Clock())
+    limited = subject(tokens_per_minute=100, concurrent_requests=1)
+    share.admit(UUID(int=1), (limited,), 100)
+    for _ in range(2):
+        share.leave(UUID(int=1), 90)
+    rate = share.admit(UUID(int=2), (limited,), 90).tokens
+    assert rate is not None
+    assert (rate.limit, rate.remaining) == (100, 0)
+
+
+def test_more_than_a_share_can_ever_hold_is_refused() -> None:
+    share = LocalShare(Clock())
+    share.live_gateways = 2
+    with pytest.raises(RateLimited, match="gives out 50"):
+        share.admit(UUID(int=1), (subject(tokens_per_minute=100),), 51)

@@ -1,0 +1,147 @@
+"""Valkey hangs: requests hardly wait, rates are shared out, budgets are refused, and nothing is forgotten afterwards."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from tests.tenants.admission.house import check_books, make_house, set_limits, usage, used
+
+from loraplex.platform.embedded.binaries import find_valkey
+from loraplex.tenants.admission.admission import Admission, AdmissionSettings
+from loraplex.tenants.admission.admissions import Admissions
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import QuotaUnavailable, RateLimited
+
+SETTINGS = AdmissionSettings()
+START_SECONDS = 20.0
+REQUESTS, SHARE = 60, 25
+
+
+@dataclass(frozen=True)
+class OwnValkey:
+    """A server that tests may stop and let go on."""
+
+    url: str
+    pid: int
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def own_valkey(tmp_path: Path) -> Iterator[OwnValkey]:
+    socket = tmp_path / "valkey.sock"
+    arguments = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+    server = subprocess.Popen([find_valkey(), *arguments], stdout=subprocess.DEVNULL)
+    url = f"unix://{socket}"
+    deadline = time.monotonic() + START_SECONDS
+    with redis.Redis.from_url(url) as client:
+        while not _answers(client):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    yield OwnValkey(url, server.pid)
+    server.kill()
+    server.wait()
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+async def until_answered(gateway: Admissions) -> None:
+    while gateway.upkeep.breaker.is_open:
+        await gateway.upkeep.probe()
+        await asyncio.sleep(0.01)
+
+
+async def all_told(gateway: Admissions) -> None:
+    while gateway.upkeep.requests.uncounted:
+        await gateway.upkeep.settlements.retry()
+        await until_answered(gateway)
+
+
+async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_valkey: OwnValkey) -> None:
+    house = await make_house(database, own_valkey.url, requests_per_minute=2 * SHARE)
+    waits: list[float] = []
+    admitted: list[Admission] = []
+
+    async with house.gateway(SETTINGS) as gateway, house.gateway(SETTINGS) as other:
+        for each in (other, gateway, other):
+            await each.upkeep.beat()
+        running = await gateway.admit(house.request())
+        with own_valkey.hanging():
+            for _ in range(REQUESTS):
+                begun = time.monotonic()
+                try:
+                    admitted.append(await gateway.admit(house.request()))
+                except RateLimited as error:
+                    assert error.limit == "requests_per_minute"
+                waits.append(time.monotonic() - begun)
+            assert len(admitted) == SHARE
+            assert all(admission.degraded for admission in admitted)
+            assert sum(wait > 0.04 for wait in waits) <= 8, "after three failures nobody waits"
+            assert sorted(waits)[REQUESTS * 9 // 10] <= 0.1
+            for admission in [running, *admitted[:20]]:
+                await gateway.settle(admission, usage(admission))
+            assert len(gateway.upkeep.requests.uncounted) == 21
+        await until_answered(gateway)
+        uses = await used(gateway, house.tenant_id)
+        assert uses["concurrent_requests"].used >= SHARE - 20, "what runs is known again"
+        for admission in admitted[20:]:
+            await gateway.settle(admission, usage(admission))
+        lasting = await gateway.admit(house.request())
+        assert not lasting.degraded
+        await gateway.settle(lasting, usage(lasting))
+        await all_told(gateway)
+        assert (await used(gateway, house.tenant_id))["tokens_per_day"].used == 15 * (SHARE + 2)
+
+
+async def test_budgets_fail_closed_while_valkey_hangs(database: Database, own_valkey: OwnValkey) -> None:
+    house = await make_house(database, own_valkey.url, budget_per_month=1000)
+    async with house.gateway(SETTINGS) as gateway:
+        admission = await gateway.admit(house.request())
+        with own_valkey.hanging():
+            for _ in range(5):
+                with pytest.raises(QuotaUnavailable):
+                    await gateway.admit(house.request())
+            assert gateway.upkeep.breaker.is_open
+            await gateway.settle(admission, usage(admission))
+        await until_answered(gateway)
+        await all_told(gateway)
+        assert await check_books(house, gateway) == (15, 1)
+
+
+async def test_a_valkey_that_is_gone_for_good_is_seeded_with_what_was_admitted_without_it(
+    database: Database, own_valkey: OwnValkey
+) -> None:
+    house = await make_house(database, own_valkey.url, concurrent_requests=5)
+    async with house.gateway(SETTINGS) as gateway:
+        with own_valkey.hanging():
+            first, second = [await gateway.admit(house.request()) for _ in range(2)]
+            await gateway.settle(first, usage(first))
+        await until_answered(gateway)
+        await house.flush()
+        newer = await set_limits(house, tokens_per_day=50)
+        lasting = await gateway.admit(house.request(5, 0, key=newer))
+        uses = await used(gateway, house.tenant_id)
+        assert (uses["tokens_per_day"].used, uses["tokens_per_day"].reserved) == (15, 35)
+        for admission in (second, lasting):
+            await gateway.settle(admission, usage(admission, completion=0))
+        await all_told(gateway)
+        assert await check_books(house, gateway) == (35, 3)
