@@ -138,10 +138,13 @@ class ValidationProcesses:
             await process.stdin.drain()
             process.stdin.close()
         said = bytearray()
-        while part := await process.stdout.read(MIB):
+        while len(said) <= MAX_ANSWER_BYTES and (part := await process.stdout.read(MIB)):
             said += part
-            if len(said) > MAX_ANSWER_BYTES:
-                process.kill()
+        if len(said) > MAX_ANSWER_BYTES:
+            # Once only: a second signal may find it ended, and takes its status from whoever waits for it.
+            process.kill()
+            while await process.stdout.read(MIB):
+                pass
         return bytes(said)
 
     def _judged(self, said: bytes, status: int) -> Verdict:
