@@ -164,15 +164,21 @@ class Canaries:
         results = [torch.zeros(ROWS, site.outputs, dtype=self._dtype, device=self._device) for _ in paths]
         if site.names == ("embed_tokens",):
             x = torch.randint(site.inputs, (ROWS,), generator=generator)
-            on_device = x.to(self._device)
+            on_device = self._on_device(x)
             for y, lora in zip(results, paths, strict=True):
                 add_adapters(on_device, y, site, lora)
             return x, results
         x = torch.randn(ROWS, site.inputs, generator=generator).to(self._dtype)
-        on_device = x.to(self._device)
+        on_device = self._on_device(x)
         for y, lora in zip(results, paths, strict=True):
             sgmv(on_device, y, site, lora)
         return x, results
+
+    def _on_device(self, x: Tensor) -> Tensor:
+        """Without waiting for the device."""
+        if self._device.type == "cpu":
+            return x
+        return x.pin_memory().to(self._device, non_blocking=True)
 
     def _sum_up(self, probe: _Probe, figures: Sequence[SiteFigures]) -> ProbeReport:
         max_error: dict[str, float] = {}

@@ -25,7 +25,7 @@ def doctor(
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine: Python, torch, GPU, memory, disk, data directory, PostgreSQL and Valkey."""
+    """Check this machine: Python, torch, GPU, memory, disk, data directory, PostgreSQL, Valkey and what validates uploads."""
     with exit_codes():
         settings = load_settings({"data_dir": data_dir})
     checks = [check(settings) for check in CHECKS]

@@ -12,10 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from uuid import UUID
 
 import psycopg
 
-from loraplex.platform.config import Settings
+from loraplex.adapters.errors import AdaptersError
+from loraplex.adapters.validation_process import ValidationProcesses
+from loraplex.adapters.verdict import Rejected
+from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.embedded import EmbeddedError
 from loraplex.platform.embedded.binaries import find_postgres, find_valkey
 from loraplex.platform.embedded.identity import choose_identity
@@ -31,6 +35,8 @@ LEAST_DISK_BYTES = GIB
 GOOD_DISK_BYTES = 10 * GIB
 OLDEST_POSTGRES = 14
 CONNECT_SECONDS = 5
+NOBODY = UUID(int=0)
+NO_FOLDER = Path("/nonexistent")
 
 Status = Literal["ok", "warning", "failed"]
 
@@ -129,9 +135,22 @@ def check_valkey(settings: Settings) -> Check:
     return Check(name, "ok", "REDIS_URL answers")
 
 
+def check_uploads(settings: Settings) -> Check:
+    """Lets a process confine itself as for an upload, and read a folder that there is not."""
+    processes = ValidationProcesses((), "", environment=foreign_environment())
+    try:
+        verdict = asyncio.run(processes.validate(NOBODY, NO_FOLDER))
+    except AdaptersError as error:
+        return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
+    confined = isinstance(verdict, Rejected) and verdict.check == "files"
+    if not confined:
+        return Check("uploads", "warning", "the process that validates uploads does not work here")
+    return Check("uploads", "ok", "validated by processes without network")
+
+
 CHECKS: tuple[Callable[[Settings], Check], ...] = (
     *(check_python, check_torch, check_triton, check_gpu, check_cpu, check_memory),
-    *(check_data_dir, check_disk, check_postgres, check_valkey),
+    *(check_data_dir, check_disk, check_postgres, check_valkey, check_uploads),
 )
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.loading import load_model
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
-from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.messages import AdapterRef, EngineRequest, ProbeReport
 from loraplex.engine.sampling_params import SamplingParams
 
 pytestmark = [
@@ -135,3 +136,27 @@ def test_replayed_and_overlapped_steps_change_no_token(folder: Path) -> None:
     assert answers(folder, overlap="on", cuda_graphs="off") == plain
     assert answers(folder, overlap="off", cuda_graphs="auto") == plain
     assert answers(folder, overlap="on", cuda_graphs="auto") == plain
+
+
+def test_an_adapter_is_probed_beside_rows(folder: Path) -> None:
+    config = EngineConfig(
+        model=str(folder),
+        dtype="bfloat16",
+        device="cuda",
+        cache=CacheConfig(block_size=16, num_blocks=400),
+        scheduler=SchedulerConfig(max_num_seqs=20, max_num_batched_tokens=64),
+    )
+    engine = Engine(load_model(config), config, RandomAdapters())
+    adapter = AdapterRef(namespace=bytes(32), digest="a0", blob_path="")
+    for attempt in range(2):
+        done: Future[ProbeReport] = Future()
+        engine.canaries.start(adapter, done)
+        engine.add(request(f"beside {attempt}", [5, 6, 7], "a1", {"max_tokens": 40, "temperature": 0.0}))
+        while not done.done():
+            engine.step()
+        report = done.result()
+        assert report.modules == 2 and report.finite and report.effect > 0
+        assert report.max_error.keys() == {"o_proj"} and report.max_error["o_proj"] < report.bound
+        run(engine)
+    assert engine.adapters.num_pinned == 0
+    engine.close()

@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from typer.testing import CliRunner
 
+from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.validation_process import ValidationProcesses
+from loraplex.adapters.verdict import Verdict
 from loraplex.platform.commands import doctor
 from loraplex.platform.commands.environment_checks import GIB, grade
+from loraplex.platform.schema import newest_revision
 
 
 def run(*arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
@@ -24,6 +29,7 @@ def test_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"python", "torch", "gpu", "cpu", "memory", "disk", "postgresql", "valkey"} <= set(checks)
     assert checks["postgresql"][0] == checks["valkey"][0] == checks["data directory"][0] == "ok"
     assert code == int("failed" in {status for status, _ in checks.values()})
+    assert checks["uploads"] == ("ok", "validated by processes without network")
     assert not (tmp_path / "new").exists()
 
 
@@ -31,7 +37,7 @@ def test_configured(database_url: str, valkey_url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("REDIS_URL", valkey_url)
     _, checks = run()
-    assert checks["postgresql"] == ("ok", "PostgreSQL 18, schema 0002")
+    assert checks["postgresql"] == ("ok", f"PostgreSQL 18, schema {newest_revision(database_url)}")
     assert checks["valkey"][0] == "ok"
 
 
@@ -60,6 +66,17 @@ def test_a_folder_open_to_others_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_table_for_people(tmp_path: Path) -> None:
     assert "postgresql" in CliRunner().invoke(doctor.app, ["--data-dir", str(tmp_path)]).stdout
+
+
+def test_uploads_that_cannot_be_confined_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(self: ValidationProcesses, tenant_id: UUID, folder: Path) -> Verdict:
+        raise ValidationUnavailable("a validation cannot be confined here: prctl(22)")
+
+    monkeypatch.setattr(ValidationProcesses, "validate", refuse)
+    status, detail = run("--data-dir", str(tmp_path))[1]["uploads"]
+    assert status == "warning" and "prctl(22)" in detail
 
 
 def test_grades() -> None:
