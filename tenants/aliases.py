@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.adapters import AdapterRepository
@@ -57,7 +57,7 @@ class AliasRepository:
         if after is not None:
             query = query.where(AdapterAlias.alias > after)
         records = (await self._session.scalars(query.order_by(AdapterAlias.alias).limit(limit))).all()
-        return [await self._state(record) for record in records]
+        return await self._states(records)
 
     async def get(self, name: str, alias: str) -> AliasState:
         """Raises `AdapterNotFound` or `AliasNotFound`."""
@@ -142,10 +142,35 @@ class AliasRepository:
         await self._session.flush()
 
     async def _state(self, record: AdapterAlias) -> AliasState:
-        before = record.previous_generation
-        previous = None if before is None else await self._targets(record, before)
-        targets = await self._targets(record, record.generation)
-        return AliasState(record.alias, record.generation, targets, previous, record.updated_at)
+        return (await self._states([record]))[0]
+
+    async def _states(self, records: Sequence[AdapterAlias]) -> Sequence[AliasState]:
+        """Of aliases of one adapter, in one query."""
+        wanted = [
+            (record.alias, generation)
+            for record in records
+            for generation in (record.generation, record.previous_generation)
+            if generation is not None
+        ]
+        query = select(AliasTarget).where(
+            AliasTarget.adapter_id.in_({record.adapter_id for record in records}),
+            tuple_(AliasTarget.alias, AliasTarget.generation).in_(wanted),
+        )
+        found: dict[tuple[str, int], dict[int, int]] = {place: {} for place in wanted}
+        for target in await self._session.scalars(query):
+            found[target.alias, target.generation][target.version] = target.weight
+        return [
+            AliasState(
+                alias=record.alias,
+                generation=record.generation,
+                targets=found[record.alias, record.generation],
+                previous=None
+                if record.previous_generation is None
+                else found[record.alias, record.previous_generation],
+                updated_at=record.updated_at,
+            )
+            for record in records
+        ]
 
     async def _targets(self, record: AdapterAlias, generation: int) -> dict[int, int]:
         query = select(AliasTarget.version, AliasTarget.weight).where(
