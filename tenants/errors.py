@@ -16,7 +16,8 @@ TenantsError
 │   ├── KeyNotFound
 │   ├── AdapterNotFound
 │   ├── VersionNotFound
-│   └── AliasNotFound
+│   ├── AliasNotFound
+│   └── UploadNotFound
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -29,7 +30,9 @@ TenantsError
 │   ├── InUse                an alias points to it, requests run on it, or it has not been judged yet
 │   ├── IdempotencyInUse     the first request with this Idempotency-Key is still running
 │   ├── AnswerLost           the kept answer was sealed with another server secret
-│   └── KeyEnded             the key is revoked or expired: nothing of it may change
+│   ├── KeyEnded             the key is revoked or expired: nothing of it may change
+│   ├── UploadEnded          it was completed, aborted, or has expired
+│   └── UploadClaimed        its parts are being put together
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
 ├── PolicyStale              the caller was read before its tenant, key or limits changed: read it anew
 ├── LimitExceeded            a limit forbids the request: names it and its level
@@ -116,6 +119,10 @@ class AliasNotFound(NotFound):
     pass
 
 
+class UploadNotFound(NotFound):
+    pass
+
+
 class Conflict(TenantsError):
     pass
 
@@ -157,6 +164,14 @@ class CountReached(Conflict):
 
 
 class InUse(Conflict):
+    pass
+
+
+class UploadEnded(Conflict):
+    pass
+
+
+class UploadClaimed(Conflict):
     pass
 
 

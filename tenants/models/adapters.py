@@ -141,7 +141,10 @@ class AliasTarget(Base):
 
 
 class Upload(Base):
-    """An upload in parts; `files` is `[{name, size, sha256}]`. Its bytes count against the tenant until it ends."""
+    """An upload in parts; `files` is `[{name, size, sha256}]`. Its bytes count against the tenant until it ends.
+
+    `claimed_until`: a gateway puts its parts together, and until then nobody else may change it.
+    """
 
     __tablename__ = "uploads"
     __table_args__ = (
@@ -167,10 +170,11 @@ class Upload(Base):
     created_by: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime]
+    claimed_until: Mapped[datetime | None]
 
 
 class UploadPart(Base):
-    """A part whose bytes are stored; `number` counts from 1."""
+    """A part whose bytes are stored as the object `object_id`; `number` counts from 1."""
 
     __tablename__ = "upload_parts"
     __table_args__ = (
@@ -190,3 +194,4 @@ class UploadPart(Base):
     size_bytes: Mapped[BigInt]
     sha256: Mapped[str] = mapped_column(CHAR(64))
     received_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    object_id: Mapped[UUID]

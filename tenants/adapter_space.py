@@ -1,0 +1,82 @@
+"""What a tenant's adapters take of `max_adapter_bytes`: the bytes of its versions and of its open uploads.
+
+Invariant: what is reserved is counted and written under one lock per tenant, so that no two uploads take the same room.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.errors import CountReached
+from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Upload
+
+
+class AdapterSpace:
+    """The room of one tenant, seen by one session."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def lock(self) -> None:
+        """Keeps others from reserving until the transaction ends.
+
+        A tenant's role may lock no row that all its uploads share, so the lock is an advisory one.
+        """
+        name = f"loraplex adapter space {self._tenant_id}"
+        await self._session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
+
+    async def require(self, size_bytes: int, adapter_id: UUID) -> None:
+        """Raises `CountReached` unless the tenant and the adapter have room for `size_bytes` more."""
+        for quota in await self._quotas(adapter_id):
+            limit = quota.max_adapter_bytes
+            if limit is None:
+                continue
+            used = await self.used(quota.adapter_id)
+            if used + size_bytes > limit:
+                owner = "tenant" if quota.adapter_id is None else "adapter"
+                raise CountReached(
+                    "max_adapter_bytes",
+                    f"max_adapter_bytes of the {owner} is {limit}: {used} bytes are in use and {size_bytes} more were asked",
+                )
+
+    async def used(self, adapter_id: UUID | None = None) -> int:
+        """Bytes of all the tenant's adapters, or of one; those of an upload count until it ends."""
+        return await self._stored(adapter_id) + await self._uploading(adapter_id)
+
+    async def _quotas(self, adapter_id: UUID) -> Sequence[Quota]:
+        query = select(Quota).where(
+            Quota.tenant_id == self._tenant_id,
+            Quota.api_key_id.is_(None),
+            or_(Quota.adapter_id.is_(None), Quota.adapter_id == adapter_id),
+        )
+        return (await self._session.scalars(query)).all()
+
+    async def _stored(self, adapter_id: UUID | None) -> int:
+        query = (
+            select(func.coalesce(func.sum(AdapterVersion.size_bytes), 0))
+            .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+            .where(AdapterVersion.tenant_id == self._tenant_id, *_kept())
+        )
+        if adapter_id is not None:
+            query = query.where(AdapterVersion.adapter_id == adapter_id)
+        return int(await self._session.scalar(query) or 0)
+
+    async def _uploading(self, adapter_id: UUID | None) -> int:
+        query = select(func.coalesce(func.sum(Upload.size_bytes), 0)).where(
+            Upload.tenant_id == self._tenant_id, Upload.state == "open"
+        )
+        if adapter_id is not None:
+            query = query.where(Upload.adapter_id == adapter_id)
+        return int(await self._session.scalar(query) or 0)
+
+
+def _kept() -> tuple[ColumnElement[bool], ...]:
+    """Versions whose files are kept: a rejected one has none, a deleted one has them until they are removed."""
+    return (
+        AdapterVersion.state != "rejected",
+        AdapterVersion.blob_deleted_at.is_(None),
+        or_(Adapter.deleted_at.is_(None), AdapterVersion.state == "deleting"),
+    )
