@@ -8,9 +8,15 @@ AdaptersError
 │   └── TensorsRejected     the tensors do not fit the manifest or the base model; carries the report so far
 ├── ValidationUnavailable   nobody can tell now: too many wait, or this machine cannot validate
 ├── MalformedJson           bytes that are not one strict JSON document
+├── UploadRefused           files on their way here that are not what was declared or allowed; the subject is the file
+│   ├── UploadTooLarge
+│   ├── PartRefused         a number or size that the upload's files do not have
+│   ├── ChecksumMismatch
+│   └── PartsMissing        the upload cannot be completed yet
 └── StorageError
     ├── BlobMissing         no stored adapter under this tenant and digest
-    └── BlobCorrupt         a stored adapter whose content is no longer what its digest says
+    ├── BlobCorrupt         a stored adapter whose content is no longer what its digest says
+    └── BlobStoreUnavailable  the folder or bucket of blobs cannot be read or written now
 """
 
 from typing import TYPE_CHECKING
@@ -65,6 +71,30 @@ class MalformedJson(AdaptersError):
     """Not UTF-8, not JSON, a repeated key, NaN or infinity, or nested too deeply."""
 
 
+class UploadRefused(AdaptersError):
+    """`subject` is the file or header at fault."""
+
+    def __init__(self, subject: str, message: str) -> None:
+        super().__init__(f"{subject}: {message}")
+        self.subject = subject
+
+
+class UploadTooLarge(UploadRefused):
+    pass
+
+
+class PartRefused(UploadRefused):
+    pass
+
+
+class ChecksumMismatch(UploadRefused):
+    pass
+
+
+class PartsMissing(UploadRefused):
+    pass
+
+
 class StorageError(AdaptersError):
     """Base of the errors of adapter storage."""
 
@@ -74,4 +104,8 @@ class BlobMissing(StorageError):
 
 
 class BlobCorrupt(StorageError):
+    pass
+
+
+class BlobStoreUnavailable(StorageError):
     pass

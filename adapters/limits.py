@@ -1,4 +1,4 @@
-"""Limits on one uploaded adapter. Sizes in bytes."""
+"""Limits on one uploaded adapter, and on uploads. Sizes in bytes, times in seconds."""
 
 from dataclasses import dataclass
 
@@ -16,3 +16,23 @@ class AdapterLimits:
 
 
 DEFAULT_LIMITS = AdapterLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadLimits:
+    """`max_open` uploads of a tenant; a gateway reads `max_in_flight` bodies at once, `max_in_flight_per_tenant` of one tenant.
+
+    A body that stalls for `stall_s`, takes longer than `body_s`, or after `grace_s` has been slower than
+    `min_bytes_per_s` on average is refused. Parts are put together within `completion_s`.
+    """
+
+    part_bytes: int = 16 << 20
+    expiry_s: float = 86_400.0
+    max_open: int = 16
+    max_in_flight: int = 32
+    max_in_flight_per_tenant: int = 8
+    stall_s: float = 30.0
+    body_s: float = 3600.0
+    grace_s: float = 30.0
+    min_bytes_per_s: int = 4096
+    completion_s: float = 900.0

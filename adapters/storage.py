@@ -6,6 +6,7 @@ No part of a path comes from a client, nothing follows a link, and a blob is the
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,28 +30,32 @@ class AdapterStorage:
     """Blobs are keyed by (tenant, digest): two tenants never share one, not even of equal content."""
 
     def __init__(self, root: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> None:
-        self._root = root
+        self.root = root
         self._limits = limits
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A private folder on the same file system; removed at the end unless `put` has taken it."""
-        _make_private(self._root)
-        _make_private(self._root / _STAGING)
-        folder = self._root / _STAGING / uuid4().hex
-        folder.mkdir(mode=0o700)
+        folder = self.make_staged()
         try:
             yield folder
         finally:
-            if folder.exists():
-                shutil.rmtree(folder)
+            remove_staged(folder)
+
+    def make_staged(self) -> Path:
+        """The same, for an owner who removes it with `remove_staged`."""
+        make_private(self.root)
+        make_private(self.root / _STAGING)
+        folder = self.root / _STAGING / uuid4().hex
+        folder.mkdir(mode=0o700)
+        return folder
 
     def put(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
         """Takes a staged folder of the two files in one atomic step. An existing equal blob stays as it is."""
         if sorted(file.name for file in staged.iterdir()) != [CONFIG_FILE, WEIGHTS_FILE]:
             raise StorageError(f"a blob is made of exactly {CONFIG_FILE} and {WEIGHTS_FILE}")
         final = self._location(tenant_id, digest)
-        _make_private(final.parent)
+        make_private(final.parent)
         _sync_folder(staged)
         if not self.exists(tenant_id, digest):
             try:
@@ -80,16 +85,20 @@ class AdapterStorage:
 
     def tenants(self) -> list[UUID]:
         """Whose blobs are here, or were."""
-        names = [folder.name for folder in self._root.iterdir()] if self._root.is_dir() else []
+        names = [folder.name for folder in self.root.iterdir()] if self.root.is_dir() else []
         return [UUID(name) for name in names if _TENANT.fullmatch(name)]
 
     def delete_tenant(self, tenant_id: UUID) -> None:
         """Removes all blobs of a tenant, in one atomic step as seen by readers; harmless when there are none."""
-        folder = self._root / str(UUID(int=tenant_id.int))
+        folder = self.root / str(UUID(int=tenant_id.int))
         if not folder.is_dir() or folder.is_symlink():
             return
         with self.staging() as taken:
             folder.rename(taken / folder.name)
+
+    def remove_abandoned(self, older_than_s: float) -> int:
+        """Removes staged folders that nobody has touched for so long: their process died. How many."""
+        return remove_old(self.root / _STAGING, older_than_s)
 
     def verify(self, tenant_id: UUID, digest: str, base_model_digest: str) -> None:
         """Reads everything again. Raises `BlobMissing`, or `BlobCorrupt` when the content is not the digest's."""
@@ -105,7 +114,7 @@ class AdapterStorage:
     def _location(self, tenant_id: UUID, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
             raise StorageError("a digest has 64 hexadecimal digits")
-        return self._root / str(UUID(int=tenant_id.int)) / digest
+        return self.root / str(UUID(int=tenant_id.int)) / digest
 
 
 def keep_canonical(staged: Path, canonical: bytes) -> None:
@@ -114,6 +123,25 @@ def keep_canonical(staged: Path, canonical: bytes) -> None:
     draft.unlink(missing_ok=True)
     write_private(draft, canonical)
     draft.replace(staged / CONFIG_FILE)
+
+
+def remove_staged(folder: Path) -> None:
+    """Also where it is gone already."""
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def remove_old(folder: Path, older_than_s: float) -> int:
+    """Removes what lies in `folder` and was last changed longer ago; how many."""
+    removed = 0
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        if time.time() - entry.stat(follow_symlinks=False).st_mtime > older_than_s:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+            removed += 1
+    return removed
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -125,7 +153,8 @@ def write_private(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
+    """A folder of mode 0700. Raises `StorageError` for a symbolic link."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise StorageError(f"{folder} is a symbolic link")

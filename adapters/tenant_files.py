@@ -1,21 +1,24 @@
-"""All files of a tenant: blobs on this machine. Invariant: erasing needs no catalogue, so that nothing unknown stays behind."""
+"""All files of a tenant: blobs, and parts of uploads. Invariant: erasing needs no catalogue, so that nothing unknown stays behind."""
 
 import asyncio
 from uuid import UUID
 
-from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.blob_store import BlobStore
+from loraplex.adapters.upload_parts import UploadParts
 
 
 class StoredFiles:
     """The files of all tenants."""
 
-    def __init__(self, storage: AdapterStorage) -> None:
-        self._storage = storage
+    def __init__(self, blobs: BlobStore, parts: UploadParts) -> None:
+        self._blobs = blobs
+        self._parts = parts
 
     async def tenants(self) -> list[UUID]:
         """Whose blobs are on this machine, or were."""
-        return await asyncio.to_thread(self._storage.tenants)
+        return await asyncio.to_thread(self._blobs.storage.tenants)
 
     async def erase(self, tenant_id: UUID) -> None:
-        """Removes all files of a tenant; harmless when there are none."""
-        await asyncio.to_thread(self._storage.delete_tenant, tenant_id)
+        """Removes all files of a tenant; harmless when there are none. Raises `BlobStoreUnavailable`."""
+        await self._parts.delete_tenant(tenant_id)
+        await self._blobs.delete_tenant(tenant_id)

@@ -57,6 +57,20 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(default=None, validation_alias=_url("redis_url"))
     secret: SecretStr | None = None
 
+    blob_store: Literal["local", "s3"] = "local"
+    s3_bucket: str | None = Field(default=None, min_length=3, max_length=63)
+    s3_endpoint: str | None = Field(default=None, pattern=r"^https?://")
+    s3_region: str | None = Field(default=None, min_length=1, max_length=100)
+    s3_prefix: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._/-]{1,200}$")
+    s3_access_key_id: SecretStr | None = None
+    s3_secret_access_key: SecretStr | None = None
+    upload_part_bytes: int = Field(default=16 << 20, ge=1 << 20, le=64 << 20)
+    upload_expiry_s: float = Field(default=86_400.0, gt=0, le=604_800)
+    upload_body_s: float = Field(default=3600.0, gt=0, le=86_400)
+    upload_stall_s: float = Field(default=30.0, gt=0, le=3600)
+    max_open_uploads: int = Field(default=16, ge=1, le=1000)
+    max_uploads_in_flight: int = Field(default=32, ge=1, le=1024)
+
     memory_utilization: float = Field(default=0.9, gt=0, le=1)
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, le=1 << 44)
     kv_block_size: int = Field(default=16, ge=1, le=256)

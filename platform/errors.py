@@ -154,6 +154,11 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     grammar_errors.TrialsUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     grammar_errors.AnswerNotSatisfied: ErrorRow(422, _INVALID, "schema_not_satisfied"),
     adapters_errors.ValidationUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=30),
+    adapters_errors.UploadRefused: ErrorRow(400, _INVALID, "invalid_value"),
+    adapters_errors.UploadTooLarge: ErrorRow(413, _INVALID, "request_too_large"),
+    adapters_errors.ChecksumMismatch: ErrorRow(400, _INVALID, "checksum_mismatch"),
+    adapters_errors.PartsMissing: ErrorRow(409, _INVALID, "parts_missing"),
+    adapters_errors.BlobStoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=5),
     adapters_errors.BlobMissing: ErrorRow(503, _SERVER, "adapter_unavailable", retry_after_s=5),
     tenants_errors.InvalidApiKey: ErrorRow(401, _AUTHENTICATION, "invalid_api_key"),
     tenants_errors.TenantSuspended: ErrorRow(403, _PERMISSION, "tenant_suspended"),
@@ -225,6 +230,8 @@ def _row(error: Exception) -> ErrorRow:
 def _param(error: Exception) -> str | None:
     if isinstance(error, GatewayError | grammar_errors.GrammarRefused):
         return error.param
+    if isinstance(error, adapters_errors.UploadRefused):
+        return error.subject
     return (
         error.field if isinstance(error, engine_errors.InvalidRequest | tenants_errors.InvalidField) else None
     )

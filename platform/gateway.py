@@ -11,14 +11,17 @@ from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from uuid import UUID
 
 from fastapi import FastAPI
 
-from loraplex.adapters.blob_removal import BlobRemoval, remove_from
-from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.blob_removal import BlobRemoval
+from loraplex.adapters.blob_store import BlobStore
+from loraplex.adapters.storage import AdapterStorage
 from loraplex.adapters.tenant_files import StoredFiles
 from loraplex.platform.app import create_app
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
+from loraplex.platform.blobs import OpenBlobs
 from loraplex.platform.client_address import ClientAddresses
 from loraplex.platform.config import Settings
 from loraplex.platform.engine_pool import EnginePool
@@ -37,6 +40,7 @@ from loraplex.platform.stores import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.tenant_erasure import TenantErasure
 from loraplex.platform.token_text import TokenText
 from loraplex.platform.tokenizer import load_tokenizer
+from loraplex.platform.version_life_cycle import open_life_cycle
 from loraplex.tenants import valkey
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, RoleUnsafe, TenantsError
@@ -119,9 +123,9 @@ async def _assemble(
     await _require_roles(database)
     watching = asyncio.create_task(health.watch())
     stack.callback(watching.cancel)
-    storage = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
-    removing = asyncio.create_task(BlobRemoval(database, remove_from(storage)).run())
-    stack.callback(removing.cancel)
+    blobs = await asyncio.to_thread(OpenBlobs, settings, info.model_digest)
+    for upkeep in (blobs.cleaner(database).run(), BlobRemoval(database, blobs.adapters.delete).run()):
+        stack.callback(asyncio.create_task(upkeep).cancel)
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     tokenizer_json = tokenizer.backend_tokenizer.to_str()
     limits, prompts = _limits(settings), PromptRenderer(tokenizer)
@@ -131,6 +135,10 @@ async def _assemble(
     judges = await stack.enter_async_context(open_judges())
     configured = settings.secret.get_secret_value() if settings.secret else None
     secret = server_secret(configured, settings.data_dir)
+    namespace_of = partial(_namespace_of, secret)
+    life_cycle = await stack.enter_async_context(
+        open_life_cycle(database, engines, blobs.adapters, blobs.local.root, namespace_of)
+    )
     services = GatewayServices(
         served_model_name=served_name,
         database=database,
@@ -142,15 +150,16 @@ async def _assemble(
         trials=trials,
         judges=judges,
         fast_forward=settings.grammar_fast_forward,
-        namespace_of=lambda tenant_id: tenant_namespace(secret, str(tenant_id)),
+        namespace_of=namespace_of,
         derive_key=partial(derive, secret),
-        adapter_path=lambda tenant_id, digest: str(storage.path(tenant_id, digest)),
+        adapter_path=partial(_adapter_path, blobs.adapters),
         limits=limits,
         addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
         key_use=await stack.enter_async_context(writing_use(database)),
+        uploads=blobs.uploads(database, life_cycle),
     )
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
-    janitor = _janitor(settings, services, client, storage)
+    janitor = _janitor(settings, services, client, blobs)
     tidying = asyncio.create_task(janitor.run())
     stack.callback(tidying.cancel)
     app = create_app(services, routers=[health_router(health)])
@@ -159,20 +168,20 @@ async def _assemble(
         engines=engines,
         health=health,
         database=database,
-        adapters=storage,
+        adapters=blobs.local,
         served_model_name=served_name,
     )
 
 
 def _janitor(
-    settings: Settings, services: GatewayServices, client: valkey.Valkey, storage: AdapterStorage
+    settings: Settings, services: GatewayServices, client: valkey.Valkey, blobs: OpenBlobs
 ) -> Janitor:
     erasure = TenantErasure(
         database=services.database,
         valkey=client,
         engine=services.engine,
         namespace_of=services.namespace_of,
-        files=StoredFiles(storage),
+        files=StoredFiles(blobs.adapters, blobs.parts),
     )
     retention = Retention(
         audit=timedelta(days=settings.audit_retention_days),
@@ -195,6 +204,14 @@ async def _require_roles(database: Database) -> None:
         await database.check_roles()
     except RoleUnsafe as error:
         raise DependencyFailed(f"postgresql: {error}") from error
+
+
+def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
+    return tenant_namespace(secret, str(tenant_id))
+
+
+async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:
+    return str(await blobs.ensure_local(tenant_id, digest))
 
 
 def _limits(settings: Settings) -> GatewayLimits:

@@ -1,10 +1,11 @@
 """What the gateway's routes are given: everything from outside, frozen, in one place; and the numbers that bound them."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
+from loraplex.adapters.uploads import Uploads
 from loraplex.engine.client import EngineClient
 from loraplex.grammar import answer_form
 from loraplex.grammar.spec import GrammarSpec
@@ -81,7 +82,8 @@ class GatewayServices:
 
     `derive_key`: parts as bytes, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
-    `adapter_path`: (tenant, digest) -> folder of the blob; raises `BlobMissing`.
+    `adapter_path`: (tenant, digest) -> folder of the blob, fetched to this machine first where it is not here; raises
+    `StorageError` of adapters.
     """
 
     served_model_name: str
@@ -95,7 +97,8 @@ class GatewayServices:
     judges: AnswerJudges
     namespace_of: Callable[[UUID], bytes]
     derive_key: Callable[..., bytes]
-    adapter_path: Callable[[UUID, str], str]
+    uploads: Uploads
+    adapter_path: Callable[[UUID, str], Awaitable[str]]
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     fast_forward: bool = True
     policies: PolicyPublisher | None = None

@@ -114,7 +114,7 @@ class Inference:
         prompts = await self.prompt_ids(values, model)
         samplings = self._samplings(endpoint, values, prompts)
         namespace = self._services.namespace_of(caller.tenant_id)
-        adapter = self._adapter_ref(caller, model, namespace)
+        adapter = await self._adapter_ref(caller, model, namespace)
         grammar, answer = None, None
         if form is not None:
             answer = await self._composer.compose(namespace, form, self._style(model))
@@ -153,10 +153,10 @@ class Inference:
             sampling.validate(self._services.engine.info().vocab_size)
         return samplings
 
-    def _adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
+    async def _adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
         if model.digest is None:
             return None
-        path = self._services.adapter_path(caller.tenant_id, model.digest)
+        path = await self._services.adapter_path(caller.tenant_id, model.digest)
         return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
 
     def _max_tokens(self, ids: list[int], values: Values, name: str) -> int:

@@ -5,16 +5,24 @@ an empty Valkey per test.
 from collections.abc import AsyncIterator, Iterator
 from uuid import uuid4
 
+import boto3
 import psycopg
 import pytest
 import redis
+from moto.server import ThreadedMotoServer
 from psycopg import sql
 
+from loraplex.adapters.objects import S3Options
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.schema import upgrade
 from loraplex.tenants.database import Database
 
 TEMPLATE = "template_migrated"
+S3_REGION, S3_KEY, S3_SECRET = "us-east-1", "test-key", "test-secret"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--large-uploads", action="store_true", help="upload 300 MB, where it is 48 otherwise")
 
 
 def url_of(services: EmbeddedServices, database: str) -> str:
@@ -76,3 +84,31 @@ def valkey_url(embedded_services: EmbeddedServices) -> str:
     with redis.Redis.from_url(embedded_services.redis_url) as client:
         client.flushall()
     return embedded_services.redis_url
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of a local S3 server that holds its objects in memory."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_bucket(s3_endpoint: str) -> S3Options:
+    """A fresh bucket."""
+    name = f"test-{uuid4().hex}"
+    keys = {"aws_access_key_id": S3_KEY, "aws_secret_access_key": S3_SECRET}
+    client = boto3.client("s3", endpoint_url=s3_endpoint, region_name=S3_REGION, **keys)
+    client.create_bucket(Bucket=name)
+    client.close()
+    return S3Options(
+        bucket=name,
+        endpoint=s3_endpoint,
+        region=S3_REGION,
+        prefix="some/prefix",
+        access_key_id=S3_KEY,
+        secret_access_key=S3_SECRET,
+    )

@@ -3,16 +3,19 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import httpx
 from tests.platform.openai.conftest import Gateway, start_gateway
 from tests.platform.route_table import OPERATOR, SCOPES, routes_of
+from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, declared
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.scopes import TENANT_ADMIN
+from loraplex.tenants.uploads import DeclaredFile, UploadRepository, UploadTerms
 
 __all__ = ["start_gateway"]
 
@@ -25,7 +28,11 @@ UNKNOWN = {
     "version": "7",
     "alias": "nonesuch",
     "tenant_id": str(uuid4()),
+    "upload_id": str(uuid4()),
+    "file": CONFIG,
+    "number": "1",
 }
+FILES = {CONFIG: b"{}", WEIGHTS: b"weights"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class Case:
 
     body: object = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | None = None
+    files: Mapping[str, bytes] | None = None
 
 
 IF_MATCH = {"if-match": '"1"'}
@@ -52,6 +61,12 @@ CASES: Mapping[str, Case] = {
     "PUT /tenant/v1/adapters/{name}/aliases/{alias}": Case({"version": 1}, IF_MATCH),
     "POST /tenant/v1/adapters/{name}/aliases/{alias}/rollback": Case(),
     "POST /tenant/v1/keys/{key_id}/rotate": Case({"grace_seconds": 60}),
+    "POST /tenant/v1/adapters/{name}/versions": Case(files=FILES),
+    "POST /tenant/v1/adapters/{name}/uploads": Case({"files": declared(FILES)}),
+    "GET /tenant/v1/uploads/{upload_id}": Case(),
+    "PUT /tenant/v1/uploads/{upload_id}/{file}/parts/{number}": Case(content=FILES[CONFIG]),
+    "POST /tenant/v1/uploads/{upload_id}/complete": Case(),
+    "DELETE /tenant/v1/uploads/{upload_id}": Case(),
     "DELETE /tenant/v1/keys/{key_id}": Case(),
     "DELETE /tenant/v1/adapters/{name}/aliases/{alias}": Case(),
     "DELETE /tenant/v1/adapters/{name}/versions/{version}": Case(),
@@ -86,7 +101,12 @@ async def make_world(gateway: Gateway, database: Database) -> World:
         assert found is not None and found.tenant_id is not None
         key = (await KeyRepository(session).create(found.tenant_id, "target", ["inference"])).record.key_id
     ids = {"key_id": key, "name": "support", "name:path": "support", "version": "1", "alias": "production"}
-    return World({**ids, "tenant_id": str(found.tenant_id)}, owner, stranger, operator)
+    async with database.as_tenant(found.tenant_id) as session:
+        files = [DeclaredFile(**file) for file in declared(FILES)]
+        terms = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=9)
+        upload = await UploadRepository(session, found.tenant_id).open("support", files, terms, None)
+    ids |= {"tenant_id": str(found.tenant_id), "upload_id": str(upload.id), "file": CONFIG, "number": "1"}
+    return World(ids, owner, stranger, operator)
 
 
 async def ask(client: httpx.AsyncClient, route: str, ids: Mapping[str, str], key: str) -> httpx.Response:
@@ -94,7 +114,10 @@ async def ask(client: httpx.AsyncClient, route: str, ids: Mapping[str, str], key
     filled = re.sub(r"\{([^}]+)\}", lambda match: ids[match[1]], path)
     case = CASES[route]
     headers = {"authorization": f"Bearer {key}", **case.headers}
-    return await client.request(method, filled, json=case.body, headers=headers)
+    body: dict[str, Any] = {"json": case.body} if case.content is None else {"content": case.content}
+    if case.files is not None:
+        body = {"files": {name: ("file", content) for name, content in case.files.items()}}
+    return await client.request(method, filled, headers=headers, **body)
 
 
 def words(answer: httpx.Response, ids: Mapping[str, str]) -> tuple[int, str]:

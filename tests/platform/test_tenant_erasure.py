@@ -10,9 +10,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
+from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.errors import StorageError
+from loraplex.adapters.objects import Objects
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.adapters.tenant_files import StoredFiles
+from loraplex.adapters.upload_parts import UploadParts
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest, Event, Failed
@@ -114,7 +117,7 @@ async def house(database: Database, valkey_url: str, tmp_path: Path) -> AsyncIte
         valkey=valkey,
         engine=engine,
         namespace_of=namespace_of,
-        files=StoredFiles(storage),
+        files=StoredFiles(BlobStore(storage, None, "b" * 64), UploadParts(Objects(tmp_path / "objects"))),
         settle_s=0.2,
     )
     retention = Retention(audit=timedelta(days=30), quota_events=timedelta(days=30))
@@ -199,7 +202,7 @@ async def test_blobs_of_a_tenant_deleted_elsewhere_go_and_strangers_stay(house: 
     mine, other = await house.tenant("acme"), await house.tenant("rival")
     await house.delete(mine)
     stranger = UUID(int=7)
-    (house.storage._root / str(stranger)).mkdir()
+    (house.storage.root / str(stranger)).mkdir()
     await house.janitor.remove_leftovers()
     # A tenant that this database does not know may belong to another one.
     assert sorted(house.storage.tenants()) == sorted([other, stranger])

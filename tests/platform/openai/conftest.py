@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
+from tests.platform.tenant.upload_server import UploadHome
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.judge.judges import JudgeOptions, Judges
@@ -41,6 +43,10 @@ SECRET = b"the secret of a test's server"
 
 def namespace_of(tenant_id: UUID) -> bytes:
     return hashlib.sha256(tenant_id.bytes).digest()
+
+
+async def blob_path(tenant_id: UUID, digest: str) -> str:
+    return f"/blobs/{tenant_id}/{digest}"
 
 
 @dataclass
@@ -139,7 +145,9 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterator[StartGateway]:
+async def start_gateway(
+    database: Database, chat_tokenizer: Any, tmp_path: Path
+) -> AsyncIterator[StartGateway]:
     """A running gateway with the tenant `acme`, unless it is given another database. `refused`: what trials raise."""
     async with AsyncExitStack() as stack:
 
@@ -147,7 +155,7 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
             script: FakeScript | None = None,
             limits: GatewayLimits | None = None,
             other: Database | None = None,
-            adapter_path: Callable[[UUID, str], str] = lambda tenant, digest: f"/blobs/{tenant}/{digest}",
+            adapter_path: Callable[[UUID, str], Awaitable[str]] = blob_path,
             refused: Exception | None = None,
             fast_forward: bool = True,
         ) -> Gateway:
@@ -173,6 +181,7 @@ async def start_gateway(database: Database, chat_tokenizer: Any) -> AsyncIterato
                 adapter_path=adapter_path,
                 limits=limits,
                 fast_forward=fast_forward,
+                uploads=UploadHome(other or database, tmp_path / "gateway").uploads,
             )
             app = create_app(services)
             url = await stack.enter_async_context(served(app))

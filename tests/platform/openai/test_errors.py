@@ -4,11 +4,13 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import openai
 import pytest
 
+from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.engine.errors import AdapterQuarantined, EngineOverloaded, EngineUnavailable, RequestTimeout
 from loraplex.engine.fake_engine import FakeScript, Fault
@@ -186,8 +188,12 @@ async def test_a_client_that_reads_nothing_loses_its_place(start_gateway: Any) -
 
 
 async def test_an_adapter_whose_files_are_lost_is_503(start_gateway: Any, tmp_path: Path) -> None:
-    storage = AdapterStorage(tmp_path)
-    gateway = await start_gateway(adapter_path=lambda tenant, digest: str(storage.path(tenant, digest)))
+    blobs = BlobStore(AdapterStorage(tmp_path), None, "b" * 64)
+
+    async def adapter_path(tenant: UUID, digest: str) -> str:
+        return str(await blobs.ensure_local(tenant, digest))
+
+    gateway = await start_gateway(adapter_path=adapter_path)
     await gateway.adapter("acme", "pirate", "a" * 64)
     answer = await ask(gateway, {"model": "pirate", "messages": USER})
     assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1

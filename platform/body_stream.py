@@ -1,0 +1,50 @@
+"""A request's body as a stream of chunks, for bodies too large to hold: counted, and never waited for without end.
+
+Whoever sends slower than the limits say is refused, however it spreads its bytes. Nothing is read ahead of its reader, so
+that a slow disk slows the sender down.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+from starlette.requests import ClientDisconnect, Request
+
+from loraplex.adapters.limits import UploadLimits
+from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
+
+
+async def body_chunks(
+    request: Request, max_bytes: int, limits: UploadLimits, clock: Callable[[], float] = time.monotonic
+) -> AsyncIterator[bytes]:
+    """At most `max_bytes`. Raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    stream, started, received = request.stream(), clock(), 0
+    while True:
+        try:
+            async with asyncio.timeout(patience(clock() - started, received, limits)):
+                chunk = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise BodyTimeout(
+                f"The body must keep coming, at {limits.min_bytes_per_s} bytes a second or faster, and within {limits.body_s:g} s."
+            ) from None
+        except ClientDisconnect as error:
+            raise ClientGone("The client closed the connection within its request.") from error
+        received += len(chunk)
+        if received > max_bytes:
+            raise _too_large(max_bytes)
+        yield chunk
+
+
+def patience(elapsed_s: float, received: int, limits: UploadLimits) -> float:
+    """How long the next chunk may take, in seconds; not above 0 when it is late already."""
+    slowest = limits.grace_s + received / limits.min_bytes_per_s
+    return min(limits.stall_s, limits.body_s - elapsed_s, slowest - elapsed_s)
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {max_bytes} bytes.")

@@ -1,0 +1,96 @@
+"""What the tests of uploads share: a life cycle that only takes folders over, and what it needs on a real database."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.adapters.held_uploads import HeldUploads
+from loraplex.adapters.life_cycle import BegunVersion
+from loraplex.adapters.limits import AdapterLimits, UploadLimits
+from loraplex.adapters.objects import Objects, S3Options
+from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.upload_parts import UploadParts
+from loraplex.adapters.uploads import Uploads
+from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.database import Database
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@dataclass
+class FakeLifeCycle:
+    """Makes versions in the state `validating` and keeps their folders; fails with `error`."""
+
+    root: Path
+    taken: list[Path] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def register(
+        self,
+        session: AsyncSession,
+        audit: AuditRepository,
+        tenant_id: UUID,
+        name: str,
+        staged: Path,
+        *,
+        created_by: str | None,
+    ) -> BegunVersion:
+        version_id = uuid4()
+        held = HeldUploads(self.root).hold(staged, version_id)
+        record = await AdapterRepository(session, tenant_id).add_unjudged(
+            name, version_id=version_id, size_bytes=1000, created_by=created_by
+        )
+        if self.error is not None:
+            held.release()
+            raise self.error
+        return BegunVersion(record, held)
+
+    def start(self, begun: BegunVersion) -> None:
+        self.taken.append(begun.held.folder)
+
+
+@dataclass
+class UploadHome:
+    """A gateway's part of uploads, under `home`."""
+
+    database: Database
+    home: Path
+    bucket: S3Options | None = None
+    limits: UploadLimits = field(default_factory=lambda: UploadLimits(part_bytes=1000))
+
+    def __post_init__(self) -> None:
+        self.storage = AdapterStorage(self.home / "adapters")
+        self.life_cycle = FakeLifeCycle(self.storage.root)
+        self.objects = Objects(self.home / "objects", self.bucket)
+        self.parts = UploadParts(self.objects)
+        adapter_limits = AdapterLimits(max_weights_bytes=1 << 30)
+        self.uploads = Uploads(
+            self.database, self.parts, self.storage, self.life_cycle, self.limits, adapter_limits
+        )
+
+    def left(self) -> list[str]:
+        """Files on their way that nobody has taken over."""
+        folders = (self.home / "adapters" / ".staging", self.home / "objects" / "spool")
+        return [str(path) for folder in folders if folder.exists() for path in folder.rglob("*")]
+
+    def taken(self, number: int = -1) -> dict[str, bytes]:
+        """The files of a folder that the life cycle got."""
+        return {file.name: file.read_bytes() for file in self.life_cycle.taken[number].iterdir()}
+
+
+def declared(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+    ]
+
+
+def content_digest(content: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
