@@ -1,4 +1,4 @@
-"""A real PostgreSQL and a real Valkey for every test that asks: one pair of servers per run, a fresh migrated database and
+"""A real PostgreSQL and a real Valkey for every test that asks: one pair of servers per run, an empty migrated database and
 an empty Valkey per test.
 """
 
@@ -18,6 +18,29 @@ from loraplex.platform.schema import upgrade
 from loraplex.tenants.database import Database
 
 TEMPLATE = "template_migrated"
+DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+# Triggers and foreign keys keep rows that only an owner who means all of them may delete.
+EMPTY = """
+DO $$ DECLARE name text; BEGIN
+    SET LOCAL session_replication_role = replica;
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version' LOOP
+        EXECUTE format('DELETE FROM %I', name);
+    END LOOP;
+END $$
+"""
+# One line for each column, trigger, policy, table and function.
+SCHEMA = """
+SELECT md5(string_agg(line, ',' ORDER BY line)) FROM (
+    SELECT concat_ws(' ', attrelid::regclass, attname, atttypid, attnotnull) AS line
+    FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+    WHERE relnamespace = 'public'::regnamespace AND attnum > 0
+    UNION ALL SELECT concat_ws(' ', tgrelid::regclass, tgname, tgenabled) FROM pg_trigger WHERE NOT tgisinternal
+    UNION ALL SELECT concat_ws(' ', tablename, policyname, roles, qual, with_check) FROM pg_policies
+    UNION ALL SELECT concat_ws(' ', relname, relrowsecurity, relforcerowsecurity, relacl) FROM pg_class
+        WHERE relnamespace = 'public'::regnamespace
+    UNION ALL SELECT concat_ws(' ', proname, prosrc, proacl) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+) AS schema
+"""
 S3_REGION, S3_KEY, S3_SECRET = "us-east-1", "test-key", "test-secret"
 
 
@@ -35,11 +58,44 @@ def execute(services: EmbeddedServices, statement: str, *names: str) -> None:
         connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
 
 
+class KeptDatabase:
+    """One database for test after test: emptied in a few milliseconds, where a new one takes some hundred. A test that
+    left another schema or keeps others out gets the next test a new one.
+    """
+
+    def __init__(self, services: EmbeddedServices, template: str) -> None:
+        self._services = services
+        self._template = template
+        with psycopg.connect(url_of(services, template)) as connection:
+            self._schema = connection.execute(SCHEMA).fetchone()
+        self._name: str | None = None
+
+    def emptied(self) -> str:
+        """Its address. Whoever is still connected to it is not any more."""
+        if self._name is None or not self._empty(self._name):
+            self._name = f"test_{uuid4().hex}"
+            execute(self._services, "CREATE DATABASE {} TEMPLATE {}", self._name, self._template)
+        return url_of(self._services, self._name)
+
+    def _empty(self, name: str) -> bool:
+        with psycopg.connect(self._services.database_url, autocommit=True) as connection:
+            connection.execute(DISCONNECT, [name])
+        try:
+            with psycopg.connect(url_of(self._services, name)) as connection:
+                connection.execute(EMPTY)
+                return connection.execute(SCHEMA).fetchone() == self._schema
+        except psycopg.OperationalError:
+            return False
+
+
 @pytest.fixture(scope="session")
 def embedded_services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServices]:
     """The servers of this test run; `database_url` is a bare database."""
     services = EmbeddedServices(tmp_path_factory.mktemp("services"))
     services.start()
+    # Nothing of these servers has to outlive a crash.
+    execute(services, "ALTER SYSTEM SET fsync = off")
+    execute(services, "SELECT pg_reload_conf()")
     yield services
     services.stop()
 
@@ -61,13 +117,15 @@ def empty_database_url(embedded_services: EmbeddedServices) -> Iterator[str]:
     execute(embedded_services, "DROP DATABASE {} WITH (FORCE)", name)
 
 
+@pytest.fixture(scope="session")
+def kept_database(embedded_services: EmbeddedServices, database_template: str) -> KeptDatabase:
+    return KeptDatabase(embedded_services, database_template)
+
+
 @pytest.fixture
-def database_url(embedded_services: EmbeddedServices, database_template: str) -> Iterator[str]:
-    """The address of a fresh database at the newest schema."""
-    name = f"test_{uuid4().hex}"
-    execute(embedded_services, "CREATE DATABASE {} TEMPLATE {}", name, database_template)
-    yield url_of(embedded_services, name)
-    execute(embedded_services, "DROP DATABASE {} WITH (FORCE)", name)
+def database_url(kept_database: KeptDatabase) -> str:
+    """The address of a database at the newest schema without any row."""
+    return kept_database.emptied()
 
 
 @pytest.fixture

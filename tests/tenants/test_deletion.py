@@ -29,8 +29,8 @@ ROWS = """
         SELECT gen_random_uuid(), %(tenant)s, id, 5 FROM api_keys WHERE tenant_id = %(tenant)s LIMIT 1;
     INSERT INTO uploads (id, tenant_id, adapter_id, files, size_bytes, part_size, state, expires_at)
         SELECT gen_random_uuid(), %(tenant)s, id, '[]', 1, 1, 'open', now() FROM adapters WHERE tenant_id = %(tenant)s;
-    INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256)
-        SELECT id, 'adapter_config.json', 1, %(tenant)s, 1, repeat('a', 64) FROM uploads WHERE tenant_id = %(tenant)s;
+    INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256, object_id)
+        SELECT id, 'adapter_config.json', 1, %(tenant)s, 1, repeat('a', 64), id FROM uploads WHERE tenant_id = %(tenant)s;
     INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value)
         VALUES (gen_random_uuid(), %(tenant)s, 'tenant', %(tenant)s, 'tokens_per_day', 'd:2026-11-21', 80, 4, 5);
     INSERT INTO idempotency_records (caller, idempotency_key, tenant_id, route, body_sha256, expires_at)
