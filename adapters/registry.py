@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 from uuid import UUID
 
-from loraplex.adapters.blob_removal import remove_from, remove_unused
+from loraplex.adapters.blob_removal import RemoveBlob, remove_unused
+from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.examination import PICKLE_FILE, examine
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
@@ -54,9 +55,12 @@ class AdapterRegistry:
         model_config: ModelConfig,
         base_model_digest: str,
         limits: AdapterLimits = DEFAULT_LIMITS,
+        blobs: BlobStore | None = None,
     ) -> None:
+        """`blobs` is where other machines find what is pushed, if there are any."""
         self._database = database
         self._storage = storage
+        self._blobs = blobs
         self._modules = adaptable_modules(model_config)
         self._base_model_digest = base_model_digest
         self._limits = limits
@@ -75,12 +79,12 @@ class AdapterRegistry:
         Raises `InvalidName` of tenants or `AdapterRejected`; nothing is registered then.
         """
         check_adapter_name(name)
-        stored = await asyncio.to_thread(self._store, tenant_id, folder)
+        stored = await self._keep(tenant_id, folder)
         async with self._database.as_tenant(tenant_id) as session:
             await lock_digest(session, Blob(tenant_id, stored.digest))
             if not self._storage.exists(tenant_id, stored.digest):
                 # Removed since, with the last version that held the same files; under the lock they stay.
-                await asyncio.to_thread(self._store, tenant_id, folder)
+                await self._keep(tenant_id, folder)
             repository = AdapterRepository(session, tenant_id)
             await repository.get_or_create(name)
             first = not await repository.versions(name)
@@ -106,6 +110,12 @@ class AdapterRegistry:
             report=stored.report,
         )
 
+    async def _keep(self, tenant_id: UUID, folder: Path) -> Validated:
+        stored = await asyncio.to_thread(self._store, tenant_id, folder)
+        if self._blobs is not None:
+            await self._blobs.publish(tenant_id, stored.digest)
+        return stored
+
     def _store(self, tenant_id: UUID, folder: Path) -> Validated:
         if not folder.is_dir():
             raise FolderRejected(folder.name, f"is not a folder of {CONFIG_FILE} and {WEIGHTS_FILE}")
@@ -121,7 +131,7 @@ class AdapterRegistry:
         return validated
 
 
-async def delete_adapter(database: Database, storage: AdapterStorage, tenant_id: UUID, name: str) -> None:
+async def delete_adapter(database: Database, remove: RemoveBlob, tenant_id: UUID, name: str) -> None:
     """Removes the name with its aliases, and each blob that no other adapter of the tenant holds and no request reads; a
     running server removes those later. Raises `AdapterNotFound`.
     """
@@ -130,4 +140,4 @@ async def delete_adapter(database: Database, storage: AdapterStorage, tenant_id:
     async with database.as_operator() as session:
         blobs = await UnusedBlobs(session).of_adapter(adapter)
     for blob in blobs:
-        await remove_unused(database, remove_from(storage), blob)
+        await remove_unused(database, remove, blob)

@@ -20,11 +20,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
 from loraplex.adapters.registry import AdapterRegistry, Promotion, PushedVersion, delete_adapter
 from loraplex.adapters.report import ValidationReport
-from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.engine.errors import EngineError
 from loraplex.engine.models.digest import model_digest
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import BaseModelFacts, read_base_model
+from loraplex.platform.blobs import OpenBlobs
 from loraplex.platform.commands.context import open_database
 from loraplex.platform.commands.profile_options import Defaults, ToolStyle, profile_change
 from loraplex.platform.config import load_settings
@@ -187,7 +187,7 @@ def delete(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson
     """Delete an adapter: its name, its aliases and its stored files."""
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
-        await delete_adapter(database, AdapterStorage(home / ADAPTERS_FOLDER), tenant_id, name)
+        await delete_adapter(database, _blobs(home, "").adapters.delete, tenant_id, name)
         _print({"deleted": name}, as_json, f"deleted {escape(name)}")
 
     _run(run, tenant, data_dir, as_json)
@@ -225,8 +225,13 @@ async def _tenant(name: str, data_dir: Path | None) -> AsyncIterator[tuple[Datab
 
 def _registry(database: Database, home: Path, model: str | None) -> AdapterRegistry:
     facts = read_base_model(home) if model is None else _facts_of(model, home)
-    storage = AdapterStorage(home / ADAPTERS_FOLDER)
-    return AdapterRegistry(database, storage, load_model_config(facts.path), facts.digest)
+    blobs, model_config = _blobs(home, facts.digest), load_model_config(facts.path)
+    return AdapterRegistry(database, blobs.local, model_config, facts.digest, blobs=blobs.adapters)
+
+
+def _blobs(home: Path, base_model_digest: str) -> OpenBlobs:
+    """Where the server keeps them; the digest is only needed to fetch one."""
+    return OpenBlobs(load_settings({"data_dir": home}), base_model_digest)
 
 
 def _facts_of(model: str, home: Path) -> BaseModelFacts:

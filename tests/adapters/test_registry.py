@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from peft import PeftModel
 
+from loraplex.adapters.blob_removal import remove_from
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.registry import AdapterRegistry, delete_adapter
 from loraplex.adapters.storage import AdapterStorage
@@ -83,7 +84,7 @@ async def test_equal_content_of_two_tenants_is_stored_twice(
     digest = (await registry.push(acme, "voice", folder)).digest
     assert await resolved(database, bolt, "voice") is None and not storage.exists(bolt, digest)
     assert (await registry.push(bolt, "voice", folder)).digest == digest
-    await delete_adapter(database, storage, acme, "voice")
+    await delete_adapter(database, remove_from(storage), acme, "voice")
     assert storage.exists(bolt, digest) and not storage.exists(acme, digest)
     assert await resolved(database, acme, "voice") is None
     assert await resolved(database, bolt, "voice") == (1, digest)
@@ -96,12 +97,12 @@ async def test_deleting_keeps_what_another_adapter_holds(
     _, folder = peft_adapter(r=4, target_modules=["q_proj"])
     digest = (await registry.push(tenant_id, "one", folder)).digest
     await registry.push(tenant_id, "two", folder)
-    await delete_adapter(database, storage, tenant_id, "one")
+    await delete_adapter(database, remove_from(storage), tenant_id, "one")
     assert storage.exists(tenant_id, digest)
-    await delete_adapter(database, storage, tenant_id, "two")
+    await delete_adapter(database, remove_from(storage), tenant_id, "two")
     assert not storage.exists(tenant_id, digest)
     with pytest.raises(AdapterNotFound):
-        await delete_adapter(database, storage, tenant_id, "two")
+        await delete_adapter(database, remove_from(storage), tenant_id, "two")
 
 
 @pytest.mark.parametrize("fault", ["pickle", "config link", "weights link", "no folder", "tensors"])

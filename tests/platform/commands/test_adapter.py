@@ -1,7 +1,9 @@
 """`loraplex adapter` on a real PostgreSQL, with a tiny model and adapters that PEFT wrote: output and exit codes."""
 
+import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
+from loraplex.adapters.objects import Objects, S3Options
 from loraplex.engine.models.digest import model_digest
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
 from loraplex.platform.commands.adapter import app
@@ -179,3 +182,25 @@ def test_another_tenant_sees_nothing(home: Path, model: Path) -> None:
     assert result.exit_code == 1 and "no adapter named 'voice'" in result.output
     result = CliRunner().invoke(app, ["list", "--tenant", "nobody", "--data-dir", str(home)])
     assert result.exit_code == 1 and "no tenant named 'nobody'" in result.output
+
+
+def test_with_a_bucket_a_push_reaches_it_and_a_deletion_empties_it(
+    home: Path, model: Path, s3_bucket: S3Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "BLOB_STORE": "s3",
+        "S3_BUCKET": s3_bucket.bucket,
+        "S3_ENDPOINT": s3_bucket.endpoint or "",
+        "S3_REGION": s3_bucket.region or "",
+        "S3_ACCESS_KEY_ID": s3_bucket.access_key_id or "",
+        "S3_SECRET_ACCESS_KEY": s3_bucket.secret_access_key or "",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(f"LORAPLEX_{name}", value)
+    adapter = str(model.parent / "adapter")
+    pushed = run_json(home, "push", adapter, "--name", "support", "--model", str(model))
+    bucket = Objects(home / "objects", replace(s3_bucket, prefix=None))
+    tenant = asyncio.run(bucket.folders("adapters"))
+    assert asyncio.run(bucket.folders(f"adapters/{tenant[0]}")) == [pushed["digest"]]
+    assert run(home, "delete", "support").exit_code == 0
+    assert asyncio.run(bucket.folders("adapters")) == []
