@@ -2,13 +2,14 @@
 
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from loraplex.adapters.errors import UploadTooLarge
+from loraplex.adapters.errors import BlobStoreUnavailable, UploadTooLarge
 from loraplex.adapters.thread_work import on_thread
 
 WRITE_BYTES = 1 << 20
@@ -27,8 +28,10 @@ class HashedFile:
     """A context manager; its methods block. `name` is what errors call the file."""
 
     def __init__(self, path: Path, max_bytes: int, name: str) -> None:
+        """Raises `BlobStoreUnavailable`, as all methods do when this machine cannot write."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+        with _disk_errors():
+            self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
         self._max_bytes = max_bytes
         self._name = name
         self._size = 0
@@ -40,14 +43,16 @@ class HashedFile:
             raise UploadTooLarge(self._name, f"is larger than {self._max_bytes} bytes")
         self._sha256.update(data)
         rest = memoryview(data)
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        with _disk_errors():
+            while rest:
+                rest = rest[self._file.write(rest) :]
         self._size += len(data)
 
     def finish(self) -> WrittenFile:
         """Syncs it to disk and closes it."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with _disk_errors():
+            os.fsync(self._file.fileno())
+            self._file.close()
         return WrittenFile(self._size, self._sha256.hexdigest())
 
     def __enter__(self) -> Self:
@@ -57,6 +62,14 @@ class HashedFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BlobStoreUnavailable(f"this machine could not write the upload: {error.strerror}") from error
 
 
 async def write_chunks(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, name: str) -> WrittenFile:

@@ -29,7 +29,7 @@ REQUEST_SECONDS: Final = 60
 CONNECT_SECONDS: Final = 5
 RETRIES: Final = 3
 RETRY_SECONDS: Final = 60
-LISTED_AT_ONCE: Final = 1000
+AT_ONCE: Final = 1000
 MAX_LISTINGS: Final = 3
 _SPOOL: Final = "spool"
 
@@ -104,11 +104,7 @@ class Objects:
 
     async def delete(self, key: str) -> None:
         """Also where it is gone already. Raises `BlobStoreUnavailable`."""
-        try:
-            with _store_errors("delete"):
-                await obstore.delete_async(self._store, key)
-        except BlobMissing:
-            return
+        await self._delete([key])
 
     async def delete_below(self, folder: str) -> None:
         """Everything whose key begins with `folder` and a slash. Raises `BlobStoreUnavailable`."""
@@ -116,8 +112,8 @@ class Objects:
             keys = await self._keys_below(folder)
             if not keys:
                 return
-            for key in keys:
-                await self.delete(key)
+            for start in range(0, len(keys), AT_ONCE):
+                await self._delete(keys[start : start + AT_ONCE])
 
     async def folders(self, folder: str) -> list[str]:
         """The names right below `folder` that have something below them. Raises `BlobStoreUnavailable`."""
@@ -125,9 +121,17 @@ class Objects:
             listed = await obstore.list_with_delimiter_async(self._store, folder)
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"])
 
+    async def _delete(self, keys: list[str]) -> None:
+        try:
+            with _store_errors("delete"):
+                await obstore.delete_async(self._store, keys)
+        except BlobMissing:
+            # Somebody else removes the same ones; of several, the rest is for the next listing.
+            return
+
     async def _keys_below(self, folder: str) -> list[str]:
         with _store_errors("list"):
-            batches = obstore.list(self._store, folder, chunk_size=LISTED_AT_ONCE)
+            batches = obstore.list(self._store, folder, chunk_size=AT_ONCE)
             return [entry["path"] async for batch in batches for entry in batch]
 
 

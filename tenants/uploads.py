@@ -114,8 +114,8 @@ class UploadRepository:
         elif upload.state != OPEN:
             await self.check_room(adapter, upload.size_bytes, terms)
             upload.state = OPEN
-        upload.expires_at = datetime.now(UTC) + terms.lifetime
-        upload.claimed_until = datetime.now(UTC) + lease
+        # Should this process die, the room is free again with the claim.
+        upload.expires_at = upload.claimed_until = datetime.now(UTC) + lease
         return upload
 
     async def get(self, upload_id: UUID) -> Upload:
