@@ -47,7 +47,7 @@ def compare(site: LoraSite, weights: LoraWeights, x: Tensor, results: Sequence[T
     for name, columns in _columns(site):
         wanted = expected[:, columns]
         scale = max(float(wanted.abs().max()), floor)
-        error = max(_largest(result[:, columns] - wanted) for result in computed) / scale
+        error = max(_largest((result[:, columns] - wanted) / scale) for result in computed)
         kind = name.rpartition(".")[2]
         if name in weights.modules or error > 0:
             errors[kind] = max(error, errors.get(kind, 0.0))

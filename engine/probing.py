@@ -50,14 +50,17 @@ async def probe_adapter(
             failure = event
         elif isinstance(event, Finished):
             generated = event.usage.completion_tokens
-    if failure is not None:
+    if failure is not None and failure.code != NonFiniteLogits.code:
         return _failed(adapter, failure)
-    if not generated:
+    if failure is None and not generated:
         raise EngineUnavailable("the engine ended the probe before it was complete")
     try:
         report = await probe_modules(adapter)
     except AdapterError as error:
-        return ProbeReport(digest=adapter.digest, code=error.code, message=str(error))
+        return ProbeReport(digest=adapter.digest, finite=failure is None, code=error.code, message=str(error))
+    if failure is not None:
+        # Which module it is, the figures tell.
+        return msgspec.structs.replace(report, finite=False, code=failure.code, message=failure.message)
     return judged(msgspec.structs.replace(report, generated_tokens=generated))
 
 
@@ -96,5 +99,4 @@ def _request(adapter: AdapterRef, vocab_size: int) -> EngineRequest:
 def _failed(adapter: AdapterRef, failure: Failed) -> ProbeReport:
     if failure.code not in ADAPTER_FAULTS:
         raise EngineUnavailable(failure.message)
-    finite = failure.code != NonFiniteLogits.code
-    return ProbeReport(digest=adapter.digest, finite=finite, code=failure.code, message=failure.message)
+    return ProbeReport(digest=adapter.digest, code=failure.code, message=failure.message)

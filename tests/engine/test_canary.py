@@ -223,6 +223,7 @@ async def test_values_that_the_models_type_does_not_hold_are_refused(
     async with serving(make_engine()) as local:
         report = await local.probe(ref("huge"))
     assert (report.code, report.finite) == (NonFiniteLogits.code, False)
+    assert report.max_error == {"o_proj": float("inf")}, "the figures tell which module"
 
 
 async def test_an_adapter_that_does_not_load_is_its_own_fault(
