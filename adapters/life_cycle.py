@@ -18,14 +18,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import AdaptersError, ValidationUnavailable
 from loraplex.adapters.held_uploads import HeldUpload, HeldUploads
-from loraplex.adapters.report import Check
 from loraplex.adapters.storage import WEIGHTS_FILE
 from loraplex.adapters.verdict import refused
 from loraplex.adapters.version_work import SYSTEM, LifeCycleLimits, VersionWork
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.audit import Actor, AuditRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import TenantsError, VersionStateChanged
+from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.version_states import VersionStates, owners_of
 from loraplex.tenants.waiting_versions import WaitingVersion, WaitingVersions
@@ -160,22 +159,6 @@ class VersionLifeCycle:
             for record in serving:
                 await states.move(record.id, "quarantined", expected=(record.state,), reason=reason)
         return len(serving)
-
-    async def probe_again(self, tenant_id: UUID, version: AdapterVersion, folder: Path) -> Check:
-        """A version that serves is quarantined when its canary fails now; a quarantined one that passes is ready again.
-
-        `folder` has its files. Raises `EngineError` when nothing can be told, `VersionStateChanged`.
-        """
-        if version.digest is None:
-            raise VersionStateChanged(f"version {version.version} is {version.state}: it was never validated")
-        check = await self._work.probe(tenant_id, version.digest, folder)
-        is_barred = version.state == "quarantined"
-        if check.passed == is_barred:
-            to = "ready" if check.passed else "quarantined"
-            async with self._database.as_tenant(tenant_id) as session:
-                states = VersionStates(session, tenant_id, AuditRepository(session, SYSTEM, tenant_id))
-                await states.move(version.id, to, expected=(version.state,), reason=check.detail)
-        return check
 
     async def settled(self) -> None:
         """Returns when nothing goes on in the background."""

@@ -107,8 +107,7 @@ class VersionWork:
             await self.reject(waiting, hopeless)
             held.release()
 
-    async def probe(self, tenant_id: UUID, digest: str, folder: Path) -> Check:
-        """Raises `EngineError` when the engine can tell nothing now."""
+    async def _probe(self, tenant_id: UUID, digest: str, folder: Path) -> Check:
         namespace = self.namespace_of(tenant_id)
         adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
         return canary_check(await self._prober.probe(adapter))
@@ -160,7 +159,7 @@ class VersionWork:
             validated = progress.validated = verdict
         if progress.canary is None:
             await asyncio.to_thread(keep_canonical, folder, validated.canonical)
-            progress.canary = await self.probe(waiting.tenant_id, validated.digest, folder)
+            progress.canary = await self._probe(waiting.tenant_id, validated.digest, folder)
         report = validated.report.with_check(progress.canary)
         if not progress.canary.passed:
             return await self.reject(waiting, _refused_by_canary(progress.canary, report))

@@ -1,4 +1,4 @@
-"""`loraplex adapter`: push, list, show, profile, alias, rollback and delete a tenant's adapters on the database itself.
+"""`loraplex adapter`: push, list, show, profile, alias, rollback, release and delete a tenant's adapters on the database itself.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage. With `--json` only JSON reaches standard output.
 """
@@ -33,9 +33,11 @@ from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.aliases import AliasRepository, AliasState
+from loraplex.tenants.audit import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError
 from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.version_states import VersionStates
 
 DIGEST_CACHE = "model_digests.json"
 
@@ -178,6 +180,31 @@ def rollback(
         async with database.as_operator() as session:
             record = await AliasRepository(session, tenant_id).rollback(name, alias_name)
         _print_alias(name, record, as_json)
+
+    _run(run, tenant, data_dir, as_json)
+
+
+@app.command()
+def release(
+    name: Name,
+    version: Annotated[int, typer.Argument(min=1, help="A version that was quarantined.")],
+    tenant: Tenant,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a quarantined version serve again, when the fault was not its own.
+
+    An engine that quarantined it refuses it until that engine is started anew.
+    """
+
+    async def run(database: Database, tenant_id: UUID, home: Path) -> None:
+        async with database.as_operator() as session:
+            record = await AdapterRepository(session, tenant_id).version(name, version)
+            audit = AuditRepository(session, Actor("command", "adapter release"), tenant_id)
+            states = VersionStates(session, tenant_id, audit)
+            moved = await states.move(record.id, "ready", expected=("quarantined",))
+        document = {"name": name, "version": version, "state": moved.state}
+        _print(document, as_json, f"{escape(name)}@{version} is {moved.state}")
 
     _run(run, tenant, data_dir, as_json)
 

@@ -130,6 +130,19 @@ def test_a_wrong_profile_is_wrong_usage(home: Path, options: list[str], message:
     assert message in re.sub(r"[\s│]+", " ", result.output), "a table may break the line"
 
 
+def test_a_quarantined_version_is_released(home: Path, model: Path, database_url: str) -> None:
+    run_json(home, "push", str(model.parent / "adapter"), "--name", "voice", "--model", str(model))
+    refused = run(home, "release", "voice", "1")
+    assert refused.exit_code == 1 and "is ready, from where it does not become ready" in refused.output
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("UPDATE adapter_versions SET state = 'quarantined'")
+        released = run_json(home, "release", "voice", "1")
+        assert released == {"name": "voice", "version": 1, "state": "ready"}
+        entries = connection.execute("SELECT action, actor FROM audit_entries WHERE action LIKE 'version.%'")
+        assert ("version.release", "adapter release") in entries.fetchall()
+    assert run(home, "release", "voice", "2").exit_code == 1
+
+
 def test_tables_for_people(home: Path, model: Path) -> None:
     pushed = run(home, "push", str(model.parent / "adapter"), "--name", "voice", "--model", str(model))
     assert pushed.exit_code == 0 and "every value is finite" in pushed.stdout
