@@ -64,7 +64,7 @@ class HeldUploads:
 
     def abandoned(self) -> Iterator[HeldUpload]:
         """Each upload whose holder is gone, held anew."""
-        for lock in sorted(self._root.glob(f"*{_LOCK_SUFFIX}")):
+        for lock in sorted(self._root.glob(f"{'[0-9a-f]' * 32}{_LOCK_SUFFIX}")):
             held = self._lock(UUID(hex=lock.name.removesuffix(_LOCK_SUFFIX)))
             if held is not None:
                 yield held

@@ -124,6 +124,8 @@ class VersionLifeCycle:
                 await self.sweep()
             except (TenantsError, AdaptersError, OSError) as error:
                 self._log.warning("uploads not looked through", reason=str(error))
+            except Exception:  # noqa: BLE001 - reported; one bad round must not be the last
+                self._log.exception("looking through uploads failed")
             await asyncio.sleep(self._limits.sweep_s)
 
     async def sweep(self) -> None:
