@@ -21,6 +21,7 @@ from loraplex.platform.plane.body import Body, body_of
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.sealed_answers import REPLAYED_HEADER
 from loraplex.platform.secret import derive
+from loraplex.platform.services import GatewayLimits
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.audit import AuditRepository
 from loraplex.tenants.database import Database
@@ -73,6 +74,11 @@ class Making:
             raise self.failure
         return Answer(201, Made(name=name, secret="shown once"), etag=1, headers={"location": f"/{name}"})
 
+    async def has_begun(self) -> None:
+        """Within seconds, or the work never will."""
+        async with asyncio.timeout(20):
+            await self.begun.wait()
+
     async def post(
         self, key: str | None = "k-1", body: object = None, path: str = "/tenant/v1/adapters"
     ) -> Any:
@@ -84,7 +90,10 @@ class Making:
 
 def plane(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> Plane:
     services: Any = SimpleNamespace(
-        database=database, policies=policies, derive_key=lambda *parts: derive(secret, *parts)
+        database=database,
+        policies=policies,
+        derive_key=lambda *parts: derive(secret, *parts),
+        limits=GatewayLimits(),
     )
     return Plane(services)
 
@@ -156,7 +165,7 @@ async def test_another_request_with_the_key_is_refused(making: Making) -> None:
 async def test_of_two_at_once_one_works(making: Making, database: Database) -> None:
     making.go.clear()
     first = asyncio.create_task(making.post())
-    await making.begun.wait()
+    await making.has_begun()
     with pytest.raises(IdempotencyInUse):
         await making.post()
     making.go.set()
@@ -175,7 +184,7 @@ async def test_many_at_once_make_one(making: Making, database: Database) -> None
 async def test_a_crash_before_the_commit_leaves_the_key_free(making: Making, database: Database) -> None:
     making.go.clear()
     running = asyncio.create_task(making.post())
-    await making.begun.wait()
+    await making.has_begun()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
