@@ -66,7 +66,7 @@ def shown(entry: AuditEntry) -> AuditDocument:
         id=entry.id,
         at=entry.at,
         actor_kind=entry.actor_kind,
-        actor=entry.actor if entry.actor_kind != "operator" else "operator",
+        actor=entry.actor,
         action=entry.action,
         target=entry.target,
         before=entry.before,
