@@ -48,16 +48,16 @@ def test_nothing_that_exists_is_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk() -> Iterator[None]:
-    """Files of this process may have 1,000 bytes."""
+    """Files of this process may have 32 MiB: more than what the tests' own output has so far."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 20, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 async def test_a_disk_that_is_full_is_the_servers_fault(tmp_path: Path, small_disk: None) -> None:
     with pytest.raises(BlobStoreUnavailable, match="this machine could not write"):
-        await write_chunks(sent([b"x" * 2000]), tmp_path / "file", 5000, "file")
+        await write_chunks(sent([bytes(1 << 20)] * 33), tmp_path / "file", 64 << 20, "file")
 
 
 async def test_a_cancelled_writer_has_closed_its_file(tmp_path: Path) -> None:
