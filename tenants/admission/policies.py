@@ -3,6 +3,7 @@
 Invariant: limits of one epoch are never applied to a request of another.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -49,16 +50,30 @@ class Policies:
         self._load = load
         self._most_tenants = most_tenants
         self._held: OrderedDict[UUID, TenantPolicy] = OrderedDict()
+        self._turns: dict[UUID, asyncio.Lock] = {}
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         """The tenant's limits at that epoch. Raises `PolicyStale` when there is a newer one, `TenantNotFound`."""
         held = self._held.get(tenant_id)
         if held is None or held.policy_epoch < policy_epoch:
-            held = self._keep(tenant_id, await self._load(tenant_id))
+            held = await self._load_once(tenant_id, policy_epoch)
         if held.policy_epoch != policy_epoch:
             raise PolicyStale(f"the policy of the caller's tenant has changed since epoch {policy_epoch}")
         self._held.move_to_end(tenant_id)
         return held
+
+    async def _load_once(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
+        """Many requests may miss a policy at the same time: one reads it, the others find it."""
+        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
+        try:
+            async with turn:
+                held = self._held.get(tenant_id)
+                if held is None or held.policy_epoch < policy_epoch:
+                    held = await self.refresh(tenant_id)
+                return held
+        finally:
+            if not turn.locked():
+                self._turns.pop(tenant_id, None)
 
     async def refresh(self, tenant_id: UUID) -> TenantPolicy:
         """The newest limits. Raises `TenantNotFound`."""

@@ -49,18 +49,23 @@ class Upkeep:
             tasks.create_task(_repeat(self.reaper.reap, settings.heartbeat_s))
 
     async def beat(self) -> None:
-        """Renews this gateway and all its requests, in both stores."""
-        try:
-            self.share.live_gateways = await self.books.seen(self.gateway_id, self.settings.gateway_live_s)
-            ids = [admission.id for admission in self.requests.vouched_for()]
-            await self.books.renew(ids, self.settings.lease_s)
-            if self.breaker.is_open:
-                raise ValkeyUnavailable("Valkey is not asked until a probe has succeeded")
-            await self._renew_leases()
-        except BaseException:
+        """Renews this gateway and all its requests in both stores, in each whatever the other does."""
+        told = await asyncio.gather(self._renew_in_books(), self._renew_asked(), return_exceptions=True)
+        failures = [each for each in told if each is not None]
+        if failures:
             self.reaper.failed_to_renew()
-            raise
+            raise failures[0]
         self.reaper.renewed()
+
+    async def _renew_in_books(self) -> None:
+        self.share.live_gateways = await self.books.seen(self.gateway_id, self.settings.gateway_live_s)
+        ids = [admission.id for admission in self.requests.vouched_for()]
+        await self.books.renew(ids, self.settings.lease_s)
+
+    async def _renew_asked(self) -> None:
+        if self.breaker.is_open:
+            raise ValkeyUnavailable("Valkey is not asked until a probe has succeeded")
+        await self._renew_leases()
 
     async def probe(self) -> None:
         """Closes the breaker once Valkey knows again of all that runs here."""

@@ -124,3 +124,17 @@ async def test_a_gateway_that_died_between_books_and_counters(database: Database
         await other.release(await other.admit(house.request()))
         assert await other.upkeep.reaper.reap() == 0
         assert await check_books(house, other) == (10, 1)
+
+
+async def test_leases_in_valkey_are_renewed_while_the_books_are_closed(
+    embedded_services: EmbeddedServices, database: Database, valkey_url: str
+) -> None:
+    house = await make_house(database, valkey_url, concurrent_requests=1)
+    async with house.gateway() as gateway:
+        admission = await gateway.admit(house.request())
+        await house.let_leases_run_out()
+        async with closed(embedded_services, database):
+            with pytest.raises(DatabaseUnavailable):
+                await gateway.upkeep.beat()
+        assert (await used(gateway, house.tenant_id))["concurrent_requests"].used == 1
+        await gateway.release(admission)
