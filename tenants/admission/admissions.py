@@ -159,9 +159,9 @@ class Admissions:
         await self.upkeep.run()
 
     async def close(self) -> None:
-        """What still waits for PostgreSQL is tried a last time."""
+        """What still waits for PostgreSQL is tried for some seconds more."""
         try:
-            await self._settlements.retry()
+            await self._settlements.finish()
             await self._books.gone(self._gateway_id, FORGOTTEN_GATEWAY_SECONDS)
         except StoreUnavailable as error:
             LOG.warning("the gateway could not take its leave", reason=str(error))

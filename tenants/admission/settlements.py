@@ -5,10 +5,12 @@ Invariant: the counters are told only of what is in the books, and only where no
 """
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
 
+import msgspec
 import psycopg
 import structlog
 
@@ -21,6 +23,8 @@ from loraplex.tenants.admission.seeding import Seeding
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
 
 AT_ONCE = 64
+FINISH_SECONDS = 5.0
+FINISH_PAUSE_SECONDS = 0.25
 Item = TypeVar("Item")
 
 LOG = structlog.get_logger("loraplex.settlements")
@@ -61,12 +65,23 @@ class Settlements:
             await asyncio.gather(*map(self._book, waiting))
             if any(ended.admission.id in self._requests.unbooked for ended in waiting):
                 return
+        if self._breaker.is_open:
+            return
         for uncounted in _batches([*self._requests.uncounted.values()]):
             await asyncio.gather(*map(self._count, uncounted))
         for tenant_id in [*self._requests.reseed]:
-            if not self._breaker.is_open:
-                await self._seeding.seed(tenant_id)
-                self._requests.reseed.discard(tenant_id)
+            await self._seeding.seed(tenant_id)
+            self._requests.reseed.discard(tenant_id)
+
+    async def finish(self) -> None:
+        """Repeats what is not done for a while; usage that the books do not take even then is left in the log."""
+        deadline = time.monotonic() + FINISH_SECONDS
+        await self.retry()
+        while self._requests.unbooked and time.monotonic() < deadline:
+            await asyncio.sleep(FINISH_PAUSE_SECONDS)
+            await self.retry()
+        for ended in self._requests.unbooked.values():
+            LOG.error("usage is lost", **msgspec.to_builtins(ended.row))
 
     async def _book(self, ended: Ended) -> None:
         request_id = ended.admission.id

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-import psycopg
 import structlog
 
 from loraplex.tenants.admission.admission import AdmissionSettings
@@ -19,7 +18,7 @@ from loraplex.tenants.admission.local_share import LocalShare
 from loraplex.tenants.admission.open_requests import OpenRequests
 from loraplex.tenants.admission.reaper import Reaper
 from loraplex.tenants.admission.settlements import Settlements
-from loraplex.tenants.errors import TenantsError, ValkeyUnavailable
+from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
 
 HOLDS_AT_ONCE = 256
 LOG = structlog.get_logger("loraplex.admission_upkeep")
@@ -89,6 +88,8 @@ async def _repeat(step: Callable[[], Awaitable[object]], seconds: float) -> None
     while True:
         try:
             await step()
-        except (TenantsError, psycopg.Error) as error:
+        except StoreUnavailable as error:
             LOG.warning("will be tried again", step=step.__name__, reason=str(error))
+        except Exception:
+            LOG.exception("will be tried again", step=step.__name__)
         await asyncio.sleep(seconds)

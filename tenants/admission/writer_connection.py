@@ -29,8 +29,9 @@ class WriterConnection:
     def __init__(self, url: str, *, durable: bool) -> None:
         address = parse_database_url(url).set(drivername="postgresql")
         self._address = address.render_as_string(hide_password=False)
+        # Prepared while tables are small, plans are kept as they grow: every lookup is by an index from the start.
         self._options = (
-            f"-c role={ROLE} -c synchronous_commit={'on' if durable else 'off'} "
+            f"-c role={ROLE} -c enable_seqscan=off -c synchronous_commit={'on' if durable else 'off'} "
             f"-c statement_timeout={int(STATEMENT_SECONDS * 1000)} -c lock_timeout={int(LOCK_SECONDS * 1000)}"
         )
         self._connection: AsyncConnection[Any] | None = None
