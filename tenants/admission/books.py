@@ -99,10 +99,18 @@ class Books:
             {each.adapter_id: Limits.of(each) for each in quotas if each.adapter_id is not None},
         )
 
-    async def seed(self, tenant_id: UUID) -> tuple[int, Seed]:
-        """Takes the tenant's next epoch, and what its counters start from; nothing in the books changes meanwhile."""
+    async def epoch(self, tenant_id: UUID) -> int:
+        """The number of the tenant's newest seeding; zero before the first."""
+        rows = await self._keeping.fetch(statements.EPOCH, tenant_id)
+        return next((epoch for (epoch,) in rows), 0)
+
+    async def seed(self, tenant_id: UUID, above: int = 0) -> tuple[int, Seed]:
+        """Takes the tenant's next epoch above that one, and what its counters start from; nothing in the books changes
+        meanwhile.
+        """
         async with self._database.as_writer() as session:
-            epoch = (await session.execute(statements.NEXT_EPOCH, {"tenant_id": tenant_id})).scalar_one()
+            parameters = {"tenant_id": tenant_id, "above": above}
+            epoch = (await session.execute(statements.NEXT_EPOCH, parameters)).scalar_one()
             periods = periods_around(datetime.now(UTC))
             totals = await session.scalars(
                 select(UsageTotal).where(UsageTotal.tenant_id == tenant_id, UsageTotal.period.in_(periods))
@@ -157,10 +165,12 @@ class Books:
 
 
 def reserved(kept: bool, current: bool, epoch: int | None) -> ReservedUnder:
-    """`current`: the policy is the newest. `epoch` is the one it was kept under."""
+    """`current`: the policy is the newest. `epoch` is the tenant's; None if it was locked, or there is none."""
     if kept:
         return ReservedUnder(Reserved.KEPT, epoch)
-    return ReservedUnder(Reserved.EPOCH_MOVED if current else Reserved.POLICY_STALE, None)
+    if not current:
+        return ReservedUnder(Reserved.POLICY_STALE, None)
+    return ReservedUnder(Reserved.EPOCH_LOCKED if epoch is None else Reserved.EPOCH_MOVED, None)
 
 
 def packed(rows: Sequence[ReservationRow] | Sequence[UsageRow]) -> str:

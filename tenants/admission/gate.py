@@ -27,8 +27,11 @@ from loraplex.tenants.admission.rows import ReservationRow, Reserved, ReservedUn
 from loraplex.tenants.admission.seeding import Seeding
 from loraplex.tenants.errors import InvalidField, PolicyStale, QuotaUnavailable, ValkeyUnavailable
 
-TRIES = 10
-PAUSE_SECONDS = 0.02
+# Together the pauses are longer than a gateway holds the lock of a seeding.
+TRIES = 12
+PAUSE_SECONDS = 0.01
+# So many attempts leave the counters time to be replaced by whoever took the next epoch, or has it in hand.
+PATIENCE = {Reserved.EPOCH_MOVED: 1, Reserved.EPOCH_LOCKED: 5}
 LOG = structlog.get_logger("loraplex.admission")
 
 
@@ -85,29 +88,35 @@ class Gate:
         for attempt in range(TRIES):
             answer = await self._ask(asked)
             if isinstance(answer, Admitted):
-                self._note(asked.tenant_id, answer.overdue)
                 periods = Periods(answer.day, answer.month)
-                kept = await self._reserve_or_release(request, asked, answer, periods)
-                if kept is not None:
+                reserved = await self._reserve_or_release(request, asked, answer, periods)
+                if reserved.outcome is Reserved.KEPT:
                     rate = rate_state(answer.decisions)
-                    return admission(request, asked, periods, kept.epoch, answer.at, rate, degraded=False)
-            elif isinstance(answer, Denied):
-                self._note(asked.tenant_id, answer.overdue)
-                raise refusal(answer)
-            elif isinstance(answer, StalePolicy):
-                raise PolicyStale(f"the caller's policy is older than epoch {answer.policy_epoch}")
-            elif not isinstance(answer, Unseeded):
-                raise InvalidField("id", f"admission {asked.id} has ended already")
-            settled_down = attempt == 0 and isinstance(answer, Admitted)
-            if settled_down or not await self.seeding.try_seed(asked.tenant_id):
+                    return admission(request, asked, periods, reserved.epoch, answer.at, rate, degraded=False)
+                outdated = attempt >= PATIENCE[reserved.outcome]
+            else:
+                self._raise_refusal(asked, answer)
+                outdated = True
+            if not outdated or not await self.seeding.try_seed(asked.tenant_id):
                 await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
         await self._release(asked)
         raise QuotaUnavailable("the counters of this tenant are being seeded; try again")
 
+    def _raise_refusal(self, asked: CounterRequest, answer: CounterAnswer) -> None:
+        """Returns only for counters that are not seeded."""
+        if isinstance(answer, Denied):
+            self._note(asked.tenant_id, answer.overdue)
+            raise refusal(answer)
+        if isinstance(answer, StalePolicy):
+            raise PolicyStale(f"the caller's policy is older than epoch {answer.policy_epoch}")
+        if not isinstance(answer, Unseeded):
+            raise InvalidField("id", f"admission {asked.id} has ended already")
+
     async def _reserve_or_release(
         self, request: AdmissionRequest, asked: CounterRequest, answer: Admitted, periods: Periods
-    ) -> ReservedUnder | None:
-        """None when a seeding came between: the counters that admitted it are, or will be, no longer in force."""
+    ) -> ReservedUnder:
+        """Not kept when a seeding came between: the counters that admitted it are, or will be, no longer in force."""
+        self._note(asked.tenant_id, answer.overdue)
         try:
             row = self._row(request, asked, periods, answer.at, answer.epoch)
             reserved = await self.books.reserve(row)
@@ -117,7 +126,7 @@ class Gate:
         if reserved.outcome is Reserved.POLICY_STALE:
             await self._release(asked)
             raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
-        return reserved if reserved.outcome is Reserved.KEPT else None
+        return reserved
 
     async def _by_share(self, request: AdmissionRequest, asked: CounterRequest) -> Admission:
         if any(subject.limits.has_periods() for subject in asked.subjects):

@@ -17,6 +17,7 @@ class Reserved(Enum):
     """What became of a reservation."""
 
     KEPT = "kept"
+    EPOCH_LOCKED = "epoch_locked"
     EPOCH_MOVED = "epoch_moved"
     POLICY_STALE = "policy_stale"
 

@@ -40,8 +40,13 @@ class Seeding:
         return await asyncio.shield(task)
 
     async def _seed(self, tenant_id: UUID) -> int:
+        """Counters may be ahead of books that were restored from a backup: then the books skip what they do not know of."""
         epoch, seed = await self._books.seed(tenant_id)
-        return await self._counters.seed(tenant_id, epoch, seed)
+        in_force = await self._counters.seed(tenant_id, epoch, seed)
+        if in_force > epoch and in_force > await self._books.epoch(tenant_id):
+            epoch, seed = await self._books.seed(tenant_id, above=in_force)
+            in_force = await self._counters.seed(tenant_id, epoch, seed)
+        return in_force
 
     async def _locked(self, tenant_id: UUID) -> bool:
         """The lock is not given back: counters seeded within its time are not seeded again by those who came late."""

@@ -148,10 +148,11 @@ KNOWN: Final = """
 SELECT request_id, prompt_tokens + completion_tokens, amount_pico FROM usage_records WHERE request_id = ANY(%s)
 UNION ALL SELECT id, NULL, NULL FROM reservations WHERE id = ANY(%s)
 """
+EPOCH: Final = "SELECT epoch FROM admission_epochs WHERE tenant_id = %s"
 FIRST_EPOCH: Final = 1
-NEXT_EPOCH: Final = text(f"""
-INSERT INTO admission_epochs AS e (tenant_id, epoch) VALUES (:tenant_id, {FIRST_EPOCH})
-ON CONFLICT (tenant_id) DO UPDATE SET epoch = e.epoch + 1 RETURNING epoch
+NEXT_EPOCH: Final = text("""
+INSERT INTO admission_epochs AS e (tenant_id, epoch) VALUES (:tenant_id, CAST(:above AS bigint) + 1)
+ON CONFLICT (tenant_id) DO UPDATE SET epoch = greatest(e.epoch, CAST(:above AS bigint)) + 1 RETURNING epoch
 """)
 SEEN: Final = """
 INSERT INTO gateways (id, seen_at) VALUES (%s, now()) ON CONFLICT (id) DO UPDATE SET seen_at = now() RETURNING id

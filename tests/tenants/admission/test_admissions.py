@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from sqlalchemy import text
 from tests.tenants.admission.house import check_books, make_house, set_limits, usage, used
 
 from loraplex.tenants.database import Database
@@ -81,3 +82,34 @@ async def test_lost_counters_are_seeded_from_the_books(database: Database, valke
         await first.settle(running, usage(running))
         await second.settle(lasting, usage(lasting))
         assert await check_books(house, first) == (45, 3)
+
+
+async def test_an_epoch_that_is_locked_for_a_moment_is_waited_for(
+    database: Database, valkey_url: str
+) -> None:
+    house = await make_house(database, valkey_url, tokens_per_day=100)
+    async with house.gateway() as gateway:
+        first = await gateway.admit(house.request())
+        async with database.as_writer() as session:
+            await session.execute(text("UPDATE admission_epochs SET epoch = epoch"))
+            admitting = asyncio.create_task(gateway.admit(house.request()))
+            await asyncio.sleep(0.02)
+            assert not admitting.done()
+        second = await admitting
+        assert first.hold.epoch == second.hold.epoch == 1
+
+
+async def test_books_restored_from_a_backup_catch_up_with_the_counters(
+    database: Database, valkey_url: str
+) -> None:
+    house = await make_house(database, valkey_url, tokens_per_day=100)
+    async with house.gateway() as gateway:
+        for _ in range(4):
+            await house.flush()
+            await gateway.release(await gateway.admit(house.request()))
+        async with database.as_operator() as session:
+            await session.execute(text("DELETE FROM admission_epochs"))
+        admission = await gateway.admit(house.request())
+        assert admission.hold.epoch == 5
+        await gateway.settle(admission, usage(admission))
+        assert await check_books(house, gateway) == (15, 1)
