@@ -9,7 +9,7 @@ from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -21,11 +21,13 @@ from pydantic_settings import (
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.platform.start_errors import SettingsError
+from loraplex.tenants.admission.price import MAX_PRICE, Price
 from loraplex.tenants.networks import parse_network
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"
 GIB = 1 << 30
+LEASE_HEARTBEATS = 3
 
 
 def _url(name: str) -> AliasChoices:
@@ -93,6 +95,14 @@ class Settings(BaseSettings):
     grammar_memory_bytes: int = Field(default=GIB, ge=64 << 20, le=1 << 36)
     grammar_fast_forward: bool = True
 
+    currency: str = Field(default="USD", pattern=r"^[A-Z]{3}$")
+    price_prompt: int = Field(default=0, ge=0, le=MAX_PRICE)
+    price_cached_prompt: int | None = Field(default=None, ge=0, le=MAX_PRICE)
+    price_completion: int = Field(default=0, ge=0, le=MAX_PRICE)
+    admission_heartbeat_s: float = Field(default=10.0, gt=0, le=600)
+    admission_lease_s: float = Field(default=45.0, gt=0, le=3600, validate_default=True)
+    valkey_timeout_s: float = Field(default=0.05, gt=0, le=1)
+
     max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
     max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)
     max_buffered_tokens: int = Field(default=8192, ge=64, le=1 << 20)
@@ -134,6 +144,20 @@ class Settings(BaseSettings):
     def _proxies_are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(str(parse_network(text)) for text in value)
 
+    @field_validator("price_cached_prompt")
+    @classmethod
+    def _a_cached_token_costs_no_more(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value > info.data.get("price_prompt", MAX_PRICE):
+            raise ValueError("must be at most `price_prompt`")
+        return value
+
+    @field_validator("admission_lease_s")
+    @classmethod
+    def _a_lease_outlives_lost_heartbeats(cls, value: float, info: ValidationInfo) -> float:
+        if value < LEASE_HEARTBEATS * info.data.get("admission_heartbeat_s", 0):
+            raise ValueError(f"must be at least {LEASE_HEARTBEATS} times `admission_heartbeat_s`")
+        return value
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -150,6 +174,12 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, environment, file: the first that names a setting wins."""
         return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
+
+    @property
+    def price(self) -> Price:
+        """What tokens cost; a cached one as much as another where nothing is said of it."""
+        cached = self.price_prompt if self.price_cached_prompt is None else self.price_cached_prompt
+        return Price(prompt=self.price_prompt, cached_prompt=cached, completion=self.price_completion)
 
     def engine_config(self, model: str) -> EngineConfig:
         """The part an engine needs, for the model at `model`."""

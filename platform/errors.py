@@ -126,6 +126,8 @@ _INVALID: Final = "invalid_request_error"
 _AUTHENTICATION: Final = "authentication_error"
 _PERMISSION: Final = "permission_error"
 _SERVER: Final = "server_error"
+_RATE: Final = "rate_limit_error"
+_QUOTA: Final = "insufficient_quota"
 
 INTERNAL: Final = ErrorRow(500, _SERVER, "internal_error")
 
@@ -172,6 +174,10 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     tenants_errors.InUse: ErrorRow(409, _INVALID, "in_use"),
     tenants_errors.IdempotencyInUse: ErrorRow(409, _INVALID, "idempotency_in_use", retry_after_s=1),
     tenants_errors.IdempotencyMismatch: ErrorRow(422, _INVALID, "idempotency_mismatch"),
+    tenants_errors.RateLimited: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
+    tenants_errors.QuotaExhausted: ErrorRow(429, _QUOTA, "insufficient_quota"),
+    tenants_errors.QuotaUnavailable: ErrorRow(503, _SERVER, "quota_unavailable", retry_after_s=2),
+    tenants_errors.PolicyStale: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     tenants_errors.StoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=2),
 }
 

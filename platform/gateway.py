@@ -19,6 +19,7 @@ from loraplex.adapters.blob_removal import BlobRemoval
 from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.adapters.tenant_files import StoredFiles
+from loraplex.platform.admission_start import open_admissions
 from loraplex.platform.app import create_app
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
 from loraplex.platform.blobs import OpenBlobs
@@ -29,6 +30,7 @@ from loraplex.platform.engine_start import open_engines
 from loraplex.platform.grammar_trials import open_judges, open_preparation, open_trials
 from loraplex.platform.health import Health, Ping, health_router
 from loraplex.platform.janitor import Janitor
+from loraplex.platform.metered_admissions import MeteredAdmissions
 from loraplex.platform.metrics import Metrics
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.prompt import PromptRenderer
@@ -121,6 +123,7 @@ async def _assemble(
     health = Health(engines=engines, pings=pings, metrics=metrics, stall_s=settings.ready_stall_s)
     await _require_dependencies(health)
     await _require_roles(database)
+    admissions = await open_admissions(settings, addresses.redis_url, database, metrics.admission, stack)
     watching = asyncio.create_task(health.watch())
     stack.callback(watching.cancel)
     blobs = await asyncio.to_thread(OpenBlobs, settings, info.model_digest)
@@ -149,6 +152,9 @@ async def _assemble(
         preparation=preparation,
         trials=trials,
         judges=judges,
+        admissions=MeteredAdmissions(admissions, metrics.admission),
+        policies=admissions,
+        currency=settings.currency,
         fast_forward=settings.grammar_fast_forward,
         namespace_of=namespace_of,
         derive_key=partial(derive, secret),
@@ -158,6 +164,7 @@ async def _assemble(
         key_use=await stack.enter_async_context(writing_use(database)),
         uploads=blobs.uploads(database, life_cycle),
     )
+    stack.push_async_callback(services.detached.join)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     janitor = _janitor(settings, services, client, blobs)
     tidying = asyncio.create_task(janitor.run())

@@ -1,21 +1,22 @@
-"""One answer in the making, from submission to its end: verifies, times, and gives back what it holds.
+"""One answer in the making, from submission to its end: verifies, times, settles, and gives back what it holds.
 
 Invariant: nothing is delivered before the engine has named the adapter it used and it is the resolved one.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TypeAlias
 
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
+from loraplex.platform.engine_streams import EngineStreams
 from loraplex.platform.errors import AdapterMismatch, EngineFailed, Overloaded
 from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.model_names import ResolvedModel
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.timings import RequestTimings
+from loraplex.platform.token_meter import TokenMeter
+from loraplex.tenants.admission.admission import Admission, Usage
 
-QUEUED_EVENTS = 256
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 
 ChoiceEvent: TypeAlias = Delta | Finished
@@ -50,6 +51,7 @@ class Generation:
         in_flight: InFlight,
         model: ResolvedModel,
         requests: list[EngineRequest],
+        admission: Admission,
         arrival: float,
         answer: FormedAnswer | None = None,
     ) -> None:
@@ -65,9 +67,10 @@ class Generation:
         )
         self._services = services
         self._in_flight = in_flight
-        self._requests = requests
-        self._streams = [services.engine.submit(request) for request in requests]
-        self._merged = self._merge() if len(requests) > 1 else self._single()
+        self._admission = admission
+        self._prompts = len(requests)
+        self._meter = TokenMeter([len(request.prompt_token_ids) for request in requests])
+        self._streams = EngineStreams(services.engine, requests, self._meter)
         self._started: set[int] = set()
         self._finished = 0
         self._last: dict[int, float] = {}
@@ -82,12 +85,13 @@ class Generation:
 
     async def start(self) -> None:
         """Wait for the first event of the engine. Raises `EngineFailed`, `AdapterMismatch`."""
-        prompt, event = await anext(self._merged, (0, None))
+        prompt, event = await self._streams.next() or (0, None)
         self._begin(prompt, event)
 
     async def events(self) -> AsyncGenerator[tuple[int, ChoiceEvent], None]:
         """(choice, event) until every choice has finished. Raises `EngineFailed`, `AdapterMismatch`."""
-        async for prompt, event in self._merged:
+        while (told := await self._streams.next()) is not None:
+            prompt, event = told
             if prompt not in self._started:
                 self._begin(prompt, event)
                 continue
@@ -104,7 +108,10 @@ class Generation:
             raise _failure(None)
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Abort what still runs, give the slots back and record the timings; harmless when repeated."""
+        """Abort what still runs, give the slots back, record the timings, and settle what the engine did.
+
+        Harmless when repeated. Once begun it goes on to its end, also when its caller is cancelled.
+        """
         if self._closed:
             return
         self._closed = True
@@ -112,20 +119,24 @@ class Generation:
             self.timings.finish_reason = "error"
         elif self._finished < self.choices:
             self.timings.finish_reason = "abort"
-        try:
-            await asyncio.shield(self._release())
-        finally:
-            self._in_flight.leave(len(self._requests))
-            self.timings.finished = time.monotonic()
-            self._services.recorder.record(self.timings)
+        self._in_flight.leave(self._prompts)
+        self.timings.finished = time.monotonic()
+        self._services.recorder.record(self.timings)
+        await self._services.detached.finish(self._settle(failed=isinstance(error, Exception)))
 
-    async def _release(self) -> None:
-        await self._merged.aclose()
-        for request, stream in zip(self._requests, self._streams, strict=True):
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()
-            else:
-                await self._services.engine.abort(request.request_id)
+    async def _settle(self, *, failed: bool) -> None:
+        meter = self._meter
+        try:
+            await self._streams.close()
+        finally:
+            done = meter.finished == self.choices
+            usage = Usage(
+                outcome="completed" if done else "failed" if failed else "aborted",
+                prompt_tokens=meter.prompt_tokens,
+                cached_tokens=meter.cached_tokens,
+                completion_tokens=meter.completion_tokens,
+            )
+            await self._services.admissions.settle(self._admission, usage)
 
     def _begin(self, prompt: int, event: Event | None) -> None:
         if not isinstance(event, Started):
@@ -155,38 +166,6 @@ class Generation:
         self.timings.completion_tokens += tokens
         self.timings.largest_choice = max(self.timings.largest_choice, tokens)
         self.timings.finish_reason = event.reason
-
-    async def _single(self) -> AsyncGenerator[tuple[int, Event], None]:
-        async for event in self._streams[0]:
-            yield 0, event
-
-    async def _merge(self) -> AsyncGenerator[tuple[int, Event], None]:
-        queue: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue(QUEUED_EVENTS)
-        tasks = [asyncio.create_task(_forward(i, stream, queue)) for i, stream in enumerate(self._streams)]
-        running = len(tasks)
-        try:
-            while running:
-                prompt, event = await queue.get()
-                if event is None:
-                    running -= 1
-                else:
-                    yield prompt, event
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _forward(
-    prompt: int, stream: AsyncIterator[Event], queue: asyncio.Queue[tuple[int, Event | None]]
-) -> None:
-    try:
-        async for event in stream:
-            await queue.put((prompt, event))
-    except Exception:
-        await queue.put((prompt, None))
-        raise
-    await queue.put((prompt, None))
 
 
 def _failure(event: Event | None) -> EngineFailed:

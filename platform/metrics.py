@@ -8,6 +8,7 @@ import math
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from loraplex.platform.admission_metrics import AdmissionMetrics
 from loraplex.platform.engine_collector import EngineCollector
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.timings import RequestTimings
@@ -41,6 +42,7 @@ class Metrics:
         self._time_families()
         self._size_families()
         self._own_families(version)
+        self.admission = AdmissionMetrics(self.registry)
         self.registry.register(EngineCollector(model_name, engines))
 
     def record(self, timings: RequestTimings) -> None:

@@ -5,6 +5,7 @@ What another tenant owns does not exist here: the answer is the same as for a na
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from loraplex.platform.auth import Caller
 from loraplex.platform.errors import ModelNotFound
@@ -14,7 +15,7 @@ from loraplex.tenants.served_adapters import ServedAdapters
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """`name` as the caller wrote it; `adapter` is `name@version`; both adapter fields are None for the base model.
+    """`name` as the caller wrote it; `adapter` is `name@version`; all fields of an adapter are None for the base model.
 
     `tool_style` and `defaults` are the adapter version's profile: None and nothing where it has none.
     """
@@ -24,6 +25,8 @@ class ResolvedModel:
     digest: str | None = None
     tool_style: str | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
+    adapter_id: UUID | None = None
+    version: int | None = None
 
     def headers(self) -> dict[str, str]:
         """`x-loraplex-adapter` and its digest; none for the base model."""
@@ -38,12 +41,17 @@ class ResolvedModel:
         return card | {"root": self.adapter or self.name, "parent": parent}
 
 
-async def resolve_model(services: GatewayServices, caller: Caller, name: str) -> ResolvedModel:
-    """Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants."""
+async def resolve_model(
+    services: GatewayServices, caller: Caller, name: str, sticky: str = ""
+) -> ResolvedModel:
+    """Where an alias splits its requests, those with the same `sticky` go the same way.
+
+    Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants.
+    """
     if name == services.served_model_name:
         return ResolvedModel(name)
     async with services.database.as_tenant(caller.tenant_id) as session:
-        adapter = await ServedAdapters(session, caller.tenant_id).resolve(name)
+        adapter = await ServedAdapters(session, caller.tenant_id).resolve(name, sticky)
     if adapter is None:
         raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
     return ResolvedModel(
@@ -52,6 +60,8 @@ async def resolve_model(services: GatewayServices, caller: Caller, name: str) ->
         digest=adapter.digest,
         tool_style=adapter.tool_style,
         defaults=adapter.defaults,
+        adapter_id=adapter.adapter_id,
+        version=adapter.version,
     )
 
 

@@ -26,11 +26,12 @@ class RequestIds:
             return
         asked = Headers(scope=scope).get(HEADER, "")
         request_id = asked if _HARMLESS.fullmatch(asked) else uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        headers: dict[str, str] = {HEADER: request_id}
+        scope.setdefault("state", {}).update(request_id=request_id, answer_headers=headers)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = request_id
+                MutableHeaders(scope=message).update(headers)
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -40,3 +41,9 @@ def request_id_of(scope: Scope) -> str:
     """The id the middleware chose."""
     request_id: str = scope["state"]["request_id"]
     return request_id
+
+
+def answer_headers_of(scope: Scope) -> dict[str, str]:
+    """Headers that go out with the answer, whatever it is: what is added before it begins is among them."""
+    headers: dict[str, str] = scope["state"]["answer_headers"]
+    return headers

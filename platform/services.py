@@ -1,6 +1,6 @@
 """What the gateway's routes are given: everything from outside, frozen, in one place; and the numbers that bound them."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
@@ -10,11 +10,14 @@ from loraplex.engine.client import EngineClient
 from loraplex.grammar import answer_form
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.client_address import ClientAddresses
+from loraplex.platform.detached_work import DetachedWork
 from loraplex.platform.preparation.composed import Composed
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.timings import RequestRecorder
 from loraplex.platform.token_text import TokenText
+from loraplex.tenants.admission.admission import Admission, AdmissionRequest, Usage
+from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.database import Database
 from loraplex.tenants.key_use import KeyUse
 
@@ -76,9 +79,34 @@ class PolicyPublisher(Protocol):
         ...
 
 
+class RequestAdmissions(Protocol):
+    """Lets requests in within their limits, reserving the most they may use, and writes down what they did use."""
+
+    async def admit(self, request: AdmissionRequest) -> Admission:
+        """Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants."""
+        ...
+
+    async def settle(self, admission: Admission, usage: Usage) -> None:
+        """In place of the reservation; never lost, and harmless when repeated."""
+        ...
+
+    async def release(self, admission: Admission) -> None:
+        """As if the request had never been."""
+        ...
+
+    async def quotas(self, tenant_id: UUID) -> Sequence[LimitUse]:
+        """What is used of every limit of the tenant and of those of its keys and adapters. Raises `StoreUnavailable`."""
+        ...
+
+    async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
+        """Why a request was refused lately; None when it was not. Raises `StoreUnavailable`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServices:
     """`namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append what must follow.
+    `detached` is to be joined before the stores are closed.
 
     `derive_key`: parts as bytes, the first of which names the purpose -> 32 bytes keyed by the server secret.
 
@@ -95,12 +123,15 @@ class GatewayServices:
     preparation: RequestPreparation
     trials: GrammarTrials
     judges: AnswerJudges
+    admissions: RequestAdmissions
     namespace_of: Callable[[UUID], bytes]
     derive_key: Callable[..., bytes]
     uploads: Uploads
     adapter_path: Callable[[UUID, str], Awaitable[str]]
     limits: GatewayLimits = field(default_factory=GatewayLimits)
     fast_forward: bool = True
+    currency: str = "USD"
     policies: PolicyPublisher | None = None
     addresses: ClientAddresses = field(default_factory=ClientAddresses)
     key_use: KeyUse = field(default_factory=KeyUse)
+    detached: DetachedWork = field(default_factory=DetachedWork)

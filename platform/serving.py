@@ -1,10 +1,11 @@
-"""The way of one inference request, without any web framework: resolve once, check, render, submit.
+"""The way of one inference request, without any web framework: resolve once, check, render, admit, submit.
 
-Invariant: the model name is resolved and every size checked before the engine hears of the request.
+Invariant: the model name is resolved, every size checked and the request admitted before the engine hears of it.
 """
 
 import asyncio
 import time
+from dataclasses import dataclass
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -20,13 +21,24 @@ from loraplex.platform.auth import Caller
 from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
 from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.generation import Generation, InFlight
+from loraplex.platform.inference_call import InferenceCall
 from loraplex.platform.model_names import ResolvedModel, resolve_model
 from loraplex.platform.parameters import Endpoint, Values, sampling_fields
 from loraplex.platform.prompts_parameter import Prompt
+from loraplex.platform.request_admission import RequestAdmission
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.value_size import size_of
 
 INLINE_CHARACTERS = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request whose sizes are checked: `values` with the model's defaults, token ids and sampling of every prompt."""
+
+    values: Values
+    prompts: list[list[int]]
+    samplings: list[SamplingParams]
 
 
 class Inference:
@@ -41,27 +53,47 @@ class Inference:
             services.trials,
             services.judges,
         )
+        self._admission = RequestAdmission(services.admissions, services.detached)
         self.in_flight = InFlight(services.limits.max_in_flight)
 
-    async def begin(self, caller: Caller, endpoint: Endpoint, values: Values) -> "Generation":
+    async def begin(self, call: InferenceCall, endpoint: Endpoint, values: Values) -> "Generation":
         """A generation whose first event has arrived. The owner must `close` it. Raises what the request deserves."""
         arrival = time.monotonic()
         form = answer_form(values, fast_forward=self._services.fast_forward)
         prompts = len(values["prompt"]) if endpoint == "completions" else 1
         self.in_flight.enter(prompts)
         try:
-            model = await resolve_model(self._services, caller, values["model"])
-            requests, answer = await self._engine_requests(caller, endpoint, values, model, form)
+            generation = await self._admitted(call, endpoint, values, form, arrival)
         except BaseException:
             self.in_flight.leave(prompts)
             raise
-        generation = Generation(self._services, self.in_flight, model, requests, arrival, answer)
         try:
             await generation.start()
         except BaseException as error:
             await generation.close(error)
             raise
         return generation
+
+    async def _admitted(
+        self,
+        call: InferenceCall,
+        endpoint: Endpoint,
+        values: Values,
+        form: AnswerForm | None,
+        arrival: float,
+    ) -> Generation:
+        """Admitted once its sizes are known: for a refused request nothing is composed and no engine hears of it."""
+        sticky = values["user"] or call.request_id
+        model = await resolve_model(self._services, call.caller, values["model"], sticky)
+        values = values.with_defaults(model.defaults)
+        prompts = await self.prompt_ids(values, model)
+        samplings = self._samplings(endpoint, values, prompts)
+        completion_tokens = sum(each.max_tokens * each.n for each in samplings)
+        admission = await self._admission.admit(call, model, sum(map(len, prompts)), completion_tokens)
+        async with self._admission.released_on_error(admission):
+            asked = _Asked(values, prompts, samplings)
+            requests, answer = await self._engine_requests(call.caller, asked, model, form)
+            return Generation(self._services, self.in_flight, model, requests, admission, arrival, answer)
 
     async def prompt_ids(self, values: Values, model: ResolvedModel) -> list[list[int]]:
         """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread."""
@@ -103,16 +135,9 @@ class Inference:
         return self._services.prompts.style if model.tool_style is None else ToolStyle(model.tool_style)
 
     async def _engine_requests(
-        self,
-        caller: Caller,
-        endpoint: Endpoint,
-        values: Values,
-        model: ResolvedModel,
-        form: AnswerForm | None,
+        self, caller: Caller, asked: "_Asked", model: ResolvedModel, form: AnswerForm | None
     ) -> tuple[list[EngineRequest], FormedAnswer | None]:
-        values = values.with_defaults(model.defaults)
-        prompts = await self.prompt_ids(values, model)
-        samplings = self._samplings(endpoint, values, prompts)
+        samplings = asked.samplings
         namespace = self._services.namespace_of(caller.tenant_id)
         adapter = await self._adapter_ref(caller, model, namespace)
         grammar, answer = None, None
@@ -122,7 +147,7 @@ class Inference:
             grammar = None if spec is None else encode_spec(spec)
             if answer.composition.keep_special_tokens:
                 samplings = [replace(each, skip_special_tokens=False) for each in samplings]
-        limits, salt, run = self._services.limits, (values["cache_salt"] or "").encode(), uuid4().hex
+        limits, salt, run = self._services.limits, (asked.values["cache_salt"] or "").encode(), uuid4().hex
         requests = [
             EngineRequest(
                 request_id=f"{run}-{index}",
@@ -136,7 +161,7 @@ class Inference:
                 queue_timeout_s=limits.queue_timeout_s,
                 total_timeout_s=limits.total_timeout_s,
             )
-            for index, (ids, sampling) in enumerate(zip(prompts, samplings, strict=True))
+            for index, (ids, sampling) in enumerate(zip(asked.prompts, samplings, strict=True))
         ]
         return requests, answer
 

@@ -17,7 +17,8 @@ TenantsError
 │   ├── AdapterNotFound
 │   ├── VersionNotFound
 │   ├── AliasNotFound
-│   └── UploadNotFound
+│   ├── UploadNotFound
+│   └── RefusalNotFound      no limit refused a request of this id of late
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -120,6 +121,10 @@ class AliasNotFound(NotFound):
 
 
 class UploadNotFound(NotFound):
+    pass
+
+
+class RefusalNotFound(NotFound):
     pass
 
 

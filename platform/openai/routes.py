@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from loraplex.platform.auth import Authenticator, Caller
+from loraplex.platform.inference_call import InferenceCall
 from loraplex.platform.model_names import list_models, resolve_model
 from loraplex.platform.openai.chat_answers import chat_chunks, collect_chat
 from loraplex.platform.openai.completion_answers import collect_completion, completion_chunks
@@ -17,6 +18,7 @@ from loraplex.platform.openai.envelope import AnswerHead
 from loraplex.platform.openai.request_schema import body_schema
 from loraplex.platform.parameters import Endpoint, Values, read_parameters
 from loraplex.platform.request_body import read_object
+from loraplex.platform.request_id import answer_headers_of, request_id_of
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.serving import Inference
 from loraplex.platform.streaming import EventStream, unless_disconnected
@@ -31,13 +33,21 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
     authorized = Depends(authenticator.requires(SCOPE, cached=True))
     started, base = int(time.time()), services.served_model_name
 
+    def call_of(request: Request, caller: Caller) -> InferenceCall:
+        return InferenceCall(
+            caller=caller,
+            request_id=request_id_of(request.scope),
+            renewed=partial(authenticator.renewed, scope=SCOPE),
+            headers=answer_headers_of(request.scope),
+        )
+
     @router.post("/chat/completions", openapi_extra=body_schema("chat"))
     async def chat_completions(request: Request, caller: Annotated[Caller, authorized]) -> Response:
-        return await _answer(services, inference, request, caller, "chat")
+        return await _answer(services, inference, request, call_of(request, caller), "chat")
 
     @router.post("/completions", openapi_extra=body_schema("completions"))
     async def completions(request: Request, caller: Annotated[Caller, authorized]) -> Response:
-        return await _answer(services, inference, request, caller, "completions")
+        return await _answer(services, inference, request, call_of(request, caller), "completions")
 
     @router.get("/models")
     async def models(caller: Annotated[Caller, authorized]) -> Response:
@@ -71,15 +81,15 @@ async def _values(services: GatewayServices, request: Request, caller: Caller, e
 
 
 async def _answer(
-    services: GatewayServices, inference: Inference, request: Request, caller: Caller, endpoint: Endpoint
+    services: GatewayServices, inference: Inference, request: Request, call: InferenceCall, endpoint: Endpoint
 ) -> Response:
-    values = await _values(services, request, caller, endpoint)
+    values = await _values(services, request, call.caller, endpoint)
     kind = "chatcmpl" if endpoint == "chat" else "cmpl"
     head = AnswerHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
     if not values["stream"]:
-        work = _whole(services, inference, caller, endpoint, values, head)
+        work = _whole(services, inference, call, endpoint, values, head)
         return await unless_disconnected(request.receive, work)
-    begun = inference.begin(caller, endpoint, values)
+    begun = inference.begin(call, endpoint, values)
     generation = await unless_disconnected(request.receive, begun)
     encoder = chat_chunks if endpoint == "chat" else completion_chunks
     include_usage = bool((values["stream_options"] or {}).get("include_usage"))
@@ -90,12 +100,12 @@ async def _answer(
 async def _whole(
     services: GatewayServices,
     inference: Inference,
-    caller: Caller,
+    call: InferenceCall,
     endpoint: Endpoint,
     values: Values,
     head: AnswerHead,
 ) -> Response:
-    generation = await inference.begin(caller, endpoint, values)
+    generation = await inference.begin(call, endpoint, values)
     collect = collect_chat if endpoint == "chat" else collect_completion
     failure: BaseException | None = None
     try:

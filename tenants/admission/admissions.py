@@ -77,7 +77,7 @@ class Admissions:
         self._policies = Policies(books.policy)
         self._seeding = Seeding(books, counters, patient or redis, gateway_id)
         self._share = LocalShare(clock)
-        breaker = Breaker()
+        self._breaker = breaker = Breaker()
         self._settlements = Settlements(
             books, counters, self._seeding, breaker, self._requests, settings.most_pending
         )
@@ -106,6 +106,16 @@ class Admissions:
             gateway_id=gateway_id,
             settings=settings,
         )
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the counters are not asked now, because they did not answer."""
+        return self._breaker.is_open
+
+    @property
+    def script_fallbacks(self) -> int:
+        """How often Valkey did not know a script and was sent its text."""
+        return self._counters.script_fallbacks
 
     async def admit(self, request: AdmissionRequest) -> Admission:
         """Whoever gets it must `settle` or `release` it.

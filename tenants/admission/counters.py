@@ -44,6 +44,11 @@ class Counters:
         self._lease_us = round(lease_s * 1e6)
         self._scripts = {name: load_script(name) for name in get_args(ScriptName)}
 
+    @property
+    def script_fallbacks(self) -> int:
+        """How often Valkey did not know a script and was sent its text."""
+        return self._redis.fallbacks + self._patient.fallbacks
+
     async def admit(self, request: CounterRequest) -> CounterAnswer:
         """Tests every limit at every level, then takes from all of them or from none."""
         head = (

@@ -43,6 +43,8 @@ class ScriptRunner:
         self._client = client
         self._deadline_s = deadline_s
         self._turns = asyncio.Semaphore(MAX_COMMANDS)
+        self.fallbacks = 0
+        """Scripts that had to be sent with their text."""
 
     async def run(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
         """Raises `ValkeyUnavailable`; then the script may or may not have run."""
@@ -59,4 +61,5 @@ class ScriptRunner:
         try:
             return await self._client.execute_command("EVALSHA", script.sha1, 1, state_key, *arguments)
         except NoScriptError:
+            self.fallbacks += 1
             return await self._client.execute_command("EVAL", script.text, 1, state_key, *arguments)

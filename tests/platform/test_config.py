@@ -94,6 +94,21 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         load_settings(config_file=broken)
 
 
+def test_prices_and_leases_are_held_to_each_other() -> None:
+    price = load_settings({"price_prompt": 7, "price_completion": 9}).price
+    assert (price.prompt, price.cached_prompt, price.completion) == (7, 7, 9)
+    assert load_settings({"price_prompt": 7, "price_cached_prompt": 0}).price.cached_prompt == 0
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"price_prompt": 7, "price_cached_prompt": 8}, "price_cached_prompt.*at most `price_prompt`"),
+        ({"admission_heartbeat_s": 20.0}, "admission_lease_s.*at least 3 times"),
+        ({"currency": "euro"}, "currency"),
+        ({"valkey_timeout_s": 2.0}, "valkey_timeout_s"),
+    ]
+    for flags, told in wrong:
+        with pytest.raises(SettingsError, match=told):
+            load_settings(flags)
+
+
 def test_frozen() -> None:
     with pytest.raises(ValidationError):
         load_settings().port = 1

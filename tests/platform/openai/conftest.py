@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from openai import AsyncOpenAI
+from tests.platform.fake_admissions import FakeAdmissions
 from tests.platform.tenant.upload_server import UploadHome
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
@@ -82,6 +83,7 @@ class Gateway:
     database: Database
     recorder: Recorder
     trials: Trials
+    admissions: Any
     key: str
     stack: AsyncExitStack
 
@@ -158,10 +160,12 @@ async def start_gateway(
             adapter_path: Callable[[UUID, str], Awaitable[str]] = blob_path,
             refused: Exception | None = None,
             fast_forward: bool = True,
+            admissions: Any = None,
         ) -> Gateway:
             judges = Judges(JudgeOptions(environment=os.environ))
             stack.push_async_callback(judges.close)
             engine, recorder, trials = FakeEngine(script), Recorder(), Trials(refused)
+            admissions = admissions or FakeAdmissions()
             limits, prompts = limits or GatewayLimits(key_cache_s=0.0), PromptRenderer(chat_tokenizer)
             setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
             preparer = Preparer(PreparerOptions(setup=setup, environment=os.environ))
@@ -176,6 +180,8 @@ async def start_gateway(
                 preparation=preparer,
                 trials=trials,
                 judges=judges,
+                admissions=admissions,
+                policies=admissions,
                 namespace_of=namespace_of,
                 derive_key=partial(derive, SECRET),
                 adapter_path=adapter_path,
@@ -185,7 +191,7 @@ async def start_gateway(
             )
             app = create_app(services)
             url = await stack.enter_async_context(served(app))
-            gateway = Gateway(app, url, engine, database, recorder, trials, "", stack)
+            gateway = Gateway(app, url, engine, database, recorder, trials, admissions, "", stack)
             gateway.key = "" if other else await gateway.tenant("acme")
             return gateway
 

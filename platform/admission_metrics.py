@@ -1,0 +1,94 @@
+"""What admission decides and what it costs, as metrics. Labels come from closed sets only: limits, levels and outcomes."""
+
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from loraplex.tenants.admission.limits import COUNTED
+from loraplex.tenants.models import LEVELS
+
+DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale")
+NONE: Final = "none"
+ADMISSION_BUCKETS: Final = (
+    *(0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075),
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+)
+SHARE_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+class WatchedAdmissions(Protocol):
+    """What admissions tell of themselves."""
+
+    @property
+    def degraded(self) -> bool: ...
+
+    @property
+    def script_fallbacks(self) -> int: ...
+
+
+class AdmissionMetrics:
+    """The `loraplex_admission_*` families, in `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._decisions = Counter(
+            "loraplex_admission_decisions",
+            "Requests by what admission said, and by the limit that refused them.",
+            ("decision", "limit", "level"),
+            registry=registry,
+        )
+        for decision in DECISIONS:
+            self._decisions.labels(decision, NONE, NONE)
+        self._seconds = self._times("loraplex_admission_seconds", "Added to a request before it begins.")
+        self._settle_seconds = self._times("loraplex_admission_settle_seconds", "Writing down what was used.")
+        self._degraded_requests = Counter(
+            "loraplex_admission_degraded_requests",
+            "Admitted by this gateway's share of the limits, without Valkey.",
+            registry=registry,
+        )
+        self._reserved = self._tokens("reserved", "The most that settled requests might have used.")
+        self._used = self._tokens("used", "What settled requests did use.")
+        self._share = Histogram(
+            "loraplex_admission_used_share",
+            "Tokens used of those reserved, per request.",
+            buckets=SHARE_BUCKETS,
+            registry=registry,
+        )
+
+    def watch(self, admissions: WatchedAdmissions) -> None:
+        """Show whether admission does without Valkey now, and how often Valkey did not know a script."""
+        degraded = Gauge(
+            "loraplex_admission_degraded", "1 while Valkey is done without.", registry=self._registry
+        )
+        degraded.set_function(lambda: float(admissions.degraded))
+        fallbacks = Gauge(
+            "loraplex_admission_script_fallbacks",
+            "Scripts sent with their text since the start, because Valkey did not know them.",
+            registry=self._registry,
+        )
+        fallbacks.set_function(lambda: float(admissions.script_fallbacks))
+
+    def decided(self, decision: str, seconds: float, limit: str = NONE, level: str = NONE) -> None:
+        """One answer to an admission. A limit or level that is not known counts as none."""
+        known = limit in COUNTED and level in LEVELS
+        labels = (decision, limit, level) if known else (decision, NONE, NONE)
+        self._decisions.labels(*labels).inc()
+        self._seconds.observe(seconds)
+
+    def degraded(self) -> None:
+        """One request was admitted without Valkey."""
+        self._degraded_requests.inc()
+
+    def settled(self, reserved: int, used: int, seconds: float) -> None:
+        """Tokens of one request that has ended."""
+        self._settle_seconds.observe(seconds)
+        self._reserved.inc(reserved)
+        self._used.inc(used)
+        if reserved:
+            self._share.observe(used / reserved)
+
+    def _times(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, buckets=ADMISSION_BUCKETS, registry=self._registry)
+
+    def _tokens(self, kind: str, text: str) -> Counter:
+        return Counter(f"loraplex_admission_{kind}_tokens", text, registry=self._registry)

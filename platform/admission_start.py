@@ -1,0 +1,40 @@
+"""Opens a gateway's admissions: their own clients of Valkey, and the upkeep that runs beside all requests."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from uuid import uuid4
+
+from loraplex.platform.admission_metrics import AdmissionMetrics
+from loraplex.platform.config import Settings
+from loraplex.tenants import valkey
+from loraplex.tenants.admission.admissions import Admissions, AdmissionSettings
+from loraplex.tenants.database import Database
+
+
+async def open_admissions(
+    settings: Settings,
+    redis_url: str,
+    database: Database,
+    metrics: AdmissionMetrics,
+    stack: AsyncExitStack,
+) -> Admissions:
+    """Closed by `stack`, upkeep first. What requests wait for gives up sooner than what counts all of a tenant anew."""
+    limit_s = settings.valkey_timeout_s
+    fast = valkey.open_valkey(redis_url, command_s=limit_s, connect_s=limit_s)
+    stack.push_async_callback(fast.aclose)
+    patient = valkey.open_valkey(redis_url)
+    stack.push_async_callback(patient.aclose)
+    times = AdmissionSettings(
+        lease_s=settings.admission_lease_s, heartbeat_s=settings.admission_heartbeat_s, valkey_s=limit_s
+    )
+    admissions = Admissions(database, fast, settings.price, uuid4(), times, patient=patient)
+    stack.push_async_callback(admissions.close)
+    metrics.watch(admissions)
+    upkeep = asyncio.create_task(admissions.run())
+    stack.push_async_callback(_ended, upkeep)
+    return admissions
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

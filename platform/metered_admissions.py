@@ -1,0 +1,51 @@
+"""Admissions with their metrics: the same calls, timed and counted."""
+
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+from loraplex.platform.admission_metrics import AdmissionMetrics
+from loraplex.platform.services import RequestAdmissions
+from loraplex.tenants.admission.admission import Admission, AdmissionRequest, Usage
+from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
+from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaExhausted, StoreUnavailable
+
+
+class MeteredAdmissions:
+    """`RequestAdmissions` around others."""
+
+    def __init__(self, admissions: RequestAdmissions, metrics: AdmissionMetrics) -> None:
+        self._admissions = admissions
+        self._metrics = metrics
+
+    async def admit(self, request: AdmissionRequest) -> Admission:
+        began = time.perf_counter()
+        try:
+            admission = await self._admissions.admit(request)
+        except LimitExceeded as error:
+            decision = "exhausted" if isinstance(error, QuotaExhausted) else "rate_limited"
+            self._metrics.decided(decision, time.perf_counter() - began, error.limit, error.level)
+            raise
+        except (PolicyStale, StoreUnavailable) as error:
+            decision = "stale" if isinstance(error, PolicyStale) else "unavailable"
+            self._metrics.decided(decision, time.perf_counter() - began)
+            raise
+        self._metrics.decided("admitted", time.perf_counter() - began)
+        if admission.degraded:
+            self._metrics.degraded()
+        return admission
+
+    async def settle(self, admission: Admission, usage: Usage) -> None:
+        began = time.perf_counter()
+        await self._admissions.settle(admission, usage)
+        used = usage.prompt_tokens + usage.completion_tokens
+        self._metrics.settled(admission.hold.tokens, used, time.perf_counter() - began)
+
+    async def release(self, admission: Admission) -> None:
+        await self._admissions.release(admission)
+
+    async def quotas(self, tenant_id: UUID) -> Sequence[LimitUse]:
+        return await self._admissions.quotas(tenant_id)
+
+    async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
+        return await self._admissions.explain(tenant_id, request_id)

@@ -1,0 +1,48 @@
+"""The headers by which a client learns of its limits: those of the OpenAI API, and which limit at which level refused.
+
+Invariant: a number never falls below zero, and what nothing limits has no header.
+"""
+
+import math
+from typing import Final
+
+from loraplex.tenants.admission.admission import RateState
+from loraplex.tenants.errors import LimitExceeded, QuotaExhausted
+
+MODE_HEADER: Final = "x-ratelimit-mode"
+DEGRADED: Final = "degraded"
+LIMIT_HEADER: Final = "x-loraplex-limit"
+LEVEL_HEADER: Final = "x-loraplex-limit-level"
+RETRY_HEADER: Final = "x-should-retry"
+
+
+def rate_headers(rate: RateState, *, degraded: bool) -> dict[str, str]:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` of the tightest level; `degraded`: by this gateway's share."""
+    headers: dict[str, str] = {}
+    for name, state in (("requests", rate.requests), ("tokens", rate.tokens)):
+        if state is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(state.limit)
+            headers[f"x-ratelimit-remaining-{name}"] = str(max(0, state.remaining))
+            headers[f"x-ratelimit-reset-{name}"] = duration_text(state.reset_s)
+    return headers | ({MODE_HEADER: DEGRADED} if degraded else {})
+
+
+def refusal_headers(error: LimitExceeded) -> dict[str, str]:
+    """Which limit refused, and whether trying again helps: SDKs repeat every 429 unless they are told not to."""
+    headers = {LIMIT_HEADER: error.limit, LEVEL_HEADER: error.level}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    return headers | ({RETRY_HEADER: "false"} if isinstance(error, QuotaExhausted) else {})
+
+
+def duration_text(seconds: float) -> str:
+    """As the OpenAI API writes it: `20ms`, `1.5s`, `6m0s`, `2h0m1s`; rounded up to the millisecond."""
+    milliseconds = max(0, math.ceil(seconds * 1000))
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    short = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{short}"
+    return f"{minutes}m{short}" if minutes else short

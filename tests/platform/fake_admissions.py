@@ -1,0 +1,65 @@
+"""Admissions without stores: they admit everything, or do what a test tells, and keep what they are given."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+from loraplex.tenants.admission.admission import Admission, AdmissionRequest, RateState, Usage
+from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
+from loraplex.tenants.admission.counter_request import Hold
+from loraplex.tenants.admission.periods import periods_of
+
+
+class FakeAdmissions:
+    """`RequestAdmissions`. `refusals` are raised by the next admissions, one each."""
+
+    def __init__(self) -> None:
+        self.rate = RateState(requests=None, tokens=None)
+        self.refusals: list[Exception] = []
+        self.asked: list[AdmissionRequest] = []
+        self.settled: list[tuple[Admission, Usage]] = []
+        self.released: list[Admission] = []
+        self.published: list[UUID] = []
+        self.degraded = False
+
+    async def admit(self, request: AdmissionRequest) -> Admission:
+        self.asked.append(request)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        tenant_id, now = request.key.tenant_id, datetime.now(UTC)
+        assert tenant_id is not None
+        periods = periods_of(now)
+        hold = Hold(
+            id=request.id,
+            api_key_id=request.key.api_key_id,
+            adapter_id=request.adapter_id,
+            tokens=request.prompt_tokens + request.completion_tokens,
+            amount_nano=0,
+            day=periods.day,
+            month=periods.month,
+        )
+        return Admission(
+            id=request.id,
+            tenant_id=tenant_id,
+            hold=hold,
+            adapter_version=request.adapter_version,
+            digest=request.digest,
+            admitted_at=now,
+            rate=self.rate,
+            degraded=self.degraded,
+        )
+
+    async def settle(self, admission: Admission, usage: Usage) -> None:
+        self.settled.append((admission, usage))
+
+    async def release(self, admission: Admission) -> None:
+        self.released.append(admission)
+
+    async def quotas(self, tenant_id: UUID) -> Sequence[LimitUse]:
+        return []
+
+    async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
+        return None
+
+    async def publish(self, tenant_id: UUID) -> None:
+        self.published.append(tenant_id)
