@@ -12,6 +12,7 @@ from loraplex.platform.tenant.aliases import aliases_router
 from loraplex.platform.tenant.audit import audit_router
 from loraplex.platform.tenant.keys import keys_router
 from loraplex.platform.tenant.me import me_router
+from loraplex.platform.tenant.quotas import quotas_router
 from loraplex.platform.tenant.uploads import uploads_router
 from loraplex.platform.tenant.versions import versions_router
 
@@ -22,4 +23,5 @@ def tenant_router(services: GatewayServices, plane: Plane, authenticator: Authen
     for nouns in (me_router, keys_router, adapters_router, versions_router, aliases_router, audit_router):
         router.include_router(nouns(plane, authenticator))
     router.include_router(uploads_router(plane, authenticator, services.uploads))
+    router.include_router(quotas_router(plane, authenticator, services.admissions, services.currency))
     return router

@@ -20,6 +20,7 @@ class FakeAdmissions:
         self.settled: list[tuple[Admission, Usage]] = []
         self.released: list[Admission] = []
         self.published: list[UUID] = []
+        self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
 
     async def admit(self, request: AdmissionRequest) -> Admission:
@@ -59,7 +60,7 @@ class FakeAdmissions:
         return []
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
-        return None
+        return self.explanations.get((tenant_id, request_id))
 
     async def publish(self, tenant_id: UUID) -> None:
         self.published.append(tenant_id)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +12,7 @@ from tests.platform.openai.conftest import Gateway, start_gateway
 from tests.platform.route_table import OPERATOR, SCOPES, routes_of
 from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, declared
 
+from loraplex.tenants.admission.counter_answer import Explanation
 from loraplex.tenants.database import Database
 from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.scopes import TENANT_ADMIN
@@ -28,6 +29,7 @@ UNKNOWN = {
     "version": "7",
     "alias": "nonesuch",
     "tenant_id": str(uuid4()),
+    "request_id": "nonesuch",
     "upload_id": str(uuid4()),
     "file": CONFIG,
     "number": "1",
@@ -60,6 +62,11 @@ CASES: Mapping[str, Case] = {
     "GET /tenant/v1/adapters/{name}/aliases/{alias}": Case(),
     "PUT /tenant/v1/adapters/{name}/aliases/{alias}": Case({"version": 1}, IF_MATCH),
     "POST /tenant/v1/adapters/{name}/aliases/{alias}/rollback": Case(),
+    "GET /tenant/v1/keys/{key_id}/quotas": Case(),
+    "PUT /tenant/v1/keys/{key_id}/quotas": Case({}, IF_MATCH),
+    "GET /tenant/v1/adapters/{name}/quotas": Case(),
+    "PUT /tenant/v1/adapters/{name}/quotas": Case({}, IF_MATCH),
+    "GET /tenant/v1/limits/explain/{request_id}": Case(),
     "POST /tenant/v1/keys/{key_id}/rotate": Case({"grace_seconds": 60}),
     "POST /tenant/v1/adapters/{name}/versions": Case(files=FILES),
     "POST /tenant/v1/adapters/{name}/uploads": Case({"files": declared(FILES)}),
@@ -100,7 +107,16 @@ async def make_world(gateway: Gateway, database: Database) -> World:
         found = await KeyRepository(session).find(owner.split("_")[2])
         assert found is not None and found.tenant_id is not None
         key = (await KeyRepository(session).create(found.tenant_id, "target", ["inference"])).record.key_id
-    ids = {"key_id": key, "name": "support", "name:path": "support", "version": "1", "alias": "production"}
+    refused = Explanation(request_id="req-77", at=datetime.now(UTC), decisions=())
+    gateway.admissions.explanations[found.tenant_id, "req-77"] = refused
+    ids = {
+        "request_id": "req-77",
+        "key_id": key,
+        "name": "support",
+        "name:path": "support",
+        "version": "1",
+        "alias": "production",
+    }
     async with database.as_tenant(found.tenant_id) as session:
         files = [DeclaredFile(**file) for file in declared(FILES)]
         terms = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=9)

@@ -1,0 +1,137 @@
+"""How limits, their use, refusals and crossed budgets are shown. Budgets in micro-units of money, times in UTC."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from uuid import UUID
+
+from loraplex.platform.plane.answers import Document, UtcTime
+from loraplex.tenants.admission.counter_answer import Decision, Explanation, LimitUse
+from loraplex.tenants.admission.limits import COUNTED, Level, LimitName, Limits
+from loraplex.tenants.quota_events import Event
+from loraplex.tenants.quotas import Holdings, QuotaState
+
+
+class LimitDocument(Document):
+    """`limit` null: none here, though another level may have one. `used` null: not counted where nothing limits it."""
+
+    limit: int | None
+    used: int | None
+    reserved: int | None
+    resets_at: UtcTime | None
+
+
+class QuotaDocument(Document):
+    """`name` is the tenant's, the public id of a key, or the adapter's. `revision` is the ETag of these limits."""
+
+    level: Level
+    name: str
+    revision: int
+    limits: dict[str, LimitDocument]
+
+
+class QuotasDocument(Document):
+    """The tenant first, then the keys and adapters that have limits of their own."""
+
+    currency: str
+    data: list[QuotaDocument]
+
+
+class LimitsDocument(Document):
+    """The limits of a key or an adapter; null is none beside the tenant's."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_requests: int | None
+    tokens_per_day: int | None
+    tokens_per_month: int | None
+    budget_per_day: int | None
+    budget_per_month: int | None
+
+
+class DecisionDocument(Document):
+    """One limit as the request found it: `used` and `reserved` before it came, `asked` by it at most."""
+
+    level: Level
+    name: LimitName
+    limit: int
+    used: int
+    reserved: int
+    asked: int
+    passed: bool
+    retry_after_s: float | None
+
+
+class ExplanationDocument(Document):
+    """Why a request was refused: every limit that was looked at, also those it would have passed."""
+
+    request_id: str
+    at: UtcTime
+    decisions: list[DecisionDocument]
+
+
+class EventDocument(Document):
+    """The use of a budget crossed `threshold` percent of its limit. `name` is null when the key or adapter is gone."""
+
+    id: UUID
+    at: UtcTime
+    level: str
+    name: str | None
+    limit_name: str
+    period: str
+    threshold: int
+    used: int
+    limit: int
+
+
+def shown_quotas(
+    states: Sequence[QuotaState], uses: Sequence[LimitUse], holdings: Holdings, currency: str
+) -> QuotasDocument:
+    known = {(use.level, use.subject_id, use.name): use for use in uses}
+    documents: list[QuotaDocument] = []
+    for state in states:
+        limits: dict[str, LimitDocument] = {
+            name: _limit(state.limits.get(name), known.get((state.level, state.subject_id, name)))
+            for name in COUNTED
+        }
+        if state.level == "tenant":
+            for held, used in asdict(holdings).items():
+                limit = state.limits.get(held)
+                limits[held] = LimitDocument(limit=limit, used=used, reserved=0, resets_at=None)
+        documents.append(
+            QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
+        )
+    return QuotasDocument(currency=currency, data=documents)
+
+
+def shown_limits(limits: Limits) -> LimitsDocument:
+    return LimitsDocument(**{name: limits.get(name) for name in COUNTED})
+
+
+def shown_explanation(explanation: Explanation) -> ExplanationDocument:
+    decisions = [_decision(each) for each in explanation.decisions]
+    return ExplanationDocument(request_id=explanation.request_id, at=explanation.at, decisions=decisions)
+
+
+def shown_event(event: Event) -> EventDocument:
+    row, key_id, adapter = event
+    return EventDocument(
+        id=row.id,
+        at=row.created_at,
+        level=row.level,
+        name=key_id or adapter,
+        limit_name=row.limit_name,
+        period=row.period,
+        threshold=row.threshold,
+        used=row.used,
+        limit=row.limit_value,
+    )
+
+
+def _limit(limit: int | None, use: LimitUse | None) -> LimitDocument:
+    if use is None:
+        return LimitDocument(limit=limit, used=None, reserved=None, resets_at=None)
+    return LimitDocument(limit=limit, used=use.used, reserved=use.reserved, resets_at=use.resets_at)
+
+
+def _decision(decision: Decision) -> DecisionDocument:
+    return DecisionDocument(**asdict(decision))

@@ -1,0 +1,166 @@
+"""`/tenant/v1/quotas` and its kin: what is limited and how much of it is used, narrower limits for keys and adapters, why a
+request was refused, and which budgets were crossed.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Annotated, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.auth import Authenticator, Caller
+from loraplex.platform.plane.answers import Answer, documented, respond
+from loraplex.platform.plane.body import Body, body_of
+from loraplex.platform.plane.openapi import described
+from loraplex.platform.plane.pagination import Listing, Page, Position
+from loraplex.platform.plane.plane import Plane
+from loraplex.platform.plane.preconditions import if_match, require_revision
+from loraplex.platform.services import RequestAdmissions
+from loraplex.platform.tenant.quota_documents import (
+    EventDocument,
+    ExplanationDocument,
+    LimitsDocument,
+    QuotasDocument,
+    shown_event,
+    shown_explanation,
+    shown_limits,
+    shown_quotas,
+)
+from loraplex.tenants.admission.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE, Limits
+from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.errors import RefusalNotFound
+from loraplex.tenants.quota_events import Event, quota_events
+from loraplex.tenants.quotas import QuotaRepository, QuotaState
+
+READ: Final = "usage:read"
+KEYS_WRITE: Final = "keys:write"
+ADAPTERS_READ: Final = "adapters:read"
+ADAPTERS_WRITE: Final = "adapters:write"
+Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
+Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]
+Budget = Annotated[int | None, Field(ge=0, le=MAX_BUDGET)]
+MAX_REQUEST_ID: Final = 200
+Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
+
+
+class NarrowerLimits(Body):
+    """All limits of a key or an adapter: one that is null or not named is the tenant's alone."""
+
+    requests_per_minute: Rate = None
+    tokens_per_minute: Rate = None
+    concurrent_requests: Rate = None
+    tokens_per_day: Count = None
+    tokens_per_month: Count = None
+    budget_per_day: Budget = None
+    budget_per_month: Budget = None
+
+    def limits(self) -> Limits:
+        return Limits(**self.model_dump())
+
+
+def quotas_router(
+    plane: Plane, authenticator: Authenticator, admissions: RequestAdmissions, currency: str
+) -> APIRouter:
+    router = APIRouter()
+    reader = Depends(authenticator.requires(READ))
+
+    @router.get("/quotas", responses=documented(answer=QuotasDocument))
+    async def show_quotas(caller: Annotated[Caller, reader]) -> Response:
+        uses = await admissions.quotas(caller.tenant_id)
+
+        async def work(session: AsyncSession) -> Answer:
+            quotas = QuotaRepository(session, caller.tenant_id)
+            states, holdings = await quotas.all(), await quotas.holdings()
+            return Answer(200, shown_quotas(states, uses, holdings, currency))
+
+        return await plane.read(caller, work)
+
+    @router.get("/limits/explain/{request_id}", responses=documented(404, answer=ExplanationDocument))
+    async def explain(request_id: str, caller: Annotated[Caller, reader]) -> Response:
+        found = await admissions.explain(caller.tenant_id, request_id[:MAX_REQUEST_ID])
+        if found is None:
+            raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
+        return respond(Answer(200, shown_explanation(found)))
+
+    @router.get(
+        "/events", responses=documented(answer=Listing[EventDocument]), openapi_extra=described(filters={})
+    )
+    async def list_events(request: Request, caller: Annotated[Caller, reader]) -> Response:
+        page = plane.page_of(request, caller)
+
+        async def work(session: AsyncSession) -> Answer:
+            events = await quota_events(session, caller.tenant_id, _after(page), page.fetch)
+            return Answer(200, page.listing(events, shown_event, _position))
+
+        return await plane.read(caller, work)
+
+    router.include_router(_narrowing(plane, authenticator, "/keys/{key_id}/quotas", KEYS_WRITE, KEYS_WRITE))
+    router.include_router(
+        _narrowing(plane, authenticator, "/adapters/{name}/quotas", ADAPTERS_READ, ADAPTERS_WRITE)
+    )
+    return router
+
+
+def _narrowing(plane: Plane, authenticator: Authenticator, path: str, read: str, write: str) -> APIRouter:
+    """`GET` and `PUT` of the limits of one key or one adapter."""
+    router = APIRouter()
+    reader, writer = Depends(authenticator.requires(read)), Depends(authenticator.requires(write))
+
+    def finder(request: Request) -> Find:
+        key_id, name = request.path_params.get("key_id"), request.path_params.get("name")
+        if key_id is not None:
+            return lambda quotas: quotas.key(key_id)
+        return lambda quotas: quotas.adapter(str(name))
+
+    @router.get(path, responses=documented(404, answer=LimitsDocument))
+    async def show_limits(request: Request, caller: Annotated[Caller, reader]) -> Response:
+        find = finder(request)
+
+        async def work(session: AsyncSession) -> Answer:
+            state = await find(QuotaRepository(session, caller.tenant_id))
+            return Answer(200, shown_limits(state.limits), state.revision)
+
+        return await plane.read(caller, work)
+
+    @router.put(
+        path,
+        responses=documented(404, 412, 428, answer=LimitsDocument),
+        openapi_extra=described(NarrowerLimits, if_match=True),
+    )
+    async def narrow_limits(
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[NarrowerLimits, body_of(NarrowerLimits)],
+    ) -> Response:
+        seen, find = if_match(request), finder(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            quotas = QuotaRepository(session, caller.tenant_id)
+            state = await find(quotas)
+            row = await quotas.locked(state)
+            require_revision(seen, row.revision)
+            before, after = Limits.of(row), body.limits()
+            await quotas.narrow(row, after)
+            if before != after:
+                target = f"{state.level}s/{state.name}/quotas"
+                await audit.record("quotas.change", target, dict(before.items()), dict(after.items()))
+            return Answer(200, shown_limits(after), row.revision)
+
+        return await plane.change(request, caller, work)
+
+    return router
+
+
+def _after(page: Page) -> tuple[datetime, UUID] | None:
+    if page.after is None:
+        return None
+    at, event_id = page.after
+    return datetime.fromisoformat(str(at)), UUID(str(event_id))
+
+
+def _position(event: Event) -> Position:
+    return (event[0].created_at.isoformat(), str(event[0].id))

@@ -1,0 +1,137 @@
+"""Quotas over HTTP on real stores: what is used, narrower limits, why a request was refused, and crossed budgets."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import httpx
+
+from loraplex.engine.fake_engine import FakeScript
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.admission.admissions import Admissions
+from loraplex.tenants.admission.price import Price
+from loraplex.tenants.database import Database
+from loraplex.tenants.models import Quota
+from loraplex.tenants.valkey import open_valkey
+
+BODY: Any = {"model": "demo/base", "prompt": [[1, 2, 3, 4]], "max_tokens": 6}
+PRICE = Price(prompt=1_000_000, cached_prompt=500_000, completion=2_000_000)
+
+
+@asynccontextmanager
+async def limited(
+    start_gateway: Any, database: Database, valkey_url: str, **limits: int
+) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
+    """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
+    client = open_valkey(valkey_url)
+    admissions = Admissions(database, client, PRICE, uuid4())
+    gateway = await start_gateway(FakeScript(cached_tokens=2), admissions=admissions)
+    gateway.key = await gateway.tenant("boss", ("tenant:admin",))
+    async with database.as_operator() as session:
+        tenant = await TenantRepository(session).get("boss")
+        session.add(Quota(tenant_id=tenant.id, **limits))
+    headers = {"authorization": f"Bearer {gateway.key}"}
+    async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:
+        yield gateway, http
+    await admissions.close()
+    await client.aclose()
+
+
+def use(document: Any, name: str) -> tuple[int | None, int | None, int | None]:
+    limit = document["limits"][name]
+    return limit["limit"], limit["used"], limit["reserved"]
+
+
+async def test_what_is_limited_and_used(start_gateway: Any, database: Database, valkey_url: str) -> None:
+    limits = {"requests_per_minute": 60, "tokens_per_day": 20, "budget_per_month": 1000, "max_keys": 5}
+    async with limited(start_gateway, database, valkey_url, **limits) as (gateway, http):
+        assert (await gateway.post("/v1/completions", BODY)).status_code == 200
+        answer = await http.get("quotas")
+        document = answer.json()
+        assert document["currency"] == "USD"
+        (tenant,) = document["data"]
+        assert (tenant["level"], tenant["name"], tenant["revision"]) == ("tenant", "boss", 1)
+        assert use(tenant, "tokens_per_day") == (20, 10, 0)
+        # 2 tokens of 1, 2 cached of a half, 6 of 2 micro-units each.
+        assert use(tenant, "budget_per_month") == (1000, 15, 0)
+        assert use(tenant, "max_keys") == (5, 1, 0) and use(tenant, "max_adapters") == (None, 0, 0)
+        assert tenant["limits"]["tokens_per_day"]["resets_at"].endswith("T00:00:00Z")
+
+
+async def test_a_spent_budget_is_refused_explained_and_told(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, tokens_per_day=12) as (gateway, http):
+        assert (await gateway.post("/v1/completions", BODY)).status_code == 200
+        answer = await gateway.post("/v1/completions", BODY, **{"x-request-id": "too-much"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "insufficient_quota")
+        assert answer.headers["x-loraplex-limit"] == "tokens_per_day"
+        assert answer.headers["x-should-retry"] == "false" and int(answer.headers["retry-after"]) >= 1
+        explanation = (await http.get("limits/explain/too-much")).json()
+        assert explanation["request_id"] == "too-much"
+        (decision,) = explanation["decisions"]
+        assert (decision["used"], decision["asked"], decision["passed"]) == (10, 10, False)
+        for unknown in ("never", "x" * 300):
+            assert (await http.get(f"limits/explain/{unknown}")).status_code == 404
+        (event,) = (await http.get("events")).json()["data"]
+        assert (event["limit_name"], event["threshold"], event["used"]) == ("tokens_per_day", 80, 10)
+        assert (event["level"], event["limit"]) == ("tenant", 12)
+
+
+async def test_keys_and_adapters_are_narrowed_and_hold_at_once(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, requests_per_minute=60) as (gateway, http):
+        await gateway.adapter("boss", "pirate", "a" * 64)
+        path = f"keys/{gateway.key.split('_')[2]}/quotas"
+        assert (await gateway.post("/v1/completions", BODY)).status_code == 200
+        before = await http.get(path)
+        assert before.json()["requests_per_minute"] is None and before.headers["etag"] == '"1"'
+        seen = {"if-match": before.headers["etag"]}
+        answer = await http.put(path, json={"requests_per_minute": 1}, headers=seen)
+        assert (answer.status_code, answer.headers["etag"]) == (200, '"2"'), answer.text
+        assert (await gateway.post("/v1/completions", BODY)).status_code == 200
+        refused = await gateway.post("/v1/completions", BODY)
+        assert refused.status_code == 429 and refused.headers["x-loraplex-limit-level"] == "key"
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        answer = await http.put(
+            "adapters/pirate/quotas", json={"concurrent_requests": 0}, headers={"if-match": '"1"'}
+        )
+        assert answer.status_code == 200
+        levels = [each["level"] for each in (await http.get("quotas")).json()["data"]]
+        assert levels == ["tenant", "key", "adapter"]
+        actions = [each["action"] for each in (await http.get("audit")).json()["data"]]
+        assert actions == ["quotas.change"] * 2
+
+
+async def test_what_is_not_narrower_is_refused(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    seen = {"if-match": '"1"'}
+    cases: list[tuple[Any, dict[str, str], int, str | None]] = [
+        ({"requests_per_minute": 61}, seen, 400, "requests_per_minute"),
+        ({"max_keys": 1}, seen, 400, "max_keys"),
+        ({"tokens_per_day": -1}, seen, 400, "tokens_per_day"),
+        ({"tokens_per_day": "1"}, seen, 400, "tokens_per_day"),
+        ({}, {}, 428, None),
+        ({}, {"if-match": '"2"'}, 412, None),
+    ]
+    async with limited(start_gateway, database, valkey_url, requests_per_minute=60) as (gateway, http):
+        path = f"keys/{gateway.key.split('_')[2]}/quotas"
+        for body, headers, status, param in cases:
+            answer = await http.put(path, json=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), body
+        assert (await http.get(path)).headers["etag"] == '"1"'
+
+
+async def test_what_another_owns_does_not_exist(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url) as (gateway, http):
+        rival = await gateway.tenant("rival", ("tenant:admin",))
+        await gateway.adapter("rival", "pirate", "a" * 64)
+        for path in (f"keys/{rival.split('_')[2]}/quotas", "adapters/pirate/quotas", "keys/%00/quotas"):
+            assert (await http.get(path)).status_code == 404
+            put = await http.put(path, json={}, headers={"if-match": '"1"'})
+            assert put.status_code == 404
