@@ -9,6 +9,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from loraplex.engine.models.model_files import locate_model
+from loraplex.platform.bench.admission_load import AdmissionShape, measure_admission
 from loraplex.platform.bench.figures import parse_objectives
 from loraplex.platform.bench.grammar_neighbours import NeighbourShape, measure_neighbours
 from loraplex.platform.bench.grammar_rate import RateShape, measure_rate
@@ -269,6 +270,23 @@ def prefill(
     """What a long prompt does to streaming rows, with chunked prefill and without."""
     shape = LongPromptShape(rows=rows, long_len=long_len, output_len=output_len, repeats=repeats, dtype=dtype)
     run_bench(lambda: measure_long_prompt(_located(model), shape, _settings(setting), say), out, as_json)
+
+
+@app.command()
+def admission(
+    rate: Annotated[float, typer.Option(min=1.0, help="Arrivals per second.")] = 200.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each case in each round.")] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    input_len: Length = 200,
+    output_len: Length = 16,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """What limits and books add to a request, with a real PostgreSQL and Valkey, beside requests without them."""
+    shape = AdmissionShape(
+        rate=rate, seconds=seconds, rounds=rounds, input_len=input_len, output_len=output_len
+    )
+    run_bench(lambda: measure_admission(shape, say), out, as_json)
 
 
 def _located(model: str | None) -> str:

@@ -1,0 +1,224 @@
+"""`bench admission`: what admission adds to a request, on a real PostgreSQL and a real Valkey of the benchmark's own.
+
+Invariant: both sides are the same arrivals on the same scripted engine, in turn; one asks admission and settles, one does not.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import uuid4
+
+from loraplex.engine.fake_engine import FakeEngine, FakeScript
+from loraplex.engine.messages import EngineRequest
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.bench.figures import percentile
+from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.workload import arrival_offsets
+from loraplex.platform.embedded import EmbeddedServices
+from loraplex.platform.engine_streams import EngineStreams
+from loraplex.platform.schema import upgrade
+from loraplex.platform.token_meter import TokenMeter
+from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.admission.admissions import AdmissionRequest, Admissions, AdmissionSettings, Usage
+from loraplex.tenants.admission.limits import COUNTED
+from loraplex.tenants.admission.price import Price
+from loraplex.tenants.database import Database
+from loraplex.tenants.keys import FoundKey, KeyRepository
+from loraplex.tenants.models import Quota
+from loraplex.tenants.scopes import INFERENCE
+from loraplex.tenants.uuid7 import uuid7
+from loraplex.tenants.valkey import open_valkey
+
+WITHOUT, UNLIMITED, LIMITED = "without admission", "no limit set", "every limit, at both levels"
+MOST_ADDED_P50_MS, MOST_ADDED_P99_MS = 1.5, 5.0
+# Never reached, so that every request is answered; a rate's maximum is the lowest.
+AMPLE = 100_000_000
+PRICE = Price(prompt=100_000, cached_prompt=50_000, completion=400_000)
+COLUMNS = ("requests", *(f"{part}_p{share}_ms" for part in ("first", "admit", "end") for share in (50, 99)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionShape:
+    """Arrivals are a Poisson process of `rate` per second, for `seconds` in each of `rounds`; lengths in tokens.
+
+    The engine takes `engine_ms` for a request.
+    """
+
+    rate: float = 200.0
+    seconds: float = 10.0
+    rounds: int = 3
+    input_len: int = 200
+    output_len: int = 16
+    engine_ms: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one request: to the engine's first event and from its last one on; of the first, those of admission."""
+
+    first: float
+    admit: float
+    end: float
+
+
+class Scene:
+    """The engine and the stores, and the requests of one shape."""
+
+    def __init__(self, shape: AdmissionShape, admissions: Admissions) -> None:
+        self._shape = shape
+        self._admissions = admissions
+        self._engine = FakeEngine(FakeScript(start_delay_s=shape.engine_ms / 1000))
+        self._prompt = list(range(shape.input_len))
+
+    async def round(self, key: FoundKey | None, seed: int) -> list[Timing]:
+        """Every request at its time. `key` None: without admission."""
+        count = max(1, round(self._shape.rate * self._shape.seconds))
+        began = time.perf_counter()
+
+        async def one(offset: float) -> Timing:
+            await asyncio.sleep(max(0.0, began + offset - time.perf_counter()))
+            return await self._request(key)
+
+        return await asyncio.gather(*map(one, arrival_offsets(count, self._shape.rate, seed)))
+
+    async def _request(self, key: FoundKey | None) -> Timing:
+        began = time.perf_counter()
+        admission = None
+        if key is not None:
+            admission = await self._admissions.admit(self._asked(key))
+        admitted = time.perf_counter()
+        first, meter = await self._answer()
+        answered = time.perf_counter()
+        if admission is not None:
+            await self._admissions.settle(admission, used(meter))
+        return Timing(first - began, admitted - began, time.perf_counter() - answered)
+
+    def _asked(self, key: FoundKey) -> AdmissionRequest:
+        identity = uuid7()
+        return AdmissionRequest(
+            id=identity,
+            request_id=identity.hex,
+            key=key,
+            prompt_tokens=self._shape.input_len,
+            completion_tokens=self._shape.output_len,
+        )
+
+    async def _answer(self) -> tuple[float, TokenMeter]:
+        """When its first event came, and what it used."""
+        request = EngineRequest(
+            request_id=uuid4().hex,
+            namespace=bytes(32),
+            prompt_token_ids=self._prompt,
+            sampling=SamplingParams(max_tokens=self._shape.output_len),
+        )
+        meter = TokenMeter([self._shape.input_len])
+        streams = EngineStreams(self._engine, [request], meter)
+        await streams.next()
+        first = time.perf_counter()
+        while await streams.next() is not None:
+            continue
+        await streams.close()
+        return first, meter
+
+
+def used(meter: TokenMeter) -> Usage:
+    return Usage(
+        outcome="completed",
+        prompt_tokens=meter.prompt_tokens,
+        cached_tokens=meter.cached_tokens,
+        completion_tokens=meter.completion_tokens,
+    )
+
+
+async def measure_admission(shape: AdmissionShape, say: Callable[[str], None]) -> Report:
+    """The three cases in turn, in an order that changes from round to round, after a warm-up of each."""
+    found: dict[str, list[Timing]] = {WITHOUT: [], UNLIMITED: [], LIMITED: []}
+    async with opened_stores() as (database, admissions):
+        keys: dict[str, FoundKey | None] = {
+            WITHOUT: None,
+            UNLIMITED: await tenant(database, "unlimited", {}),
+            LIMITED: await tenant(database, "limited", dict.fromkeys(COUNTED, AMPLE)),
+        }
+        scene, order = Scene(shape, admissions), random.Random(0)
+        for name in found:
+            await scene.round(keys[name], seed=0)
+        for number in range(1, shape.rounds + 1):
+            for name in order.sample(list(found), len(found)):
+                timings = await scene.round(keys[name], seed=number)
+                found[name] += timings
+                say(f"round {number}, {name}: {first_ms(timings, 50):.2f} ms to the first token")
+    return report_of(shape, found)
+
+
+@asynccontextmanager
+async def opened_stores() -> AsyncIterator[tuple[Database, Admissions]]:
+    """Fresh ones, with admission as a gateway runs it."""
+    with TemporaryDirectory(prefix="loraplex-bench-") as folder:
+        async with EmbeddedServices(Path(folder)) as services:
+            await asyncio.to_thread(upgrade, services.database_url)
+            database, settings = Database(services.database_url), AdmissionSettings()
+            fast = open_valkey(services.redis_url, command_s=settings.valkey_s)
+            patient = open_valkey(services.redis_url)
+            admissions = Admissions(database, fast, PRICE, uuid4(), settings, patient=patient)
+            upkeep = asyncio.create_task(admissions.run())
+            try:
+                yield database, admissions
+            finally:
+                upkeep.cancel()
+                await asyncio.gather(upkeep, return_exceptions=True)
+                await admissions.close()
+                await fast.aclose()
+                await patient.aclose()
+                await database.close()
+
+
+async def tenant(database: Database, name: str, limits: Mapping[str, int]) -> FoundKey:
+    """The key of a new tenant with `limits` on itself and on the key."""
+    async with database.as_operator() as session:
+        owner = await TenantRepository(session).create(name)
+        issued = await KeyRepository(session).create(owner.id, "bench", [INFERENCE])
+        if limits:
+            session.add(Quota(tenant_id=owner.id, **limits))
+            session.add(Quota(tenant_id=owner.id, api_key_id=issued.record.id, **limits))
+    async with database.as_writer() as session:
+        found = await KeyRepository(session).find(issued.record.key_id)
+    if found is None:
+        raise LookupError(f"the key of {name} is not found")
+    return found
+
+
+def report_of(shape: AdmissionShape, found: Mapping[str, Sequence[Timing]]) -> Report:
+    report = Report("admission", COLUMNS)
+    for name, timings in found.items():
+        figure: dict[str, float | int] = {"requests": len(timings)}
+        for share in (50, 99):
+            figure[f"first_p{share}_ms"] = milliseconds([each.first for each in timings], share)
+            figure[f"admit_p{share}_ms"] = milliseconds([each.admit for each in timings], share)
+            figure[f"end_p{share}_ms"] = milliseconds([each.end for each in timings], share)
+        report.cases.append(Case(name, asdict(shape), figure))
+    for share, most in ((50, MOST_ADDED_P50_MS), (99, MOST_ADDED_P99_MS)):
+        for name in (LIMITED, UNLIMITED):
+            added = first_ms(found[name], share) - first_ms(found[WITHOUT], share)
+            report.ratios.append(
+                Ratio(f"ms added before the answer at p{share}, {name}", added, most, "at most")
+            )
+    for share in (50, 99):
+        added = milliseconds([each.end for each in found[LIMITED]], share)
+        report.ratios.append(Ratio(f"ms of settlement after the last token at p{share}", added))
+    report.notes.append(
+        "A request is admitted, answered by a scripted engine and settled; HTTP and keys are on neither side."
+    )
+    return report
+
+
+def first_ms(timings: Sequence[Timing], share: float) -> float:
+    return milliseconds([each.first for each in timings], share)
+
+
+def milliseconds(seconds: Sequence[float], share: float) -> float:
+    return percentile(seconds, share) * 1000
