@@ -36,6 +36,7 @@ class Reaper:
         self._lease_s = lease_s
         self._clock = clock
         self._renewing_since: float | None = None
+        self._look_until: dict[UUID, float] = {}
 
     def renewed(self) -> None:
         """This gateway has just renewed its leases in both stores."""
@@ -50,7 +51,9 @@ class Reaper:
             return 0
         given_up = await self._give_up()
         for tenant_id in [*self.overdue]:
-            if await self._release_expired(tenant_id):
+            done = await self._release_expired(tenant_id)
+            if done and self._clock() >= self._look_until.get(tenant_id, 0.0):
+                self._look_until.pop(tenant_id, None)
                 self.overdue.discard(tenant_id)
         return given_up
 
@@ -60,6 +63,8 @@ class Reaper:
         for row in rows:
             LOG.warning("a request was given up", admission=str(row.id), tenant=str(row.tenant_id))
             await self._books.settle(row)
+            # Counters that were seeded meanwhile gave it a whole lease again, and nobody may come who tells of its end.
+            self._look_until[row.tenant_id] = self._clock() + self._lease_s
             self.overdue.add(row.tenant_id)
         return len(rows)
 

@@ -19,6 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--quantization", choices=("none", "int8", "int4"), default="none", help="bits of the base model"
     )
     parser.addoption("--full-grammar", action="store_true", help="1,000 answers of 50 forms instead of 60")
+    parser.addoption(
+        "--full-admission", action="store_true", help="1,000 answers beside disturbances instead of 120"
+    )
 
 
 @pytest.fixture(scope="session")

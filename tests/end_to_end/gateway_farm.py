@@ -1,0 +1,139 @@
+"""Several gateway processes on shared stores, each with a scripted engine of its own: `python -m tests.end_to_end.gateway_farm`.
+
+Reads a `FarmPlan` as one line of JSON, forks after everything is imported, and writes each gateway's process id and port.
+Prompts are token ids; there is no tokenizer and no grammar. All of it ends with its standard input.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import uvicorn
+
+from loraplex.engine.fake_engine import FakeEngine, FakeScript
+from loraplex.grammar.parent_death import die_with_parent
+from loraplex.platform.app import create_app
+from loraplex.platform.services import GatewayLimits, GatewayServices
+from loraplex.tenants.admission.admissions import Admissions, AdmissionSettings
+from loraplex.tenants.admission.price import Price
+from loraplex.tenants.database import Database
+from loraplex.tenants.valkey import open_valkey
+
+MODEL = "farm"
+
+
+class FarmPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Prices in micro-units per million tokens, times in seconds."""
+
+    database_url: str
+    valkey_url: str
+    gateways: int
+    price_prompt: int
+    price_cached: int
+    price_completion: int
+    lease_s: float
+    heartbeat_s: float
+    valkey_s: float
+    script: FakeScript
+
+
+class FarmGateway(msgspec.Struct, frozen=True):
+    """A process that answers at a port of this machine."""
+
+    pid: int
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def price_of(plan: FarmPlan) -> Price:
+    return Price(prompt=plan.price_prompt, cached_prompt=plan.price_cached, completion=plan.price_completion)
+
+
+def settings_of(plan: FarmPlan) -> AdmissionSettings:
+    return AdmissionSettings(
+        lease_s=plan.lease_s,
+        heartbeat_s=plan.heartbeat_s,
+        valkey_s=plan.valkey_s,
+        probe_s=plan.heartbeat_s,
+        retry_s=plan.heartbeat_s,
+    )
+
+
+async def serve(plan: FarmPlan, listener: socket.socket) -> None:
+    """One gateway, until it is killed."""
+    database = Database(plan.database_url, pool_size=3)
+    fast = open_valkey(plan.valkey_url, command_s=plan.valkey_s)
+    patient = open_valkey(plan.valkey_url)
+    admissions = Admissions(database, fast, price_of(plan), uuid4(), settings_of(plan), patient=patient)
+    upkeep = asyncio.create_task(admissions.run())
+    app = create_app(services(plan, database, admissions))
+    config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, ws="none")
+    await uvicorn.Server(config).serve(sockets=[listener])
+    upkeep.cancel()
+
+
+def services(plan: FarmPlan, database: Database, admissions: Admissions) -> GatewayServices:
+    absent: Any = SimpleNamespace(special_tokens=frozenset(), record=lambda timings: None, limits=None)
+    return GatewayServices(
+        served_model_name=MODEL,
+        database=database,
+        engine=FakeEngine(plan.script),
+        prompts=absent,
+        token_text=absent,
+        recorder=absent,
+        preparation=absent,
+        trials=absent,
+        judges=absent,
+        admissions=admissions,
+        policies=admissions,
+        namespace_of=namespace_of,
+        derive_key=lambda *parts: bytes(32),
+        uploads=absent,
+        adapter_path=adapter_path,
+        limits=GatewayLimits(),
+    )
+
+
+async def adapter_path(tenant_id: UUID, digest: str) -> str:
+    return f"/{tenant_id}/{digest}"
+
+
+def namespace_of(tenant_id: UUID) -> bytes:
+    return tenant_id.bytes * 2
+
+
+def fork(plan: FarmPlan) -> FarmGateway:
+    listener, parent = socket.socket(), os.getpid()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(256)
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(parent)
+        os.close(0)
+        asyncio.run(serve(plan, listener))
+        os._exit(0)
+    port: int = listener.getsockname()[1]
+    listener.close()
+    return FarmGateway(pid, port)
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=FarmPlan)
+    gateways = [fork(plan) for _ in range(plan.gateways)]
+    sys.stdout.buffer.write(msgspec.json.encode(gateways) + b"\n")
+    sys.stdout.buffer.flush()
+    sys.stdin.buffer.read()
+
+
+if __name__ == "__main__":
+    main()
