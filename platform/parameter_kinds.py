@@ -18,6 +18,15 @@ from loraplex.platform.errors import (
 )
 
 SHOWN: Final = 60
+CONTENT: Final = frozenset(
+    {
+        *("messages", "prompt", "content", "text", "arguments", "stop", "user", "metadata", "cache_salt"),
+        *("tools", "parameters", "schema", "description", "name"),
+        *("regex", "choice", "grammar", "json", "structural_tag"),
+    }
+)
+"""Parameters that hold what a tenant writes rather than one of a few words."""
+_INDEX: Final = re.compile(r"\[\d+\]")
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -31,8 +40,10 @@ def shown(value: object) -> str:
 
 
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
-    """Raise `InvalidParameter` for one value."""
-    raise InvalidParameter(f"`{name}` is {shown(value)}, but must be {allowed}.", param=name)
+    """Raise `InvalidParameter` for one value. What may be a tenant's content is not repeated, only what kind of value it is."""
+    last = _INDEX.sub("", name).rpartition(".")[2]
+    told = f"a string of {len(value)}" if isinstance(value, str) and last in CONTENT else shown(value)
+    raise InvalidParameter(f"`{name}` is {told}, but must be {allowed}.", param=name)
 
 
 def closed_fields(name: str, value: object, names: Collection[str], allowed: str) -> dict[str, Any]:

@@ -11,7 +11,10 @@ from loraplex.grammar.schema.dialect import NEWEST
 from loraplex.grammar.schema.references import References, unresolved
 from loraplex.grammar.schema.validator import invalid_schema
 
-_METASCHEMA: Final = jsonschema_rs.Draft202012Validator({"$ref": NEWEST}, validate_formats=True, offline=True)
+# What a schema holds is its tenant's: errors say where and why, never what.
+_METASCHEMA: Final = jsonschema_rs.Draft202012Validator(
+    {"$ref": NEWEST}, validate_formats=True, offline=True, mask="the value"
+)
 
 
 def check_is_schema(schema: JsonSchemaValue, *, param: str) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,14 +131,14 @@ def script(**changes: Any) -> FakeScript:
     return FakeScript(info=info, **changes)
 
 
-def make_key(database_url: str, name: str = "acme") -> str:
+def make_key(database_url: str, name: str = "acme", scopes: Sequence[str] = (INFERENCE,)) -> str:
     """A tenant and its key, in the database that the server uses."""
 
     async def make() -> str:
         database = Database(database_url)
         async with database.as_operator() as session:
             tenant = await TenantRepository(session).create(name)
-            key = (await KeyRepository(session).create(tenant.id, "test", [INFERENCE])).plaintext
+            key = (await KeyRepository(session).create(tenant.id, "test", scopes)).plaintext
         await database.close()
         return key
 
