@@ -14,6 +14,7 @@ from loraplex.platform.inference_call import InferenceCall
 from loraplex.platform.model_names import list_models, resolve_model
 from loraplex.platform.openai.chat_answers import chat_chunks, collect_chat
 from loraplex.platform.openai.completion_answers import collect_completion, completion_chunks
+from loraplex.platform.openai.documented_answers import ANSWERING, READING
 from loraplex.platform.openai.envelope import AnswerHead
 from loraplex.platform.openai.request_schema import body_schema
 from loraplex.platform.parameters import Endpoint, Values, read_parameters
@@ -41,25 +42,25 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
             headers=answer_headers_of(request.scope),
         )
 
-    @router.post("/chat/completions", openapi_extra=body_schema("chat"))
+    @router.post("/chat/completions", responses=ANSWERING, openapi_extra=body_schema("chat"))
     async def chat_completions(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         return await _answer(services, inference, request, call_of(request, caller), "chat")
 
-    @router.post("/completions", openapi_extra=body_schema("completions"))
+    @router.post("/completions", responses=ANSWERING, openapi_extra=body_schema("completions"))
     async def completions(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         return await _answer(services, inference, request, call_of(request, caller), "completions")
 
-    @router.get("/models")
+    @router.get("/models", responses=READING)
     async def models(caller: Annotated[Caller, authorized]) -> Response:
         found = await list_models(services, caller)
         return json_response({"object": "list", "data": [each.card(started, base) for each in found]})
 
-    @router.get("/models/{name:path}")
+    @router.get("/models/{name:path}", responses=READING)
     async def one_model(name: str, caller: Annotated[Caller, authorized]) -> Response:
         found = await resolve_model(services, caller, name)
         return json_response(found.card(started, base), found.headers())
 
-    @router.post("/tokenize", openapi_extra=body_schema("tokenize"))
+    @router.post("/tokenize", responses=READING, openapi_extra=body_schema("tokenize"))
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         values = await _values(services, request, caller, "tokenize")
         found = await resolve_model(services, caller, values["model"])

@@ -35,6 +35,12 @@ def build_tokenizer(template: str | None = CHATML) -> Any:
     return tokenizer
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--contract-examples", type=int, default=3, help="requests per operation of the OpenAPI document"
+    )
+
+
 @pytest.fixture(scope="session")
 def chat_tokenizer() -> Any:
     """The tokenizer with the ChatML template."""
