@@ -198,7 +198,7 @@ class Uploads:
                 begun = await self._life_cycle.register(
                     session, audit, tenant_id, name, staged, created_by=actor.name
                 )
-                await UploadRepository(session, tenant_id).complete(upload.id, begun.record.version)
+                await UploadRepository(session, tenant_id).complete(upload.id, begun.record)
         except BaseException:
             if begun is not None:
                 begun.held.release()

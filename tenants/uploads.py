@@ -112,7 +112,7 @@ class UploadRepository:
         elif _is_claimed(upload):
             raise IdempotencyInUse("the first upload with this Idempotency-Key is still running")
         elif upload.state != OPEN:
-            await self.check_room(adapter, upload.size_bytes, terms)
+            upload.adapter_id = (await self.check_room(adapter, upload.size_bytes, terms)).id
             upload.state = OPEN
         # Should this process die, the room is free again with the claim.
         upload.expires_at = upload.claimed_until = datetime.now(UTC) + lease
@@ -183,12 +183,15 @@ class UploadRepository:
         """Ends a claim: the upload goes on."""
         (await self._locked(upload_id)).claimed_until = None
 
-    async def complete(self, upload_id: UUID, version: int) -> None:
-        """Ends it as `version`. Raises `UploadNotFound`, `UploadEnded`."""
+    async def complete(self, upload_id: UUID, made: AdapterVersion) -> None:
+        """Ends it as the version `made`. Raises `UploadNotFound`, `UploadEnded`.
+
+        An adapter that was deleted meanwhile took its uploads along: one that has its name now gets none of them.
+        """
         upload = await self._locked(upload_id)
-        if upload.state != OPEN:
+        if upload.state != OPEN or made.adapter_id != upload.adapter_id:
             raise _ended(upload)
-        upload.state, upload.version, upload.claimed_until = COMPLETED, version, None
+        upload.state, upload.version, upload.claimed_until = COMPLETED, made.version, None
 
     async def abort(self, upload_id: UUID) -> Upload:
         """Ends it without a version; again changes nothing. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`."""

@@ -20,7 +20,7 @@ from loraplex.tenants.errors import (
     UploadEnded,
     UploadNotFound,
 )
-from loraplex.tenants.models import Quota, Upload
+from loraplex.tenants.models import AdapterVersion, Quota, Upload
 from loraplex.tenants.uploads import DeclaredFile, UploadJanitor, UploadRepository, UploadTerms
 
 TERMS = UploadTerms(part_bytes=10, lifetime=timedelta(hours=1), max_open=3)
@@ -56,6 +56,11 @@ async def put(database: Database, tenant_id: UUID, upload_id: UUID, number: int 
             sha256="c" * 64,
             object_id=uuid4(),
         )
+
+
+def made(upload: Upload, number: int) -> AdapterVersion:
+    """A version of the upload's adapter."""
+    return AdapterVersion(adapter_id=upload.adapter_id, version=number)
 
 
 async def used(database: Database, tenant_id: UUID) -> int:
@@ -170,11 +175,11 @@ async def test_a_claim_keeps_others_out_until_it_ends(database: Database) -> Non
     await call("release")
     await call("claim", timedelta(0))
     await call("claim", LEASE)
-    await call("complete", 1)
+    await call("complete", made(upload, 1))
     with pytest.raises(UploadEnded, match="completed"):
         await call("abort")
     with pytest.raises(UploadEnded):
-        await call("complete", 2)
+        await call("complete", made(upload, 2))
 
 
 async def test_time_ends_it_even_before_the_janitor(database: Database) -> None:
@@ -207,6 +212,29 @@ async def test_a_deleted_adapter_takes_its_uploads_along(database: Database) -> 
         await put(database, tenant_id, upload.id)
 
 
+async def test_an_adapter_of_the_same_name_gets_no_upload_of_the_deleted_one(database: Database) -> None:
+    tenant_id, upload_id = await prepare(database), uuid4()
+    old = await begin(database, tenant_id)
+    async with database.as_tenant(tenant_id) as session:
+        await UploadRepository(session, tenant_id).open_whole(
+            "support", FILES, TERMS, "key", upload_id=upload_id, lease=LEASE
+        )
+        await UploadRepository(session, tenant_id).release(upload_id)
+        await UploadRepository(session, tenant_id).abort(upload_id)
+        await session.execute(text("UPDATE adapters SET deleted_at = now()"))
+        namesake = await AdapterRepository(session, tenant_id).create("support")
+    new = AdapterVersion(adapter_id=namesake.id, version=1)
+    with pytest.raises(UploadEnded):
+        async with database.as_tenant(tenant_id) as session:
+            await UploadRepository(session, tenant_id).complete(old.id, new)
+    async with database.as_tenant(tenant_id) as session:
+        again = await UploadRepository(session, tenant_id).open_whole(
+            "support", FILES, TERMS, "key", upload_id=upload_id, lease=LEASE
+        )
+        await UploadRepository(session, tenant_id).complete(upload_id, new)
+    assert (again.adapter_id, again.version) == (namesake.id, 1)
+
+
 async def test_a_whole_upload_is_known_by_its_id(database: Database) -> None:
     tenant_id, upload_id = await prepare(database), uuid4()
 
@@ -225,8 +253,9 @@ async def test_a_whole_upload_is_known_by_its_id(database: Database) -> None:
         repository = UploadRepository(session, tenant_id)
         await repository.release(upload_id)
         await repository.abort(upload_id)
-    assert (await whole(FILES)).state == "open"
+    reopened = await whole(FILES)
+    assert reopened.state == "open"
     async with database.as_tenant(tenant_id) as session:
-        await UploadRepository(session, tenant_id).complete(upload_id, 4)
+        await UploadRepository(session, tenant_id).complete(upload_id, made(reopened, 4))
     again = await whole(FILES)
     assert (again.state, again.version) == ("completed", 4)
