@@ -1,0 +1,74 @@
+"""The schema under an owner who is no superuser and inherits nothing of the roles it may take: forced security binds it too."""
+
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+from psycopg import sql
+from tests.tenants.catalogue import make_tenant
+
+from loraplex.platform.schema import upgrade
+from loraplex.tenants.database import ROLES, Database
+from loraplex.tenants.deletion import TenantDeletions
+from loraplex.tenants.keys import FoundKey, KeyRepository
+
+OWNER = "ordinary_owner"
+PARTS = """
+    INSERT INTO tenants (id, name) VALUES (gen_random_uuid(), 'early');
+    INSERT INTO adapters (id, tenant_id, name) SELECT gen_random_uuid(), id, 'support' FROM tenants;
+    INSERT INTO uploads (id, tenant_id, adapter_id, files, size_bytes, part_size, state, expires_at)
+        SELECT gen_random_uuid(), tenant_id, id, '[]', 1, 1, 'open', now() FROM adapters;
+    INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256)
+        SELECT id, 'adapter_config.json', 1, tenant_id, 1, repeat('a', 64) FROM uploads;
+"""
+
+
+@pytest.fixture
+async def owned(empty_database_url: str, database_template: str) -> AsyncIterator[Database]:
+    """A database that its ordinary owner migrated, and that had rows on the way. The cluster's roles exist already."""
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        owner = sql.Identifier(OWNER)
+        connection.execute(
+            sql.SQL("CREATE ROLE {} LOGIN NOSUPERUSER NOINHERIT PASSWORD {}").format(
+                owner, sql.Literal(OWNER)
+            )
+        )
+        connection.execute(
+            sql.SQL("GRANT {} TO {}").format(sql.SQL(", ").join(map(sql.Identifier, ROLES)), owner)
+        )
+        name = sql.Identifier(connection.info.dbname)
+        connection.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(name, owner))
+        login = empty_database_url.split("//")[1].split("@")[0]
+        url = empty_database_url.replace(login, f"{OWNER}:{OWNER}")
+        upgrade(url, "0008")
+        connection.execute(PARTS)
+        upgrade(url)
+        database = Database(url)
+        yield database
+        await database.close()
+        connection.execute(sql.SQL("REASSIGN OWNED BY {} TO CURRENT_USER").format(owner))
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(owner))
+        connection.execute(sql.SQL("DROP ROLE {}").format(owner))
+
+
+async def test_what_crosses_tenants_works_for_an_ordinary_owner(owned: Database) -> None:
+    await owned.check_roles()
+    tenant_id = await make_tenant(owned)
+    async with owned.as_tenant(tenant_id) as session:
+        key_id = (await KeyRepository(session).create(tenant_id, "first", ["inference"])).record.key_id
+
+    async def find() -> FoundKey | None:
+        async with owned.as_writer() as session:
+            return await KeyRepository(session).find(key_id)
+
+    before = await find()
+    async with owned.as_tenant(tenant_id) as session:
+        await KeyRepository(session).revoke(tenant_id, key_id)
+    after = await find()
+    assert before is not None and after is not None and after.revoked_at is not None
+    assert (before.policy_epoch, after.policy_epoch) == (1, 2)
+    async with owned.as_operator() as session:
+        deletions = TenantDeletions(session)
+        await deletions.begin(tenant_id)
+        assert await deletions.erase_rows(tenant_id, 1000) and await deletions.finish(tenant_id)
+    assert await find() is None
