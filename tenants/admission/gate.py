@@ -4,7 +4,6 @@ Invariant: a request is in only when the books have its reservation, under the e
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -145,28 +144,28 @@ class Gate:
         return admission(request, asked, periods, reserved.epoch, now, rate, degraded=True)
 
     async def _ask(self, asked: CounterRequest) -> CounterAnswer:
-        """Once more when Valkey failed at once, as a connection does that it has closed, or when this process stood still."""
-        begun = time.monotonic()
+        """Once more while the breaker is closed: a connection that Valkey has closed fails at once, and on a busy machine
+        an answer may be late once.
+        """
         try:
-            try:
-                answer = await self._ask_once(asked)
-            except ValkeyUnavailable:
-                if 0.5 * self.settings.valkey_s < time.monotonic() - begun < 2 * self.settings.valkey_s:
-                    raise
-                answer = await self._ask_once(asked)
+            return await self._ask_once(asked)
         except ValkeyUnavailable:
-            self.breaker.failed()
-            raise
-        self.breaker.succeeded()
-        return answer
+            if self.breaker.is_open:
+                raise
+            return await self._ask_once(asked)
 
     async def _ask_once(self, asked: CounterRequest) -> CounterAnswer:
         """Bounds the wait for a turn too, behind those that Valkey keeps waiting."""
         try:
             async with asyncio.timeout(1.5 * self.settings.valkey_s):
-                return await self.counters.admit(asked)
-        except TimeoutError as error:
+                answer = await self.counters.admit(asked)
+        except (TimeoutError, ValkeyUnavailable) as error:
+            self.breaker.failed()
+            if isinstance(error, ValkeyUnavailable):
+                raise
             raise ValkeyUnavailable("too many requests wait for Valkey") from error
+        self.breaker.succeeded()
+        return answer
 
     async def _release(self, asked: CounterRequest) -> None:
         try:

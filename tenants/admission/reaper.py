@@ -40,7 +40,8 @@ class Reaper:
 
     def renewed(self) -> None:
         """This gateway has just renewed its leases in both stores."""
-        self._renewing_since = self._renewing_since or self._clock()
+        if self._renewing_since is None:
+            self._renewing_since = self._clock()
 
     def failed_to_renew(self) -> None:
         self._renewing_since = None
