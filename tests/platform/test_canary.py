@@ -2,6 +2,8 @@
 PostgreSQL (every column of every table, as its owner) or Valkey. `MARKER` is stored on purpose and must be found.
 """
 
+import json
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ import psycopg
 import pytest
 import redis
 from psycopg import sql
+from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, declared
 from tests.platform.test_serve import Serve, make_key, model_folder, script, serving, stores
 
 from loraplex.tenants.key_format import ParsedKey, generate_key
@@ -132,6 +135,27 @@ def manage(watch: Watch) -> None:
     assert watch.ask("GET", "/v1/models", key="x", **{"if-match": CANARY}).status_code == 401
 
 
+def upload(watch: Watch) -> None:
+    """Files full of the canary, whole and in a part; what is no adapter, and what is not what was declared."""
+    header = json.dumps({"__metadata__": {CANARY: CANARY}}).encode()
+    weights = struct.pack("<Q", len(header)) + header + CANARY.encode()
+    config = json.dumps({"base_model_name_or_path": CANARY, "task_type": CANARY, "notes": CANARY}).encode()
+    files = {CONFIG: config, WEIGHTS: weights}
+    headers = {"authorization": f"Bearer {watch.admin}"}
+    adapter = f"{watch.serve.url}/tenant/v1/adapters/adapter"
+    whole = {name: (CANARY, content) for name, content in files.items()}
+    for sent in (whole, {**whole, "other": (CANARY, CANARY.encode())}, {CONFIG: (CANARY, config)}):
+        answer = httpx.post(f"{adapter}/versions", files=sent, headers=headers, timeout=30)
+        assert answer.status_code < 500, answer.text
+        watch.refusals += [answer.text] if answer.status_code >= 400 else []
+    opened = watch.ask("POST", "/tenant/v1/adapters/adapter/uploads", {"files": declared(files)}).json()
+    part = f"{watch.serve.url}/tenant/v1/uploads/{opened['id']}/{CONFIG}/parts/1"
+    for content, status in ((CANARY.encode(), 400), (config, 200)):
+        answer = httpx.put(part, content=content, headers=headers)
+        assert answer.status_code == status, answer.text
+        watch.refusals += [answer.text] if status >= 400 else []
+
+
 def rows(database_url: str) -> Iterator[str]:
     """Every row of every table as text; bytes as hexadecimal digits."""
     with psycopg.connect(database_url) as connection:
@@ -163,6 +187,7 @@ def found(text: str, wanted: str) -> bool:
 def test_what_tenants_send_is_written_nowhere(watch: Watch, stores: dict[str, str]) -> None:
     infer(watch)
     manage(watch)
+    upload(watch)
     with redis.Redis.from_url(stores["redis_url"]) as client:
         client.hset("marker", "field", MARKER)
     metrics = httpx.get(f"{watch.serve.url}/metrics").text
