@@ -37,7 +37,7 @@ def build_tokenizer(template: str | None = CHATML) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--contract-examples", type=int, default=3, help="requests per operation of the OpenAPI document"
+        "--contract-examples", type=int, default=2, help="requests per operation of the OpenAPI document"
     )
 
 

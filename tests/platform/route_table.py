@@ -6,6 +6,7 @@ A route that is not in it fails `test_route_roles.py`; one with an id in its pat
 
 from typing import Final
 
+import httpx
 from fastapi import FastAPI
 from fastapi.routing import APIRoute, iter_route_contexts
 
@@ -65,6 +66,11 @@ SCOPES: Final = {
     "GET /operator/v1/audit": OPERATOR,
 }
 DOCUMENTATION: Final = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+
+
+def in_process(app: FastAPI) -> httpx.AsyncClient:
+    """A client without a socket between: these tests make very many requests."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
 
 def routes_of(app: FastAPI) -> set[str]:

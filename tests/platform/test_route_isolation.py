@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import httpx
 from tests.platform.openai.conftest import Gateway, start_gateway
-from tests.platform.route_table import OPERATOR, SCOPES, routes_of
+from tests.platform.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, declared
 
 from loraplex.tenants.admission.counter_answer import Explanation
@@ -149,7 +149,7 @@ async def test_what_another_owns_does_not_exist(start_gateway: Any, database: Da
     with_ids = {route for route in routes_of(gateway.app) if "{" in route}
     assert with_ids == CASES.keys()
     world = await make_world(gateway, database)
-    async with httpx.AsyncClient(base_url=gateway.url) as client:
+    async with in_process(gateway.app) as client:
         for route in CASES:
             status = 403 if SCOPES[route] == OPERATOR else 404
             swapped = await ask(client, route, world.ids, world.stranger)

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.platform.openai.conftest import Gateway, start_gateway
-from tests.platform.route_table import ANY_KEY, OPERATOR, SCOPES, routes_of
+from tests.platform.route_table import ANY_KEY, OPERATOR, SCOPES, in_process, routes_of
 
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.database import Database
@@ -89,7 +89,7 @@ async def test_who_is_let_through(gateway: Gateway, database: Database) -> None:
     assert routes_of(gateway.app) == SCOPES.keys()
     keys = await keys_of_roles(database)
     assert keys.keys() == {*STRANGERS, *TENANT_SCOPES, OPERATOR}
-    async with httpx.AsyncClient(base_url=gateway.url) as client:
+    async with in_process(gateway.app) as client:
         wrong = {
             (route, role): code
             for route, scope in SCOPES.items()
@@ -104,8 +104,11 @@ async def test_a_refusal_tells_nothing_of_what_exists(gateway: Gateway, database
     keys = await keys_of_roles(database)
     async with database.as_operator() as session:
         known = (await TenantRepository(session).get("acme")).id
-    async with httpx.AsyncClient(base_url=f"{gateway.url}/operator/v1") as client:
+    async with in_process(gateway.app) as client:
         for role in ("no key", "suspended", TENANT_ADMIN):
             headers = {"authorization": f"Bearer {keys[role]}"}
-            answers = [await client.get(f"/tenants/{name}", headers=headers) for name in (known, "nonesuch")]
+            answers = [
+                await client.get(f"/operator/v1/tenants/{name}", headers=headers)
+                for name in (known, "nonesuch")
+            ]
             assert answers[0].content == answers[1].content
