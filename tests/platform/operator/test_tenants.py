@@ -1,7 +1,10 @@
 """`/operator/v1/tenants` over HTTP: made once, listed by pages, suspended and deleted for their very next request."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
+
+from httpx import Response
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.deletion import TenantDeletions
@@ -120,3 +123,20 @@ async def test_who_is_unknown(operator: Any) -> None:
         answers += [await operator.patch(f"{path}/{part}", {}, '"1"') for part in ("tier", "quotas")]
         assert {answer.status_code for answer in answers} == {404}
         assert {answer.json()["error"]["code"] for answer in answers} == {"not_found"}
+
+
+async def test_every_gateway_hears_of_what_decides_requests(operator: Any) -> None:
+    path, _ = await operator.tenant()
+    tenant_id = UUID(path.rpartition("/")[2])
+    heard = operator.gateway.admissions.published
+    changes: tuple[Callable[[], Awaitable[Response]], ...] = (
+        lambda: operator.post(f"{path}/suspend"),
+        lambda: operator.post(f"{path}/resume"),
+        lambda: operator.patch(f"{path}/tier", {"weight": 2}, '"3"'),
+        lambda: operator.patch(f"{path}/quotas", {"tokens_per_day": 5}, '"1"'),
+        lambda: operator.delete(path),
+    )
+    for change in changes:
+        heard.clear()
+        assert (await change()).status_code < 300
+        assert heard == [tenant_id]
