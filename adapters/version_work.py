@@ -23,9 +23,9 @@ from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import AdapterRef, ProbeReport
 from loraplex.tenants.audit import Actor, AuditRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import NotFound, TenantsError, VersionStateChanged
+from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
 from loraplex.tenants.version_states import Findings, VersionStates
-from loraplex.tenants.waiting_versions import WaitingVersion
+from loraplex.tenants.waiting_versions import WaitingVersion, WaitingVersions
 
 SYSTEM: Final = Actor("system", "validation")
 
@@ -148,7 +148,17 @@ class VersionWork:
             else:
                 return held.release()
             await asyncio.sleep(delay_s)
+            if await self._is_gone(waiting):
+                return held.release()
             delay_s = min(2 * delay_s, self._limits.max_retry_s)
+
+    async def _is_gone(self, waiting: WaitingVersion) -> bool:
+        """Whether nobody waits for a verdict any more: its tenant was deleted, say. Unknown while the database is down."""
+        try:
+            async with self._database.as_operator() as session:
+                return await WaitingVersions(session).get(waiting.version_id) is None
+        except StoreUnavailable:
+            return False
 
     async def _attempt(self, waiting: WaitingVersion, folder: Path, progress: _Progress) -> None:
         validated = progress.validated

@@ -30,6 +30,7 @@ from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.audit import Actor
 from loraplex.tenants.database import Database
+from loraplex.tenants.deletion import TenantDeletions
 from loraplex.tenants.errors import AdapterNotFound
 from loraplex.tenants.models import AdapterVersion, AuditEntry
 
@@ -233,6 +234,17 @@ async def test_what_is_not_the_adapters_fault_is_tried_again(server: Server, ten
     ready = await server.version(await server.begin(tenant_id))
     assert ready.state == "ready"
     assert len(server.validation.folders) == 3 and len(server.engine.probed) == 1, "nothing is done twice"
+
+
+async def test_a_deleted_tenants_uploads_wait_no_longer(server: Server, tenant_id: UUID) -> None:
+    server.validation.failures = 10**6
+    await server.begin(tenant_id)
+    async with server.database.as_operator() as session:
+        deletions = TenantDeletions(session)
+        await deletions.begin(tenant_id)
+        assert await deletions.erase_rows(tenant_id, 1000)
+    await asyncio.wait_for(server.life_cycle.settled(), 20)
+    assert server.held() == []
 
 
 async def test_patience_ends(database: Database, tenant_id: UUID, tmp_path: Path) -> None:
