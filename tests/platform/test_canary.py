@@ -1,5 +1,6 @@
 """A canary in all that tenants send, and the secrets of their keys: nowhere in logs at the level debug, error bodies, metrics,
-PostgreSQL (every column of every table, as its owner) or Valkey. `MARKER` is stored on purpose and must be found.
+PostgreSQL (every column of every table, as its owner) or Valkey. `MARKER` is stored on purpose and must be found, until the
+tenant is deleted.
 """
 
 import json
@@ -15,7 +16,16 @@ import pytest
 import redis
 from psycopg import sql
 from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, declared
-from tests.platform.test_serve import Serve, make_key, model_folder, script, serving, stores
+from tests.platform.test_serve import (
+    Serve,
+    make_key,
+    make_operator_key,
+    model_folder,
+    script,
+    serving,
+    stores,
+    until,
+)
 
 from loraplex.tenants.key_format import ParsedKey, generate_key
 
@@ -156,6 +166,16 @@ def upload(watch: Watch) -> None:
         watch.refusals += [answer.text] if status >= 400 else []
 
 
+def delete(watch: Watch, database_url: str) -> None:
+    """The tenant, by an operator; a janitor of the running server erases it."""
+    operator = make_operator_key(database_url)
+    tenant_id = watch.ask("GET", "/tenant/v1/me").json()["tenant"]["id"]
+    path = f"/operator/v1/tenants/{tenant_id}"
+    assert watch.ask("DELETE", path, key=operator).status_code == 202
+    assert watch.ask("GET", "/tenant/v1/me").status_code == 401
+    until(lambda: watch.ask("GET", path, key=operator).json()["erased_at"] is not None, 30)
+
+
 def rows(database_url: str) -> Iterator[str]:
     """Every row of every table as text; bytes as hexadecimal digits."""
     with psycopg.connect(database_url) as connection:
@@ -211,3 +231,8 @@ def test_what_tenants_send_is_written_nowhere(watch: Watch, stores: dict[str, st
         if found(text, wanted)
     ]
     assert leaks == []
+    delete(watch, stores["database_url"])
+    # What was stored on purpose goes with the tenant; what the audit log noted of it stays for its own time.
+    left = [row for row in rows(stores["database_url"]) if found(row, MARKER)]
+    assert {row.partition(":")[0] for row in left} == {"audit_entries"}
+    until(lambda: not [*watch.serve.folder.rglob("adapter_model.safetensors")], 30)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ import httpx
 import msgspec
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.keys import KeyRepository
-from loraplex.tenants.scopes import INFERENCE
+from loraplex.tenants.scopes import INFERENCE, OPERATOR
 
 RUN = "from loraplex.platform.cli import main; main()"
 START_S = 60.0
@@ -134,15 +135,29 @@ def script(**changes: Any) -> FakeScript:
 def make_key(database_url: str, name: str = "acme", scopes: Sequence[str] = (INFERENCE,)) -> str:
     """A tenant and its key, in the database that the server uses."""
 
-    async def make() -> str:
+    async def make(session: AsyncSession) -> str:
+        tenant = await TenantRepository(session).create(name)
+        return (await KeyRepository(session).create(tenant.id, "test", scopes)).plaintext
+
+    return in_database(database_url, make)
+
+
+def make_operator_key(database_url: str) -> str:
+    async def make(session: AsyncSession) -> str:
+        return (await KeyRepository(session).create(None, "test", [OPERATOR])).plaintext
+
+    return in_database(database_url, make)
+
+
+def in_database(database_url: str, work: Callable[[AsyncSession], Awaitable[str]]) -> str:
+    async def run() -> str:
         database = Database(database_url)
         async with database.as_operator() as session:
-            tenant = await TenantRepository(session).create(name)
-            key = (await KeyRepository(session).create(tenant.id, "test", scopes)).plaintext
+            made = await work(session)
         await database.close()
-        return key
+        return made
 
-    return asyncio.run(make())
+    return asyncio.run(run())
 
 
 @pytest.fixture
