@@ -136,22 +136,29 @@ def used(meter: TokenMeter) -> Usage:
 
 
 async def measure_admission(shape: AdmissionShape, say: Callable[[str], None]) -> Report:
+    """On stores of its own."""
+    async with opened_stores() as (database, admissions):
+        return await measure_on(database, admissions, shape, say)
+
+
+async def measure_on(
+    database: Database, admissions: Admissions, shape: AdmissionShape, say: Callable[[str], None]
+) -> Report:
     """The three cases in turn, in an order that changes from round to round, after a warm-up of each."""
     found: dict[str, list[Timing]] = {WITHOUT: [], UNLIMITED: [], LIMITED: []}
-    async with opened_stores() as (database, admissions):
-        keys: dict[str, FoundKey | None] = {
-            WITHOUT: None,
-            UNLIMITED: await tenant(database, "unlimited", {}),
-            LIMITED: await tenant(database, "limited", dict.fromkeys(COUNTED, AMPLE)),
-        }
-        scene, order = Scene(shape, admissions), random.Random(0)
-        for name in found:
-            await scene.round(keys[name], seed=0)
-        for number in range(1, shape.rounds + 1):
-            for name in order.sample(list(found), len(found)):
-                timings = await scene.round(keys[name], seed=number)
-                found[name] += timings
-                say(f"round {number}, {name}: {first_ms(timings, 50):.2f} ms to the first token")
+    keys: dict[str, FoundKey | None] = {
+        WITHOUT: None,
+        UNLIMITED: await tenant(database, "unlimited", {}),
+        LIMITED: await tenant(database, "limited", dict.fromkeys(COUNTED, AMPLE)),
+    }
+    scene, order = Scene(shape, admissions), random.Random(0)
+    for name in found:
+        await scene.round(keys[name], seed=0)
+    for number in range(1, shape.rounds + 1):
+        for name in order.sample(list(found), len(found)):
+            timings = await scene.round(keys[name], seed=number)
+            found[name] += timings
+            say(f"round {number}, {name}: {first_ms(timings, 50):.2f} ms to the first token")
     return report_of(shape, found)
 
 
