@@ -28,7 +28,7 @@ DO $$ DECLARE name text; BEGIN
     END LOOP;
 END $$
 """
-# One line for each column, trigger, policy, table and function.
+# One line for each column, trigger, policy, table and function, and the revision.
 SCHEMA = """
 SELECT md5(string_agg(line, ',' ORDER BY line)) FROM (
     SELECT concat_ws(' ', attrelid::regclass, attname, atttypid, attnotnull) AS line
@@ -39,6 +39,7 @@ SELECT md5(string_agg(line, ',' ORDER BY line)) FROM (
     UNION ALL SELECT concat_ws(' ', relname, relrowsecurity, relforcerowsecurity, relacl) FROM pg_class
         WHERE relnamespace = 'public'::regnamespace
     UNION ALL SELECT concat_ws(' ', proname, prosrc, proacl) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+    UNION ALL SELECT version_num FROM alembic_version
 ) AS schema
 """
 S3_REGION, S3_KEY, S3_SECRET = "us-east-1", "test-key", "test-secret"
