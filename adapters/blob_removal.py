@@ -41,6 +41,9 @@ class BlobRemoval:
                 await self.sweep()
             except (StoreUnavailable, StorageError, OSError) as error:
                 LOG.warning("files of deleted adapters were not removed", reason=str(error))
+            except Exception:
+                # Reported; a defect met once must not keep deleted files for ever.
+                LOG.exception("removing files of deleted adapters failed")
             await asyncio.sleep(self._round_s)
 
     async def sweep(self) -> int:

@@ -5,6 +5,7 @@ Invariant: a folder is held while its holder lives (flock(2)); whoever finds it 
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from loraplex.adapters.errors import StorageError
 
 HELD_FOLDER = ".validating"
 _LOCK_SUFFIX = ".lock"
+_LOCK_NAME = re.compile(r"([0-9a-f]{32})\.lock")
 
 
 @dataclass(slots=True)
@@ -63,9 +65,10 @@ class HeldUploads:
         return held
 
     def abandoned(self) -> Iterator[HeldUpload]:
-        """Each upload whose holder is gone, held anew."""
-        for lock in sorted(self._root.glob(f"{'[0-9a-f]' * 32}{_LOCK_SUFFIX}")):
-            held = self._lock(UUID(hex=lock.name.removesuffix(_LOCK_SUFFIX)))
+        """Each upload whose holder is gone, held anew. What else lies there is nobody's upload."""
+        for lock in sorted(self._root.glob(f"*{_LOCK_SUFFIX}")):
+            name = _LOCK_NAME.fullmatch(lock.name)
+            held = None if name is None else self._lock(UUID(hex=name[1]))
             if held is not None:
                 yield held
 

@@ -46,6 +46,9 @@ class UploadCleaner:
                     await self.sweep()
             except (TenantsError, AdaptersError, OSError) as error:
                 LOG.warning("uploads were not cleaned up", reason=str(error))
+            except Exception:
+                # Reported; a defect met once must not keep uploads open for ever.
+                LOG.exception("cleaning up uploads failed")
             done += 1
             await asyncio.sleep(ROUND_SECONDS)
 

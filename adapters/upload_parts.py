@@ -4,6 +4,7 @@ Every received part is a new object, so that two senders of one part never write
 part has exactly the size that its number says; all but a file's last have the part size.
 """
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from loraplex.adapters.thread_work import on_thread
 from loraplex.tenants.uploads import DeclaredFile
 
 _UPLOADS: Final = "uploads"
+_IDENTITY: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 NAMED_MISSING: Final = 20
 
 
@@ -120,12 +122,15 @@ class UploadParts:
         await self._objects.delete_below(f"{_UPLOADS}/{_name(tenant_id)}")
 
     async def uploads(self) -> list[tuple[UUID, UUID]]:
-        """(tenant, upload) of all uploads that have a stored part."""
+        """(tenant, upload) of all uploads that have a stored part. What others keep beside them is not looked at."""
         return [
             (UUID(tenant), UUID(upload))
-            for tenant in await self._objects.folders(_UPLOADS)
-            for upload in await self._objects.folders(f"{_UPLOADS}/{tenant}")
+            for tenant in await self._identities(_UPLOADS)
+            for upload in await self._identities(f"{_UPLOADS}/{tenant}")
         ]
+
+    async def _identities(self, folder: str) -> list[str]:
+        return [name for name in await self._objects.folders(folder) if _IDENTITY.fullmatch(name)]
 
     async def remove_abandoned(self, older_than_s: float) -> int:
         """Removes files on their way into the store whose process died; how many."""
