@@ -175,7 +175,8 @@ class Admissions:
             await self._books.gone(self._gateway_id, FORGOTTEN_GATEWAY_SECONDS)
         except StoreUnavailable as error:
             LOG.warning("the gateway could not take its leave", reason=str(error))
-        await self._books.close()
+        finally:
+            await self._books.close()
 
     async def _end(self, admission: Admission, usage: Usage | None, pico: int, actual: Actual) -> None:
         if self._requests.running.pop(admission.id, None) is None:

@@ -9,12 +9,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import dict_row
 from redis.asyncio import Redis
 from sqlalchemy import text
 from tests.tenants.admission.counting import age
 from tests.tenants.catalogue import make_tenant
 
+from loraplex.platform.embedded import EmbeddedServices
 from loraplex.tenants.admission.admission import Admission, AdmissionRequest, AdmissionSettings, Usage
 from loraplex.tenants.admission.admissions import Admissions
 from loraplex.tenants.admission.counter_answer import LimitUse
@@ -90,6 +92,22 @@ async def open_client(url: str) -> AsyncIterator[Redis]:
     assert isinstance(client, Redis)
     yield client
     await client.aclose()
+
+
+@asynccontextmanager
+async def closed(services: EmbeddedServices, database: Database) -> AsyncIterator[None]:
+    """Nobody reaches the database: connections break, and new ones are refused."""
+    name = database.url.partition("?")[0].rpartition("/")[2]
+    async with await psycopg.AsyncConnection.connect(services.database_url, autocommit=True) as connection:
+        allow = sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}")
+        await connection.execute(allow.format(sql.Identifier(name), sql.Literal(False)))
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
+        try:
+            yield
+        finally:
+            await connection.execute(allow.format(sql.Identifier(name), sql.Literal(True)))
 
 
 def plain(url: str) -> str:

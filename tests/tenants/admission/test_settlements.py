@@ -1,34 +1,14 @@
 """Usage is never lost and never counted twice: answers that are lost, books that are closed, gateways taken for dead."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import psycopg
 import pytest
-from psycopg import sql
-from tests.tenants.admission.house import PRICE, SETTINGS, check_books, make_house, usage, used
+from tests.tenants.admission.house import PRICE, SETTINGS, check_books, closed, make_house, usage, used
 
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.tenants.admission.rows import Booked, UsageRow
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
-
-
-@asynccontextmanager
-async def closed(services: EmbeddedServices, database: Database) -> AsyncIterator[None]:
-    """Nobody reaches the database: connections break, and new ones are refused."""
-    name = database.url.partition("?")[0].rpartition("/")[2]
-    async with await psycopg.AsyncConnection.connect(services.database_url, autocommit=True) as connection:
-        allow = sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}")
-        await connection.execute(allow.format(sql.Identifier(name), sql.Literal(False)))
-        await connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
-        )
-        try:
-            yield
-        finally:
-            await connection.execute(allow.format(sql.Identifier(name), sql.Literal(True)))
 
 
 async def test_usage_waits_for_books_that_are_closed(

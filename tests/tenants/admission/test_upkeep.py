@@ -3,12 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from uuid import uuid4
 
-from tests.tenants.admission.house import House, check_books, make_house, usage, used
+import pytest
+from tests.tenants.admission.counting import age
+from tests.tenants.admission.house import House, check_books, closed, make_house, open_client, usage, used
 
+from loraplex.platform.embedded import EmbeddedServices
 from loraplex.tenants.admission.admission import AdmissionSettings
 from loraplex.tenants.admission.admissions import Admissions
 from loraplex.tenants.database import Database
+from loraplex.tenants.errors import DatabaseUnavailable, RateLimited
 
 QUICK = AdmissionSettings(valkey_s=10.0, heartbeat_s=0.05, probe_s=0.05, retry_s=0.05)
 PATIENCE_SECONDS = 20.0
@@ -75,4 +81,37 @@ async def test_the_way_back_to_valkey(database: Database, valkey_url: str) -> No
         assert degraded.degraded
         await gateway.settle(degraded, usage(degraded))
         await until(settled)
+        assert await check_books(house, gateway) == (15, 1)
+
+
+async def test_no_failure_ends_a_task(database: Database, valkey_url: str) -> None:
+    """A tenant that is gone cannot be seeded, and PostgreSQL says so with an error that nobody expects."""
+    house = await make_house(database, valkey_url)
+
+    async def lives() -> bool:
+        rows = await house.rows("SELECT id FROM gateways WHERE seen_at > %(since)s", since=since)
+        return bool(rows)
+
+    async with running(house) as gateway:
+        gateway.upkeep.requests.reseed.add(uuid4())
+        await asyncio.sleep(0.3)
+        since = datetime.now(UTC)
+        await until(lives)
+        gateway.upkeep.requests.reseed.clear()
+
+
+async def test_leases_are_renewed_while_the_books_are_closed(
+    embedded_services: EmbeddedServices, database: Database, valkey_url: str
+) -> None:
+    house = await make_house(database, valkey_url, concurrent_requests=1)
+    async with house.gateway() as gateway, open_client(valkey_url) as client:
+        running = await gateway.admit(house.request())
+        await age(client, house.tenant_id, 40.0)
+        async with closed(embedded_services, database):
+            with pytest.raises(DatabaseUnavailable):
+                await gateway.upkeep.beat()
+        await age(client, house.tenant_id, 10.0)
+        with pytest.raises(RateLimited):
+            await gateway.admit(house.request())
+        await gateway.settle(running, usage(running))
         assert await check_books(house, gateway) == (15, 1)
