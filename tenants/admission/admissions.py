@@ -79,7 +79,7 @@ class Admissions:
         self._share = LocalShare(clock)
         self._breaker = breaker = Breaker()
         self._settlements = Settlements(
-            books, counters, self._seeding, breaker, self._requests, settings.most_pending
+            books, counters, self._seeding, breaker, self._requests, settings.most_pending, clock
         )
         self._reaper = Reaper(books, counters, self._requests, settings.lease_s, clock)
         self._gate = Gate(

@@ -1,6 +1,6 @@
 """What the counters answer. Invariant: a denial names every limit that was tested, not only the first that failed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
@@ -105,10 +105,14 @@ CounterAnswer = Admitted | Denied | Unseeded | StalePolicy | Ended
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """`found`: there was a reservation, now there is none. `charged`: there was none, and its use was added anyway."""
+    """`found`: there was a reservation, now there is none. `charged`: there was none, and its use was added anyway.
+
+    `epoch`: that of the counters, 0 when they are not seeded.
+    """
 
     found: bool
     charged: bool = False
+    epoch: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

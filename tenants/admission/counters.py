@@ -141,8 +141,8 @@ class Counters:
         self, runner: ScriptRunner, tenant_id: UUID, reservation_id: UUID, actual: Actual, *more: str
     ) -> Settled:
         amounts = (str(reservation_id), actual.tokens, actual.amount_nano)
-        found, charged = await self._run(runner, "settle", tenant_id, *amounts, *more)
-        return Settled(bool(found), bool(charged))
+        found, charged, epoch = await self._run(runner, "settle", tenant_id, *amounts, *more)
+        return Settled(bool(found), bool(charged), epoch)
 
     async def _run(
         self, runner: ScriptRunner, name: ScriptName, tenant_id: UUID, *arguments: str | int

@@ -33,7 +33,8 @@ class Unheld(Enum):
 @dataclass(frozen=True, slots=True)
 class Uncounted:
     """What the counters are still to be told. `epoch`: the tenant's when it was written into the books; `hold`: as which it
-    was admitted, None if it was refused.
+    was admitted, None if it was refused. `met`: it was admitted without the counters, which may not have its epoch yet.
+    `told_at`: when they were first told, which may have happened although no answer came.
     """
 
     tenant_id: UUID
@@ -42,6 +43,8 @@ class Uncounted:
     epoch: int | None = None
     unheld: Unheld = Unheld.LEAVE
     hold: Hold | None = None
+    met: bool = False
+    told_at: float | None = None
 
 
 @dataclass(slots=True)

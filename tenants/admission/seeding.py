@@ -34,10 +34,14 @@ class Seeding:
     async def seed(self, tenant_id: UUID) -> int:
         """The epoch in force, with all that is in the books. Raises `ValkeyUnavailable`, `DatabaseUnavailable`."""
         task = self._running.get(tenant_id)
-        if task is None:
+        if task is None or task.done():
             task = self._running[tenant_id] = asyncio.create_task(self._seed(tenant_id))
-            task.add_done_callback(lambda _: self._running.pop(tenant_id, None))
+            task.add_done_callback(lambda ended: self._forget(tenant_id, ended))
         return await asyncio.shield(task)
+
+    def _forget(self, tenant_id: UUID, ended: "asyncio.Task[int]") -> None:
+        if self._running.get(tenant_id) is ended:
+            del self._running[tenant_id]
 
     async def _seed(self, tenant_id: UUID) -> int:
         """Counters may be ahead of books that were restored from a backup: then the books skip what they do not know of."""

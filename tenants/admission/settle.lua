@@ -1,4 +1,5 @@
--- Ends a reservation with what was really used. Returns whether there was one, and whether an id without one was charged.
+-- Ends a reservation with what was really used. Returns whether there was one, whether an id without one was charged, and
+-- the epoch, 0 for none.
 -- ARGV: reservation, tokens, amount, `settle` or `reap`; to charge an id without one also key, adapter or -, day, month,
 -- and the epoch under which alone that is right, '' for any.
 
@@ -7,30 +8,31 @@ local ENDED_SECONDS = 600
 local CHARGED_SECONDS = DAY
 
 if not epoch then
-  return { 0, 0 }
+  return { 0, 0, 0 }
 end
+local in_force = tonumber(epoch)
 local reservation = open(id)
 if reservation then
   if step == 'reap' then
     local expiry = redis.call('ZSCORE', key_of('leases', 'tenant'), id)
     if expiry and tonumber(expiry) > now then
-      return { 0, 0 }
+      return { 0, 0, in_force }
     end
   end
   let_go(id, reservation)
   charge(reservation, tokens, amount)
   remember_end(id, ENDED_SECONDS)
-  return { 1, 0 }
+  return { 1, 0, in_force }
 end
 if step == 'reap' then
-  return { 0, 0 }
+  return { 0, 0, in_force }
 end
 if ARGV[5] and not has_ended(id) and (ARGV[9] == '' or ARGV[9] == epoch) then
   charge({ key = ARGV[5], adapter = ARGV[6], day = ARGV[7], month = ARGV[8] }, tokens, amount)
   remember_end(id, CHARGED_SECONDS)
-  return { 0, 1 }
+  return { 0, 1, in_force }
 end
 if not has_ended(id) then
   remember_end(id, ENDED_SECONDS)
 end
-return { 0, 0 }
+return { 0, 0, in_force }

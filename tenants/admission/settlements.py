@@ -6,6 +6,7 @@ Invariant: the counters are told only of what is in the books, and only where no
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
@@ -20,11 +21,14 @@ from loraplex.tenants.admission.counter_request import NOTHING_USED
 from loraplex.tenants.admission.counters import Counters
 from loraplex.tenants.admission.open_requests import Ended, OpenRequests, Uncounted, Unheld
 from loraplex.tenants.admission.seeding import Seeding
+from loraplex.tenants.database import first_line
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
 
 AT_ONCE = 64
 FINISH_SECONDS = 5.0
 FINISH_PAUSE_SECONDS = 0.25
+# Less than the counters remember an end for: until then a charge may be repeated.
+REPEATABLE_SECONDS = 300.0
 Item = TypeVar("Item")
 
 LOG = structlog.get_logger("loraplex.settlements")
@@ -41,6 +45,7 @@ class Settlements:
         breaker: Breaker,
         requests: OpenRequests,
         most_uncounted: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._books = books
         self._counters = counters
@@ -48,6 +53,7 @@ class Settlements:
         self._breaker = breaker
         self._requests = requests
         self._most_uncounted = most_uncounted
+        self._clock = clock
         self._busy: set[UUID] = set()
 
     async def settle(self, ended: Ended) -> None:
@@ -62,8 +68,7 @@ class Settlements:
     async def retry(self) -> None:
         """Once more whatever is not done, until a store fails again."""
         for waiting in _batches([*self._requests.unbooked.values()]):
-            await asyncio.gather(*map(self._book, waiting))
-            if any(ended.admission.id in self._requests.unbooked for ended in waiting):
+            if not all(await asyncio.gather(*map(self._book, waiting))):
                 return
         if self._breaker.is_open:
             return
@@ -83,26 +88,32 @@ class Settlements:
         for ended in self._requests.unbooked.values():
             LOG.error("usage is lost", **msgspec.to_builtins(ended.row))
 
-    async def _book(self, ended: Ended) -> None:
+    async def _book(self, ended: Ended) -> bool:
+        """False when PostgreSQL failed. What is on its way already is left to whoever sent it."""
         request_id = ended.admission.id
         if request_id in self._busy:
-            return
+            return True
         self._busy.add(request_id)
         try:
             told = await self._written(ended)
-        except DatabaseUnavailable as error:
-            LOG.warning("usage waits for PostgreSQL", admission=str(request_id), reason=str(error))
-            return
+        except (DatabaseUnavailable, psycopg.Error) as error:
+            LOG.warning("usage waits for PostgreSQL", admission=str(request_id), reason=first_line(error))
+            return False
         finally:
             self._busy.discard(request_id)
         self._requests.unbooked.pop(request_id, None)
         for each in told:
+            self._remember(each)
+        for each in told:
             await self._count(each)
+        return True
 
     async def _written(self, ended: Ended) -> list[Uncounted]:
         """What the counters are to be told, now that it is in the books."""
         admission, row = ended.admission, ended.row
-        nothing = Uncounted(admission.tenant_id, row.id, NOTHING_USED, hold=admission.hold)
+        nothing = Uncounted(
+            admission.tenant_id, row.id, NOTHING_USED, hold=admission.hold, met=admission.degraded
+        )
         try:
             booked = await self._books.settle(row)
             if row.outcome is None:
@@ -113,7 +124,7 @@ class Settlements:
                 return [replace(nothing, actual=ended.actual, epoch=booked.epoch, unheld=Unheld.SEED)]
             LOG.warning("a request that was given up has ended", admission=str(row.id))
             late = await self._books.settle(replace(row, id=row.late_id))
-        except psycopg.Error as error:
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
             LOG.error("no table takes this usage", admission=str(row.id), reason=type(error).__name__)
             return [nothing]
         unheld = Unheld.CHARGE if late.written else Unheld.SEED
@@ -125,6 +136,9 @@ class Settlements:
         self._remember(uncounted)
         if self._breaker.is_open:
             return
+        if uncounted.told_at is None:
+            uncounted = replace(uncounted, told_at=self._clock())
+            self._remember(uncounted)
         try:
             await self._tell(uncounted)
         except StoreUnavailable as error:
@@ -135,17 +149,25 @@ class Settlements:
         self._requests.uncounted.pop(uncounted.id, None)
 
     async def _tell(self, uncounted: Uncounted) -> None:
-        """A seeding under way may have read the books before the usage was written: then another one follows."""
-        tenant_id, hold, epoch = uncounted.tenant_id, uncounted.hold, uncounted.epoch
-        if hold is not None and epoch is not None and epoch != hold.epoch:
-            counted_under = (await self._counters.heartbeat(tenant_id, [])).epoch
-            if counted_under is None or counted_under < epoch:
-                await self._seeding.seed(tenant_id)
+        """A seeding that read the books before the usage was written may still be on its way: then another one follows."""
+        tenant_id, hold, booked = uncounted.tenant_id, uncounted.hold, uncounted.epoch
         charge = None
-        if hold is not None and uncounted.unheld is Unheld.CHARGE:
-            charge = replace(hold, epoch=epoch)
+        if hold is not None and uncounted.unheld is Unheld.CHARGE and self._is_repeatable(uncounted):
+            charge = replace(hold, epoch=booked)
         settled = await self._counters.settle(tenant_id, uncounted.id, uncounted.actual, charge=charge)
-        if uncounted.unheld is Unheld.SEED and not settled.found:
+        if hold is None or booked is None:
+            return
+        behind = settled.epoch < booked and (uncounted.met or hold.epoch != booked)
+        unclear = settled.epoch <= booked and not settled.found and not charge
+        if behind or (unclear and uncounted.unheld is not Unheld.LEAVE):
+            await self._seed_beyond(tenant_id, booked)
+
+    def _is_repeatable(self, uncounted: Uncounted) -> bool:
+        return uncounted.told_at is None or self._clock() - uncounted.told_at < REPEATABLE_SECONDS
+
+    async def _seed_beyond(self, tenant_id: UUID, epoch: int) -> None:
+        """One that was under way already may have read the books too early."""
+        if await self._seeding.seed(tenant_id) <= epoch:
             await self._seeding.seed(tenant_id)
 
     def _remember(self, uncounted: Uncounted) -> None:

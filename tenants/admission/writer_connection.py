@@ -16,6 +16,8 @@ from loraplex.tenants.errors import DatabaseUnavailable, RoleUnsafe
 ROLE = "app_writer"
 STATEMENT_SECONDS = 5.0
 LOCK_SECONDS = 2.0
+# Internal errors, too: as such PostgreSQL reports that it is, or has become, a read-only standby.
+FAILURES = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
 WHO_AM_I = "SELECT current_user::text, rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
 
 
@@ -45,7 +47,7 @@ class WriterConnection:
                     connection = self._connection or await self._open()
                     cursor = await connection.execute(statement, parameters, prepare=True)
                     return await cursor.fetchall()
-            except (psycopg.OperationalError, psycopg.InterfaceError, OSError, TimeoutError) as error:
+            except (*FAILURES, OSError, TimeoutError) as error:
                 await self._drop()
                 raise DatabaseUnavailable(
                     f"PostgreSQL did not keep the books: {type(error).__name__}"

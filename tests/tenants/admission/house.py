@@ -110,6 +110,25 @@ async def closed(services: EmbeddedServices, database: Database) -> AsyncIterato
             await connection.execute(allow.format(sql.Identifier(name), sql.Literal(True)))
 
 
+@asynccontextmanager
+async def read_only(services: EmbeddedServices, database: Database) -> AsyncIterator[None]:
+    """As on a standby: connections are made, and nothing is written."""
+    name = sql.Identifier(database.url.partition("?")[0].rpartition("/")[2])
+    end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+    async with await psycopg.AsyncConnection.connect(services.database_url, autocommit=True) as connection:
+        await connection.execute(
+            sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name)
+        )
+        await connection.execute(end_all, (name.as_string().strip('"'),))
+        try:
+            yield
+        finally:
+            await connection.execute(
+                sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name)
+            )
+            await connection.execute(end_all, (name.as_string().strip('"'),))
+
+
 def plain(url: str) -> str:
     return url.replace("postgresql+psycopg://", "postgresql://")
 

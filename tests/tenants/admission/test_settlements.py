@@ -1,14 +1,29 @@
 """Usage is never lost and never counted twice: answers that are lost, books that are closed, gateways taken for dead."""
 
+import asyncio
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from tests.tenants.admission.house import PRICE, SETTINGS, check_books, closed, make_house, usage, used
+from tests.tenants.admission.counting import age
+from tests.tenants.admission.house import (
+    PRICE,
+    SETTINGS,
+    check_books,
+    closed,
+    make_house,
+    open_client,
+    read_only,
+    usage,
+    used,
+)
 
 from loraplex.platform.embedded import EmbeddedServices
+from loraplex.tenants.admission.counter_answer import Settled
 from loraplex.tenants.admission.rows import Booked, UsageRow
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import DatabaseUnavailable
+from loraplex.tenants.errors import DatabaseUnavailable, ValkeyUnavailable
 
 
 async def test_usage_waits_for_books_that_are_closed(
@@ -118,3 +133,117 @@ async def test_leases_in_valkey_are_renewed_while_the_books_are_closed(
                 await gateway.upkeep.beat()
         assert (await used(gateway, house.tenant_id))["concurrent_requests"].used == 1
         await gateway.release(admission)
+
+
+async def test_usage_waits_for_books_that_are_read_only(
+    embedded_services: EmbeddedServices, database: Database, valkey_url: str
+) -> None:
+    house = await make_house(database, valkey_url, tokens_per_day=1000)
+    async with house.gateway() as gateway:
+        admission = await gateway.admit(house.request())
+        async with read_only(embedded_services, database):
+            for _ in range(2):
+                with pytest.raises(DatabaseUnavailable):
+                    await gateway.admit(house.request())
+            await gateway.settle(admission, usage(admission))
+            assert len(gateway.upkeep.requests.unbooked) == 1
+        with contextlib.suppress(DatabaseUnavailable):
+            await gateway.upkeep.books.known([])
+        for _ in range(2):
+            await gateway.upkeep.settlements.retry()
+        assert await check_books(house, gateway) == (15, 1)
+
+
+async def test_what_the_counters_missed_is_told_while_others_are_being_written(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy gateway something is always on its way into the books."""
+    house = await make_house(database, valkey_url, tokens_per_day=1000)
+    async with house.gateway() as gateway:
+        missed, busy = [await gateway.admit(house.request()) for _ in range(2)]
+        for _ in range(3):
+            gateway.upkeep.breaker.failed()
+        await gateway.settle(missed, usage(missed))
+        gateway.upkeep.breaker.close()
+        books, settle, goes_on = gateway.upkeep.books, gateway.upkeep.books.settle, asyncio.Event()
+
+        async def slow(row: UsageRow) -> Booked:
+            await goes_on.wait()
+            return await settle(row)
+
+        monkeypatch.setattr(books, "settle", slow)
+        writing = asyncio.create_task(gateway.settle(busy, usage(busy)))
+        await asyncio.sleep(0)
+        await gateway.upkeep.settlements.retry()
+        assert (await used(gateway, house.tenant_id))["tokens_per_day"].used == 15
+        goes_on.set()
+        await writing
+        assert await check_books(house, gateway) == (30, 2)
+
+
+async def test_a_late_settle_that_is_cancelled_is_counted_later(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two things are to be told of a request that was given up; who told them leaves after the first."""
+    house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
+    async with house.gateway() as silent, house.gateway(clock=lambda: now[0]) as other:
+        admission = await silent.admit(house.request())
+        await other.release(await other.admit(house.request()))
+        await other.upkeep.beat()
+        now[0] += SETTINGS.lease_s
+        await house.let_leases_run_out()
+        assert await other.upkeep.reaper.reap() == 1
+        counters, settle = silent.upkeep.counters, silent.upkeep.counters.settle
+
+        async def leave(*_: object, **__: object) -> Settled:
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(counters, "settle", leave)
+        with pytest.raises(asyncio.CancelledError):
+            await silent.settle(admission, usage(admission))
+        monkeypatch.setattr(counters, "settle", settle)
+        await silent.upkeep.settlements.retry()
+        assert await check_books(house, silent) == (15, 2)
+
+
+async def test_a_charge_that_is_repeated_too_late_is_not_counted_twice(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer was lost, and Valkey out of reach for longer than the counters remember an end."""
+    house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
+    async with house.gateway(clock=lambda: now[0]) as gateway, open_client(valkey_url) as client:
+        admission = await gateway.admit(house.request())
+        counters, settle = gateway.upkeep.counters, gateway.upkeep.counters.settle
+
+        async def lose(*arguments: Any, **more: Any) -> Settled:
+            await settle(*arguments, **more)
+            raise ValkeyUnavailable("the answer was lost")
+
+        monkeypatch.setattr(counters, "settle", lose)
+        await gateway.settle(admission, usage(admission))
+        monkeypatch.setattr(counters, "settle", settle)
+        now[0] += 900.0
+        await age(client, house.tenant_id, 900.0)
+        await gateway.upkeep.settlements.retry()
+        assert await check_books(house, gateway) == (15, 1)
+
+
+@pytest.mark.parametrize("admitted_before", [False, True])
+async def test_a_seed_under_way_that_knows_nothing_of_a_request_without_counters(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch, admitted_before: bool
+) -> None:
+    """It read the books before the request was reserved, and arrives after it was settled."""
+    house = await make_house(database, valkey_url)
+    async with house.gateway() as seeding, house.gateway() as gateway:
+        await gateway.release(await gateway.admit(house.request()))
+        if not admitted_before:
+            await house.flush()
+        epoch, seed = await seeding.upkeep.books.seed(house.tenant_id)
+        for _ in range(3):
+            gateway.upkeep.breaker.failed()
+        admission = await gateway.admit(house.request())
+        assert admission.degraded
+        gateway.upkeep.breaker.close()
+        await gateway.settle(admission, usage(admission))
+        await seeding.upkeep.counters.seed(house.tenant_id, epoch, seed)
+        assert await check_books(house, gateway) == (15, 1)
