@@ -181,7 +181,7 @@ class Admissions:
     async def _end(self, admission: Admission, usage: Usage | None, pico: int, actual: Actual) -> None:
         if self._requests.running.pop(admission.id, None) is None:
             return
-        self._share.leave(admission.id, admission.hold.tokens - actual.tokens)
+        self._share.leave(admission.id, actual.tokens)
         await self._settlements.settle(Ended(admission, usage_row(admission, usage, pico), actual))
 
 

@@ -136,10 +136,10 @@ class Gate:
         try:
             reserved = await self.books.reserve(self._row(request, asked, periods, now, None))
         except BaseException:
-            self.share.leave(asked.id, asked.tokens)
+            self.share.leave(asked.id, 0)
             raise
         if reserved.outcome is not Reserved.KEPT:
-            self.share.leave(asked.id, asked.tokens)
+            self.share.leave(asked.id, 0)
             raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
         return admission(request, asked, periods, reserved.epoch, now, rate, degraded=True)
 

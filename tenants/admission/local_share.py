@@ -1,7 +1,8 @@
 """This gateway's share of the rates and of the concurrency, for when the counters cannot be asked.
 
 Invariant: a share is floor(limit / live gateways), so all shares together never exceed the limit. A rate is a bucket as
-the counters have it: a share of S per minute holds S and refills S / 60 per second.
+the counters have it: a share of S per minute holds S and refills S / 60 per second; what open requests may use is held
+aside, and paid when they end.
 """
 
 import time
@@ -27,17 +28,18 @@ class Bucket:
     at: float = 0.0
 
     def refill(self, share: int, now: float) -> None:
-        self.lacking = max(0.0, self.lacking - (now - self.at) * share / 60)
+        self.lacking = max(0.0, min(self.lacking, share) - (now - self.at) * share / 60)
         self.at = now
 
 
 @dataclass(slots=True)
 class SubjectUse:
-    """What one tenant, key or adapter uses of this gateway's share."""
+    """What one tenant, key or adapter uses of this gateway's share; `held`: tokens that running requests may use."""
 
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
     running: set[UUID] = field(default_factory=set)
+    held: int = 0
 
 
 class LocalShare:
@@ -47,7 +49,7 @@ class LocalShare:
         self.live_gateways = 1
         self._clock = clock
         self._uses: OrderedDict[tuple[str, UUID], SubjectUse] = OrderedDict()
-        self._running: dict[UUID, tuple[Subject, ...]] = {}
+        self._running: dict[UUID, tuple[tuple[Subject, ...], int]] = {}
 
     def admit(self, admission_id: UUID, subjects: tuple[Subject, ...], tokens: int) -> RateState:
         """Takes from every limit or from none. Raises `RateLimited`."""
@@ -57,18 +59,21 @@ class LocalShare:
         for subject in subjects:
             use = self._use(subject, now)
             use.requests.lacking += 1
-            use.tokens.lacking += tokens
+            use.held += tokens
             use.running.add(admission_id)
-        self._running[admission_id] = subjects
+        self._running[admission_id] = subjects, tokens
         return RateState(self._tightest(subjects, "requests", now), self._tightest(subjects, "tokens", now))
 
-    def leave(self, admission_id: UUID, unused_tokens: int) -> None:
-        """The request has ended: what it did not use comes back. Harmless for one that was not admitted here."""
-        for subject in self._running.pop(admission_id, ()):
-            use = self._uses.get((subject.level, subject.id))
-            if use is not None:
+    def leave(self, admission_id: UUID, used_tokens: int) -> None:
+        """The request has ended: it pays what it used. Harmless for one that was not admitted here."""
+        subjects, tokens = self._running.pop(admission_id, ((), 0))
+        now = self._clock()
+        for subject in subjects:
+            use = self._use(subject, now)
+            if admission_id in use.running:
                 use.running.discard(admission_id)
-                use.tokens.lacking = max(0.0, use.tokens.lacking - unused_tokens)
+                use.held -= tokens
+                use.tokens.lacking += used_tokens
 
     def share(self, limit: int) -> int:
         return limit // max(1, self.live_gateways)
@@ -88,16 +93,16 @@ class LocalShare:
         most = limits.concurrent_requests
         if most is not None and len(use.running) >= self.share(most):
             raise self._refusal(subject, "concurrent_requests", most, RETRY_SECONDS)
-        for name, limit, bucket, asked in (
-            ("requests_per_minute", limits.requests_per_minute, use.requests, 1),
-            ("tokens_per_minute", limits.tokens_per_minute, use.tokens, tokens),
+        for name, limit, lacking, asked in (
+            ("requests_per_minute", limits.requests_per_minute, use.requests.lacking, 1),
+            ("tokens_per_minute", limits.tokens_per_minute, use.tokens.lacking + use.held, tokens),
         ):
             if limit is None:
                 continue
             share = self.share(limit)
             if asked > share:
                 raise self._refusal(subject, name, limit, NO_SHARE_RETRY_SECONDS)
-            missing = bucket.lacking + asked - share
+            missing = lacking + asked - share
             if missing > 0:
                 raise self._refusal(subject, name, limit, missing * 60 / share)
 
@@ -116,7 +121,8 @@ class LocalShare:
         for subject in subjects:
             limit = subject.limits.get(f"{kind}_per_minute")
             if limit:
-                share, bucket = self.share(limit), getattr(self._use(subject, now), kind)
-                reset_s = bucket.lacking * 60 / share if share else 60.0
-                rates.append(Rate(limit, max(0, int(share - bucket.lacking)), reset_s))
+                share, use = self.share(limit), self._use(subject, now)
+                lacking = use.requests.lacking if kind == "requests" else use.tokens.lacking + use.held
+                reset_s = lacking * 60 / share if share else 60.0
+                rates.append(Rate(limit, max(0, int(share - lacking)), reset_s))
         return min(rates, key=lambda rate: rate.remaining, default=None)

@@ -47,8 +47,33 @@ def test_a_bucket_refills_by_its_share() -> None:
     with pytest.raises(RateLimited) as refused:
         share.admit(UUID(int=1), (limited,), 60)
     assert (refused.value.limit, refused.value.retry_after_s) == ("tokens_per_minute", 30.0)
+    for number in range(2):
+        share.leave(UUID(int=1000 + number), 60)
     clock.now = 30.0
     assert admitted(share, limited, tokens=60) == 1
+
+
+def test_tokens_of_running_requests_are_not_given_out_again_while_the_bucket_refills() -> None:
+    """Else a bound that comes back unused after a minute would be there twice."""
+    clock = Clock()
+    share, limited = LocalShare(clock), subject(tokens_per_minute=60)
+    share.admit(UUID(int=1), (limited,), 60)
+    clock.now = 60.0
+    passed = admitted(share, limited, tokens=60)
+    share.leave(UUID(int=1), 0)
+    assert passed + admitted(share, limited, tokens=60) == 1
+
+
+def test_what_was_used_without_a_limit_weighs_a_bucket_at_most() -> None:
+    clock = Clock()
+    share = LocalShare(clock)
+    assert admitted(share, subject(), tokens=1000) == 100
+    for number in range(100):
+        share.leave(UUID(int=1000 + number), 1000)
+    limited = subject(tokens_per_minute=100, requests_per_minute=1000)
+    assert admitted(share, limited) == 0
+    clock.now = 60.0
+    assert admitted(share, limited) == 100
 
 
 def test_a_refusal_takes_nothing_from_other_levels() -> None:
@@ -63,7 +88,7 @@ def test_what_was_not_used_and_what_ended_comes_back() -> None:
     limited = subject(tokens_per_minute=100, concurrent_requests=1)
     share.admit(UUID(int=1), (limited,), 100)
     for _ in range(2):
-        share.leave(UUID(int=1), 90)
+        share.leave(UUID(int=1), 10)
     rate = share.admit(UUID(int=2), (limited,), 90).tokens
     assert rate is not None
     assert (rate.limit, rate.remaining) == (100, 0)
