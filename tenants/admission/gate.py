@@ -24,7 +24,14 @@ from loraplex.tenants.admission.price import Price
 from loraplex.tenants.admission.refusals import rate_state, refusal
 from loraplex.tenants.admission.rows import ReservationRow, Reserved, ReservedUnder
 from loraplex.tenants.admission.seeding import Seeding
-from loraplex.tenants.errors import InvalidField, PolicyStale, QuotaUnavailable, ValkeyUnavailable
+from loraplex.tenants.errors import (
+    DatabaseUnavailable,
+    InvalidField,
+    LimitExceeded,
+    PolicyStale,
+    QuotaUnavailable,
+    ValkeyUnavailable,
+)
 
 # Together the pauses are longer than a gateway holds the lock of a seeding.
 TRIES = 12
@@ -61,6 +68,14 @@ class Gate:
             return await self._by_counters(request, asked)
         except ValkeyUnavailable as error:
             LOG.warning("the counters did not answer", reason=str(error))
+        except LimitExceeded:
+            raise
+        except asyncio.CancelledError:
+            self.abandon(asked.tenant_id, asked.id)
+            raise
+        except Exception:
+            await self._release(asked)
+            raise
         try:
             return await self._by_share(request, asked)
         except BaseException:
@@ -83,12 +98,16 @@ class Gate:
         )
 
     async def _by_counters(self, request: AdmissionRequest, asked: CounterRequest) -> Admission:
-        """Again while the counters are being seeded; an id that is still held there is not taken twice."""
+        """Again while the counters are being seeded; an id that is still held there is not taken twice.
+
+        Whatever it raises but `LimitExceeded`, the counters may hold the id.
+        """
         for attempt in range(TRIES):
             answer = await self._ask(asked)
             if isinstance(answer, Admitted):
                 periods = Periods(answer.day, answer.month)
-                reserved = await self._reserve_or_release(request, asked, answer, periods)
+                self._note(asked.tenant_id, answer.overdue)
+                reserved = await self._reserve(self._row(request, asked, periods, answer.at, answer.epoch))
                 if reserved.outcome is Reserved.KEPT:
                     rate = rate_state(answer.decisions)
                     return admission(request, asked, periods, reserved.epoch, answer.at, rate, degraded=False)
@@ -98,7 +117,6 @@ class Gate:
                 outdated = True
             if not outdated or not await self.seeding.try_seed(asked.tenant_id):
                 await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
-        await self._release(asked)
         raise QuotaUnavailable("the counters of this tenant are being seeded; try again")
 
     def _raise_refusal(self, asked: CounterRequest, answer: CounterAnswer) -> None:
@@ -111,19 +129,16 @@ class Gate:
         if not isinstance(answer, Unseeded):
             raise InvalidField("id", f"admission {asked.id} has ended already")
 
-    async def _reserve_or_release(
-        self, request: AdmissionRequest, asked: CounterRequest, answer: Admitted, periods: Periods
-    ) -> ReservedUnder:
-        """Not kept when a seeding came between: the counters that admitted it are, or will be, no longer in force."""
-        self._note(asked.tenant_id, answer.overdue)
+    async def _reserve(self, row: ReservationRow) -> ReservedUnder:
+        """Not kept when a seeding came between: the counters that admitted it are, or will be, no longer in force. Given up
+        long before a reaper may end the lease in the counters.
+        """
         try:
-            row = self._row(request, asked, periods, answer.at, answer.epoch)
-            reserved = await self.books.reserve(row)
-        except BaseException:
-            await self._release(asked)
-            raise
+            async with asyncio.timeout(self.settings.lease_s / 2):
+                reserved = await self.books.reserve(row)
+        except TimeoutError as error:
+            raise DatabaseUnavailable("too many reservations wait for PostgreSQL") from error
         if reserved.outcome is Reserved.POLICY_STALE:
-            await self._release(asked)
             raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
         return reserved
 
@@ -134,13 +149,13 @@ class Gate:
         periods = periods_of(now)
         rate = self.share.admit(asked.id, asked.subjects, asked.tokens)
         try:
-            reserved = await self.books.reserve(self._row(request, asked, periods, now, None))
+            reserved = await self._reserve(self._row(request, asked, periods, now, None))
         except BaseException:
             self.share.leave(asked.id, 0)
             raise
         if reserved.outcome is not Reserved.KEPT:
             self.share.leave(asked.id, 0)
-            raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
+            raise QuotaUnavailable("the tenant's reservation was not taken; try again")
         return admission(request, asked, periods, reserved.epoch, now, rate, degraded=True)
 
     async def _ask(self, asked: CounterRequest) -> CounterAnswer:
@@ -173,6 +188,9 @@ class Gate:
         except ValkeyUnavailable as error:
             LOG.warning("will be released later", admission=str(asked.id), reason=str(error))
             self.abandon(asked.tenant_id, asked.id)
+        except asyncio.CancelledError:
+            self.abandon(asked.tenant_id, asked.id)
+            raise
 
     def _note(self, tenant_id: UUID, overdue: int) -> None:
         if overdue:
