@@ -1,7 +1,7 @@
 """Gives up what nobody vouches for: requests of gateways that died, and what was admitted and never reserved.
 
 Invariant: only a gateway that itself could renew its leases for a whole lease gives up those of others, so that an outage
-of a store, which lets all leases run out together, kills no running request.
+of a store or of a whole machine, which lets all leases run out together, kills no running request.
 """
 
 import time
@@ -37,18 +37,22 @@ class Reaper:
         self._clock = clock
         self._renewing_since: float | None = None
         self._look_until: dict[UUID, float] = {}
+        self._renewed_at = 0.0
 
     def renewed(self) -> None:
         """This gateway has just renewed its leases in both stores."""
-        if self._renewing_since is None:
+        if self._renewing_since is None or self._stood_still():
             self._renewing_since = self._clock()
+        self._renewed_at = self._clock()
 
     def failed_to_renew(self) -> None:
         self._renewing_since = None
 
     async def reap(self) -> int:
         """How many requests were given up. Raises `StoreUnavailable`."""
-        if self._renewing_since is None or self._clock() - self._renewing_since < self._lease_s:
+        if self._renewing_since is None or self._stood_still():
+            return 0
+        if self._clock() - self._renewing_since < self._lease_s:
             return 0
         given_up = await self._give_up()
         for tenant_id in [*self.overdue]:
@@ -57,6 +61,9 @@ class Reaper:
                 self._look_until.pop(tenant_id, None)
                 self.overdue.discard(tenant_id)
         return given_up
+
+    def _stood_still(self) -> bool:
+        return self._clock() - self._renewed_at > self._lease_s
 
     async def _give_up(self) -> int:
         """What the books have open and nobody renews: nobody knows what became of it, and nothing is charged."""

@@ -93,6 +93,26 @@ async def test_who_was_given_up_and_lives_is_charged_in_full(database: Database,
         assert [row["outcome"] for row in outcomes] == ["completed", "unknown"]
 
 
+async def test_a_gateway_that_stood_still_kills_nobody(database: Database, valkey_url: str) -> None:
+    """As when a whole machine sleeps: all leases on it run out together."""
+    house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
+    async with house.gateway() as asleep, house.gateway(clock=lambda: now[0]) as other:
+        admission = await asleep.admit(house.request())
+        for _ in range(5):
+            await other.upkeep.beat()
+            now[0] += 10.0
+        now[0] += 10 * SETTINGS.lease_s
+        await house.let_leases_run_out()
+        assert await other.upkeep.reaper.reap() == 0
+        await other.upkeep.beat()
+        assert await other.upkeep.reaper.reap() == 0
+        await asleep.upkeep.beat()
+        now[0] += SETTINGS.lease_s
+        assert await other.upkeep.reaper.reap() == 0
+        await asleep.settle(admission, usage(admission))
+        assert await check_books(house, other) == (15, 1)
+
+
 async def test_a_gateway_that_died_between_books_and_counters(database: Database, valkey_url: str) -> None:
     house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
     async with house.gateway() as dead, house.gateway(clock=lambda: now[0]) as other:
