@@ -79,9 +79,20 @@ class Upkeep:
         LOG.warning("the counters answer again")
 
     async def _renew_leases(self) -> None:
-        for tenant_id, holds in self.requests.holds().items():
-            for first in range(0, len(holds), HOLDS_AT_ONCE):
-                await self.counters.heartbeat(tenant_id, holds[first : first + HOLDS_AT_ONCE])
+        """Of every tenant, though others fail: in a cluster some may lie on a node that is away."""
+        heartbeats = (
+            self.counters.heartbeat(tenant_id, holds[first : first + HOLDS_AT_ONCE])
+            for tenant_id, holds in self.requests.holds().items()
+            for first in range(0, len(holds), HOLDS_AT_ONCE)
+        )
+        try:
+            async with asyncio.timeout(self.settings.lease_s / 3):
+                answers = await asyncio.gather(*heartbeats, return_exceptions=True)
+        except TimeoutError as error:
+            raise ValkeyUnavailable("the leases could not be renewed in time") from error
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
 
 
 async def _repeat(step: Callable[[], Awaitable[object]], seconds: float) -> None:

@@ -140,9 +140,9 @@ async def found_key(database: Database, key_id: str) -> FoundKey:
     return key
 
 
-async def make_house(database: Database, valkey_url: str, **limits: int) -> House:
+async def make_house(database: Database, valkey_url: str, name: str = "acme", **limits: int) -> House:
     """`limits` are the tenant's own."""
-    tenant_id = await make_tenant(database)
+    tenant_id = await make_tenant(database, name)
     async with database.as_operator() as session:
         issued = await KeyRepository(session).create(tenant_id, "first", ["inference"])
         session.add(Quota(tenant_id=tenant_id, **limits))

@@ -1,20 +1,21 @@
 """A gateway that runs renews its leases, says that it lives, finds its way back to Valkey, and takes its leave."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from tests.tenants.admission.counting import age
-from tests.tenants.admission.house import House, check_books, closed, make_house, open_client, usage, used
+from tests.tenants.admission.house import House, check_books, make_house, open_client, usage, used
 
-from loraplex.platform.embedded import EmbeddedServices
 from loraplex.tenants.admission.admission import AdmissionSettings
 from loraplex.tenants.admission.admissions import Admissions
+from loraplex.tenants.admission.counter_answer import Heartbeat
+from loraplex.tenants.admission.counter_request import Hold
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import DatabaseUnavailable, RateLimited
+from loraplex.tenants.errors import RateLimited, ValkeyUnavailable
 
 QUICK = AdmissionSettings(valkey_s=10.0, heartbeat_s=0.05, probe_s=0.05, retry_s=0.05)
 PATIENCE_SECONDS = 20.0
@@ -100,18 +101,25 @@ async def test_no_failure_ends_a_task(database: Database, valkey_url: str) -> No
         gateway.upkeep.requests.reseed.clear()
 
 
-async def test_leases_are_renewed_while_the_books_are_closed(
-    embedded_services: EmbeddedServices, database: Database, valkey_url: str
+async def test_a_tenant_whose_node_is_away_keeps_no_other_from_being_renewed(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    away = await make_house(database, valkey_url, "away", concurrent_requests=1)
     house = await make_house(database, valkey_url, concurrent_requests=1)
     async with house.gateway() as gateway, open_client(valkey_url) as client:
-        running = await gateway.admit(house.request())
+        for each in (away, house):
+            await gateway.admit(each.request())
+        heartbeat = gateway.upkeep.counters.heartbeat
+
+        async def partly(tenant_id: UUID, holds: Sequence[Hold]) -> Heartbeat:
+            if tenant_id == away.tenant_id:
+                raise ValkeyUnavailable("this node is away")
+            return await heartbeat(tenant_id, holds)
+
+        monkeypatch.setattr(gateway.upkeep.counters, "heartbeat", partly)
         await age(client, house.tenant_id, 40.0)
-        async with closed(embedded_services, database):
-            with pytest.raises(DatabaseUnavailable):
-                await gateway.upkeep.beat()
+        with pytest.raises(ValkeyUnavailable):
+            await gateway.upkeep.beat()
         await age(client, house.tenant_id, 10.0)
         with pytest.raises(RateLimited):
             await gateway.admit(house.request())
-        await gateway.settle(running, usage(running))
-        assert await check_books(house, gateway) == (15, 1)
