@@ -1,5 +1,7 @@
 """Leases: heartbeats, what expires, and what a reaper may take back."""
 
+from dataclasses import replace
+
 from redis.asyncio import Redis
 from tests.tenants.admission.counting import EMPTY, Customer, admit, age, deny, hold_of, used
 
@@ -94,3 +96,15 @@ async def test_heartbeats_without_counters_do_nothing(client: Redis, counters: C
     assert await counters.heartbeat(customer.tenant_id, [hold]) == Heartbeat(None)
     assert await counters.settle(customer.tenant_id, request.id, Actual(1, 0)) == Settled(False)
     assert await counters.expired(customer.tenant_id) == []
+
+
+async def test_use_is_counted_in_the_periods_that_the_books_have(counters: Counters) -> None:
+    """The answer to an admission was lost at midnight, and the gateway's clock was ahead when it admitted by itself."""
+    customer = await seeded(counters, Customer())
+    request = customer.request(tokens=9)
+    admitted = await admit(counters, request)
+    hold = replace(hold_of(request, admitted, 1), day="d:2000-01-01")
+    assert (await counters.settle(customer.tenant_id, request.id, Actual(9, 0), charge=hold)).found
+    uses = await used(counters, customer)
+    assert (uses["tenant", "tokens_per_day"].used, uses["tenant", "tokens_per_day"].reserved) == (0, 0)
+    assert (uses["tenant", "tokens_per_month"].used, uses["tenant", "tokens_per_month"].reserved) == (9, 0)
