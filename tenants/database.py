@@ -7,7 +7,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from uuid import UUID
 
 from sqlalchemy import URL, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
@@ -98,7 +105,8 @@ class Database:
             async with self._sessions.begin() as session:
                 await session.execute(TAKE_ROLE, {"role": role, "tenant_id": tenant_id})
                 yield session
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
+        # A read-only standby refuses writes with an internal error.
+        except (OperationalError, InterfaceError, InternalError, PoolTimeout) as error:
             raise DatabaseUnavailable(f"PostgreSQL did not serve the request: {first_line(error)}") from error
 
     async def close(self) -> None:

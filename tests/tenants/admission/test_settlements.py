@@ -165,6 +165,8 @@ async def test_usage_waits_for_books_that_are_read_only(
             for _ in range(2):
                 with pytest.raises(DatabaseUnavailable):
                     await gateway.admit(house.request())
+            with pytest.raises(DatabaseUnavailable):
+                await gateway.upkeep.books.seed(house.tenant_id)
             await gateway.settle(admission, usage(admission))
             assert len(gateway.upkeep.requests.unbooked) == 1
         with contextlib.suppress(DatabaseUnavailable):
