@@ -4,8 +4,8 @@ Invariant: the change, its audit rows and its kept answer are committed together
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
@@ -21,6 +21,7 @@ from loraplex.platform.plane.answers import Answer, respond
 from loraplex.platform.plane.body import body_sha256
 from loraplex.platform.plane.pagination import Cursors, Page, page_of
 from loraplex.platform.plane.sealed_answers import SealedAnswers
+from loraplex.platform.plane.turns import Turns
 from loraplex.platform.request_id import request_id_of
 from loraplex.platform.services import GatewayServices
 from loraplex.tenants.audit import Actor, AuditRepository
@@ -43,6 +44,7 @@ class Plane:
         self._services = services
         self._sealed = SealedAnswers(services.derive_key)
         self._cursor_key = services.derive_key(CURSOR_DOMAIN)
+        self._turns = Turns()
 
     async def read(self, caller: PlaneCaller, work: Read) -> Response:
         """The answer of `work`, which changes nothing."""
@@ -94,9 +96,15 @@ class Plane:
         except StoreUnavailable as error:
             LOG.warning("policy change not published", tenant_id=str(tenant_id), reason=str(error))
 
-    def _transaction(self, caller: PlaneCaller) -> AbstractAsyncContextManager[AsyncSession]:
+    @asynccontextmanager
+    async def _transaction(self, caller: PlaneCaller) -> AsyncIterator[AsyncSession]:
         tenant_id, database = tenant_of(caller), self._services.database
-        return database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
+        if tenant_id is None:
+            async with database.as_operator() as session:
+                yield session
+        else:
+            async with self._turns.taken(tenant_id), database.as_tenant(tenant_id) as session:
+                yield session
 
 
 def tenant_of(caller: PlaneCaller) -> UUID | None:

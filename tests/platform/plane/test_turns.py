@@ -1,0 +1,63 @@
+"""A tenant's slow requests wait for each other, and leave connections to the other tenants."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from tests.platform.plane.test_plane import caller_of
+from tests.tenants.catalogue import make_tenant
+
+from loraplex.platform.errors import Overloaded
+from loraplex.platform.plane.answers import Answer
+from loraplex.platform.plane.plane import Plane
+from loraplex.platform.plane.turns import AT_ONCE, MOST_WAITING, Turns
+from loraplex.tenants.database import Database
+
+
+async def test_one_tenant_leaves_connections_to_the_others(database: Database) -> None:
+    slow, quick = [await caller_of(database, await make_tenant(database, name)) for name in ("slow", "quick")]
+    small = Database(database.url, pool_size=AT_ONCE + 1)
+    services: Any = SimpleNamespace(database=small, derive_key=lambda *parts: bytes(32))
+    plane, end, running = Plane(services), asyncio.Event(), 0
+
+    async def wait(session: AsyncSession) -> Answer:
+        nonlocal running
+        running += 1
+        await end.wait()
+        return Answer(204)
+
+    async def answer(session: AsyncSession) -> Answer:
+        return Answer(204)
+
+    waiting = [asyncio.create_task(plane.read(slow, wait)) for _ in range(2 * AT_ONCE)]
+    while running < AT_ONCE:
+        await asyncio.sleep(0.01)
+    assert (await asyncio.wait_for(plane.read(quick, answer), 4)).status_code == 204
+    assert running == AT_ONCE
+    end.set()
+    assert {response.status_code for response in await asyncio.gather(*waiting)} == {204}
+    assert running == 2 * AT_ONCE
+    await small.close()
+
+
+async def test_only_so_many_wait_and_none_is_remembered() -> None:
+    turns, tenant_id, end = Turns(), uuid4(), asyncio.Event()
+
+    async def take() -> None:
+        async with turns.taken(tenant_id):
+            await end.wait()
+
+    tasks = [asyncio.create_task(take()) for _ in range(AT_ONCE + MOST_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await take()
+    async with turns.taken(uuid4()):
+        tasks[-1].cancel()
+        await asyncio.gather(tasks[-1], return_exceptions=True)
+        tasks[-1] = asyncio.create_task(take())
+        end.set()
+        await asyncio.gather(*tasks)
+    assert not turns._turns
