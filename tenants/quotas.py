@@ -10,11 +10,12 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.adapters import GONE_STATES, AdapterRepository
+from loraplex.tenants.adapter_space import AdapterSpace
+from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.admission.limits import Level, Limits, wider
 from loraplex.tenants.errors import InvalidField, KeyNotFound
 from loraplex.tenants.key_format import is_key_id
-from loraplex.tenants.models import Adapter, AdapterVersion, ApiKey, Quota, Tenant, Upload
+from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
 
 FIRST_REVISION: Final = 1
 TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys")
@@ -104,25 +105,21 @@ class QuotaRepository:
         await self._session.flush()
 
     async def holdings(self) -> Holdings:
-        """The tenant's adapters, their bytes with uploads under way, and the keys that still work."""
-        versions = (
-            select(func.coalesce(func.sum(AdapterVersion.size_bytes), 0))
-            .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.blob_deleted_at.is_(None))
-            .where(AdapterVersion.state.not_in(GONE_STATES))
-        )
-        uploads = select(func.coalesce(func.sum(Upload.size_bytes), 0)).where(
-            Upload.tenant_id == self._tenant_id, Upload.state == "open"
-        )
+        """The tenant's adapters, their bytes with uploads under way, and the keys that work and were not replaced: what
+        the limits themselves count.
+        """
         adapters = select(func.count(Adapter.id)).where(
             Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None)
         )
         keys = select(func.count(ApiKey.id)).where(
             ApiKey.tenant_id == self._tenant_id,
             ApiKey.revoked_at.is_(None),
+            ApiKey.replaced_by.is_(None),
             ApiKey.expires_at.is_(None) | (ApiKey.expires_at > func.now()),
         )
-        counts = [await self._session.scalar(query) or 0 for query in (adapters, versions, uploads, keys)]
-        return Holdings(int(counts[0]), int(counts[1]) + int(counts[2]), int(counts[3]))
+        counts = [await self._session.scalar(query) or 0 for query in (adapters, keys)]
+        used_bytes = await AdapterSpace(self._session, self._tenant_id).used()
+        return Holdings(max_adapters=counts[0], max_adapter_bytes=used_bytes, max_keys=counts[1])
 
     async def _row(
         self, api_key_id: UUID | None, adapter_id: UUID | None, *, locked: bool = False

@@ -33,6 +33,7 @@ from loraplex.platform.tenant.quota_documents import (
 from loraplex.tenants.admission.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE, Limits
 from loraplex.tenants.audit import AuditRepository
 from loraplex.tenants.errors import RefusalNotFound
+from loraplex.tenants.managed_keys import ManagedKeys
 from loraplex.tenants.quota_events import Event, quota_events
 from loraplex.tenants.quotas import QuotaRepository, QuotaState
 
@@ -141,6 +142,9 @@ def _narrowing(plane: Plane, authenticator: Authenticator, path: str, read: str,
         async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
             quotas = QuotaRepository(session, caller.tenant_id)
             state = await find(quotas)
+            if state.level == "key":
+                # Nobody slows down, or frees, a key that may do more than itself.
+                await ManagedKeys(session, caller.tenant_id, caller.api_key_id).locked(state.name)
             row = await quotas.locked(state)
             require_revision(seen, row.revision)
             before, after = Limits.of(row), body.limits()

@@ -135,3 +135,38 @@ async def test_what_another_owns_does_not_exist(
             assert (await http.get(path)).status_code == 404
             put = await http.put(path, json={}, headers={"if-match": '"1"'})
             assert put.status_code == 404
+
+
+async def test_a_key_is_not_narrowed_by_one_that_may_do_less(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url) as (gateway, http):
+        body = {"name": "helper", "scopes": ["keys:write"]}
+        helper = (await http.post("keys", json=body)).json()
+        headers = {"authorization": f"Bearer {helper['api_key']}", "if-match": '"1"'}
+        boss = f"keys/{gateway.key.split('_')[2]}/quotas"
+        answer = await http.put(boss, json={"requests_per_minute": 0}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
+        assert (await http.get(boss)).json()["requests_per_minute"] is None
+        own = await http.put(f"keys/{helper['id']}/quotas", json={"requests_per_minute": 5}, headers=headers)
+        assert own.status_code == 200
+
+
+async def test_holdings_are_what_the_limits_count(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, max_adapter_bytes=1000, max_keys=5) as (
+        gateway,
+        http,
+    ):
+        await gateway.adapter("boss", "pirate", "a" * 64)
+        for alias in (await http.get("adapters/pirate/aliases")).json()["data"]:
+            await http.delete(f"adapters/pirate/aliases/{alias['alias']}")
+        size = (await http.get("adapters/pirate/versions/1")).json()["size_bytes"]
+        assert (await http.delete("adapters/pirate")).status_code == 204
+        key = (await http.post("keys", json={"name": "app"})).json()["id"]
+        assert (await http.post(f"keys/{key}/rotate", json={"grace_seconds": 60})).status_code == 201
+        (tenant,) = (await http.get("quotas")).json()["data"]
+        # The files of a deleted version take room until they are removed; a replaced key takes no place of a new one.
+        assert size > 0 and use(tenant, "max_adapter_bytes") == (1000, size, 0)
+        assert use(tenant, "max_keys") == (5, 2, 0)
