@@ -104,7 +104,7 @@ def _add_life_cycle(router: APIRouter, plane: Plane, operator: object) -> None:
             after = {**fields(tenant), "key_id": key.record.key_id}
             await audit.record("tenant.create", target(tenant), None, after, tenant_id=tenant.id)
             document = NewTenantDocument(**fields(tenant), api_key=key.plaintext)
-            return Answer(201, document, tenant.revision)
+            return Answer(201, document, tenant.revision, headers={"cache-control": "no-store"})
 
         return await plane.change(request, caller, work)
 

@@ -25,6 +25,7 @@ async def test_a_tenant_is_made_with_its_first_key(operator: Any) -> None:
     answer = await operator.post("/tenants", {"name": "harbor", "tier": "gold", "weight": 2})
     document = answer.json()
     assert answer.status_code == 201 and answer.headers["etag"] == '"1"'
+    assert answer.headers["cache-control"] == "no-store"
     assert (document["name"], document["tier"], document["weight"]) == ("harbor", "gold", 2.0)
     key = document.pop("api_key")
     models = await operator.as_tenant("GET", f"{operator.gateway.url}/v1/models", key)
