@@ -120,7 +120,10 @@ async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
     verdict = await end_of("", tmp_path)
     assert isinstance(verdict, Rejected) and verdict.subject == "deeds"
     told = ast.literal_eval(verdict.message)
-    forbidden = ("socket", "socketpair", "exec", "fork", "signal", "io_uring", "ptrace")
+    forbidden = (
+        *("socket", "socketpair", "exec", "fork", "signal", "io_uring", "ptrace"),
+        *("remove", "rename", "link", "mode", "cut", "folder", "limits"),
+    )
     assert {name: told[name] for name in forbidden} == dict.fromkeys(forbidden, os.strerror(errno.EPERM))
     assert told["files"] == os.strerror(errno.EMFILE)
     assert told["write"] == os.strerror(errno.EFBIG)
