@@ -7,6 +7,7 @@ from functools import partial
 from typing import Annotated, cast, get_args
 
 import typer
+import uvloop
 
 from loraplex.engine.models.model_files import locate_model
 from loraplex.platform.bench.admission_load import AdmissionShape, measure_admission
@@ -286,7 +287,7 @@ def admission(
     shape = AdmissionShape(
         rate=rate, seconds=seconds, rounds=rounds, input_len=input_len, output_len=output_len
     )
-    run_bench(lambda: measure_admission(shape, say), out, as_json)
+    run_bench(lambda: measure_admission(shape, say), out, as_json, uvloop.new_event_loop)
 
 
 def _located(model: str | None) -> str:

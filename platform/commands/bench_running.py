@@ -23,8 +23,16 @@ Out = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
 
 
-def run_bench(work: Callable[[], Coroutine[Any, Any, Report]], out: Path | None, as_json: bool) -> None:
-    """Measure, print, write. SIGTERM ends the started server like Ctrl-C does."""
+def run_bench(
+    work: Callable[[], Coroutine[Any, Any, Report]],
+    out: Path | None,
+    as_json: bool,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
+    """Measure, print, write. SIGTERM ends the started server like Ctrl-C does.
+
+    `loop_factory` is a gateway's, for what measures a part of it in this process.
+    """
 
     async def within() -> Report:
         task = asyncio.current_task()
@@ -34,7 +42,8 @@ def run_bench(work: Callable[[], Coroutine[Any, Any, Report]], out: Path | None,
 
     with exit_codes():
         try:
-            report = asyncio.run(within())
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
+                report = runner.run(within())
         except EngineError as error:
             raise StartError(str(error)) from error
         except asyncio.CancelledError:
