@@ -25,11 +25,18 @@ class Seeding:
         self._running: dict[UUID, asyncio.Task[int]] = {}
 
     async def try_seed(self, tenant_id: UUID) -> bool:
-        """Seeds unless another gateway is at it. Raises `ValkeyUnavailable`, `DatabaseUnavailable`."""
-        if tenant_id in self._running or await self._locked(tenant_id):
+        """Seeds unless another gateway is at it, or somebody has since the caller asked: every seeding empties the buckets.
+
+        Raises `ValkeyUnavailable`, `DatabaseUnavailable`.
+        """
+        if tenant_id in self._running:
             await self.seed(tenant_id)
             return True
-        return False
+        if not await self._locked(tenant_id):
+            return False
+        if not await self._is_seeded(tenant_id):
+            await self.seed(tenant_id)
+        return True
 
     async def seed(self, tenant_id: UUID) -> int:
         """The epoch in force, with all that is in the books. Raises `ValkeyUnavailable`, `DatabaseUnavailable`."""
@@ -52,8 +59,13 @@ class Seeding:
             in_force = await self._counters.seed(tenant_id, epoch, seed)
         return in_force
 
+    async def _is_seeded(self, tenant_id: UUID) -> bool:
+        """Whether counters and books have the same epoch."""
+        counted = (await self._counters.heartbeat(tenant_id, ())).epoch
+        return counted is not None and counted == await self._books.epoch(tenant_id)
+
     async def _locked(self, tenant_id: UUID) -> bool:
-        """The lock is not given back: counters seeded within its time are not seeded again by those who came late."""
+        """The lock is not given back: those who come late within its time have nothing to look up."""
         key = tenant_key(tenant_id, "seeding")
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

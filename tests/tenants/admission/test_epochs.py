@@ -2,16 +2,19 @@
 
 import asyncio
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
-from tests.tenants.admission.house import House, check_books, make_house, usage, used
+from tests.tenants.admission.house import House, check_books, make_house, open_client, usage, used
 
 from loraplex.tenants.admission.admissions import Admissions, usage_row
 from loraplex.tenants.admission.rows import ReservationRow, Reserved
+from loraplex.tenants.admission.seeding import Seeding
 from loraplex.tenants.admission.statements import NEXT_EPOCH
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale
+from loraplex.tenants.valkey import tenant_key
 
 
 async def reseed(house: House, gateway: Admissions) -> None:
@@ -109,3 +112,19 @@ async def test_a_policy_that_changes_between_counters_and_books_is_seen(
         with pytest.raises(PolicyStale):
             await gateway.admit(house.request())
         assert await check_books(house, gateway) == (0, 0)
+
+
+async def test_who_comes_late_to_a_seeding_does_not_repeat_it(database: Database, valkey_url: str) -> None:
+    """It was told that there are no counters, and asks to seed them when the lock of those who did has run out."""
+    house = await make_house(database, valkey_url, tokens_per_minute=100)
+    async with house.gateway() as gateway, open_client(valkey_url) as client:
+        await gateway.release(await gateway.admit(house.request()))
+        await client.delete(tenant_key(house.tenant_id, "seeding"))
+        upkeep = gateway.upkeep
+        assert await Seeding(upkeep.books, upkeep.counters, client, uuid4()).try_seed(house.tenant_id)
+        admission = await gateway.admit(house.request())
+        assert admission.hold.epoch == 1
+        await gateway.release(admission)
+        await house.flush()
+        assert await Seeding(upkeep.books, upkeep.counters, client, uuid4()).try_seed(house.tenant_id)
+        assert await upkeep.books.epoch(house.tenant_id) == 2
