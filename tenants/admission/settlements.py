@@ -55,6 +55,7 @@ class Settlements:
         self._most_uncounted = most_uncounted
         self._clock = clock
         self._busy: set[UUID] = set()
+        self._telling: set[UUID] = set()
 
     async def settle(self, ended: Ended) -> None:
         """Tries once; what could not be done stays for `retry`."""
@@ -133,9 +134,17 @@ class Settlements:
         return [nothing, replace(told, actual=ended.actual, epoch=late.epoch, unheld=unheld)]
 
     async def _count(self, uncounted: Uncounted) -> None:
+        """What is on its way already is left to whoever sent it: told twice, it looks as if the counters had lost it."""
         self._remember(uncounted)
-        if self._breaker.is_open:
+        if self._breaker.is_open or uncounted.id in self._telling:
             return
+        self._telling.add(uncounted.id)
+        try:
+            await self._count_once(uncounted)
+        finally:
+            self._telling.discard(uncounted.id)
+
+    async def _count_once(self, uncounted: Uncounted) -> None:
         if uncounted.told_at is None:
             uncounted = replace(uncounted, told_at=self._clock())
             self._remember(uncounted)
@@ -146,7 +155,8 @@ class Settlements:
                 self._breaker.failed()
             LOG.warning("the counters wait for usage", admission=str(uncounted.id), reason=str(error))
             return
-        self._requests.uncounted.pop(uncounted.id, None)
+        if self._requests.uncounted.get(uncounted.id) is uncounted:
+            del self._requests.uncounted[uncounted.id]
 
     async def _tell(self, uncounted: Uncounted) -> None:
         """A seeding that read the books before the usage was written may still be on its way: then another one follows."""

@@ -56,6 +56,33 @@ async def test_nothing_is_admitted_while_too_much_usage_waits(
                 await gateway.admit(house.request())
 
 
+async def test_what_the_counters_are_being_told_is_not_told_again(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upkeep comes by while a settle is on its way: a second one would find nothing, and have the tenant seeded anew."""
+    house = await make_house(database, valkey_url, tokens_per_minute=1000)
+    async with house.gateway() as gateway:
+        admission = await gateway.admit(house.request())
+        settle, told = gateway.upkeep.counters.settle, []
+        retried = asyncio.Event()
+
+        async def slow(*arguments: Any, **more: Any) -> Any:
+            told.append(arguments)
+            await retried.wait()
+            return await settle(*arguments, **more)
+
+        monkeypatch.setattr(gateway.upkeep.counters, "settle", slow)
+        settling = asyncio.create_task(gateway.settle(admission, usage(admission)))
+        while not told:
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(5):
+            await gateway.upkeep.settlements.retry()
+        retried.set()
+        await settling
+        assert len(told) == 1 and not gateway.upkeep.requests.uncounted
+        assert await gateway.upkeep.books.epoch(house.tenant_id) == 1
+
+
 async def test_an_answer_of_the_books_that_is_lost_counts_once(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
