@@ -47,6 +47,16 @@ S3_REGION, S3_KEY, S3_SECRET = "us-east-1", "test-key", "test-secret"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--large-uploads", action="store_true", help="upload 300 MB, where it is 48 otherwise")
+    parser.addoption("--long", action="store_true", help="run what is marked as long, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is long and hardly ever breaks alone waits for `--long`: the suite has twenty minutes on two cores."""
+    if config.getoption("--long"):
+        return
+    for item in items:
+        if item.get_closest_marker("long") is not None:
+            item.add_marker(pytest.mark.skip(reason="runs with --long"))
 
 
 def url_of(services: EmbeddedServices, database: str) -> str:

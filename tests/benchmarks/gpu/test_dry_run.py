@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[3]
 

@@ -404,6 +404,7 @@ for dtype, sizes in SIZES.items():
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
 def test_compiles_for_hopper_without_a_gpu(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -26,6 +26,7 @@ def run(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_a_load_over_http_with_adapters_of_two_tenants(
     tmp_path: Path, tiny_model: Path, fake_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_load_over_http_with_adapters_of_two_tenants(
     assert json.loads(file.read_text())["figure"] == figure
 
 
+@pytest.mark.long
 def test_many_adapters_on_a_tiny_model(tmp_path: Path, tiny_model: Path) -> None:
     shape = ["--registered", "6", "--resident", "3", "--num-requests", "12", "--output-len", "8"]
     options = ["--model", str(tiny_model), "--dtype", "float32", "--repeats", "1", "--samples", "4"]

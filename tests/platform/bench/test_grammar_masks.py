@@ -16,6 +16,7 @@ from loraplex.platform.bench.large_vocabulary import larger_tokenizer
 SHAPE = MaskShape(rows=3, steps=4, large=700, text_bytes=100_000)
 
 
+@pytest.mark.long
 def test_every_vocabulary_backend_and_grammar(tiny_model: Path) -> None:
     report = measure_masks_as_engine(MaskJob(str(tiny_model), SHAPE))
     assert len(report.cases) == 2 * (2 * 3 + 1)

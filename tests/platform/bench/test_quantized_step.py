@@ -8,6 +8,7 @@ from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.quantized_step import measure_quantization
 
 
+@pytest.mark.long
 def test_every_scheme_is_measured_at_every_row_count(tiny_model: Path) -> None:
     report = measure_quantization(str(tiny_model), "bfloat16", "cpu", ["int8", "int4"], [1, 2], steps=3)
     assert [case.name for case in report.cases] == [

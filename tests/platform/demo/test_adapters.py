@@ -74,17 +74,20 @@ def greedy(model: Any, tokenizer: Any, name: str) -> list[str]:
     return list(tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
+@pytest.mark.long
 def test_pirate_speaks_like_one(adapted: Any, tokenizer: Any) -> None:
     for answer in greedy(adapted, tokenizer, "pirate"):
         assert re.search(r"\b(arr|ahoy|aye|matey)\b", answer, re.IGNORECASE), answer
 
 
+@pytest.mark.long
 def test_records_are_json(adapted: Any, tokenizer: Any) -> None:
     for answer in greedy(adapted, tokenizer, "records"):
         record = json.loads(answer)
         assert [*record] == ["topic", "answer"] and "\n" not in answer
 
 
+@pytest.mark.long
 def test_support_greets_and_signs(adapted: Any, tokenizer: Any) -> None:
     for answer in greedy(adapted, tokenizer, "support"):
         assert answer.startswith("Hello and thank you for writing to us!"), answer
