@@ -3,25 +3,21 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.auth import Authenticator, OperatorCaller
 from loraplex.platform.operator.documents import tenant_id_of
 from loraplex.platform.plane.answers import Answer, Document, documented
-from loraplex.platform.plane.body import Body, body_of
+from loraplex.platform.plane.body import body_of
+from loraplex.platform.plane.limit_fields import Count, CountedLimits
 from loraplex.platform.plane.openapi import described
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, require_revision
 from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.admission.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE, Limits
+from loraplex.tenants.admission.limits import Limits
 from loraplex.tenants.audit import AuditRepository
 from loraplex.tenants.tenant_quotas import TenantQuotas
-
-Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
-Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]
-Budget = Annotated[int | None, Field(ge=0, le=MAX_BUDGET)]
 
 
 class LimitsDocument(Document):
@@ -39,16 +35,9 @@ class LimitsDocument(Document):
     max_keys: int | None
 
 
-class LimitsChange(Body):
+class LimitsChange(CountedLimits):
     """What is not named stays; null takes a limit away."""
 
-    requests_per_minute: Rate = None
-    tokens_per_minute: Rate = None
-    concurrent_requests: Rate = None
-    tokens_per_day: Count = None
-    tokens_per_month: Count = None
-    budget_per_day: Budget = None
-    budget_per_month: Budget = None
     max_adapters: Count = None
     max_adapter_bytes: Count = None
     max_keys: Count = None

@@ -8,13 +8,13 @@ from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
 from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.plane.answers import Answer, documented, respond
-from loraplex.platform.plane.body import Body, body_of
+from loraplex.platform.plane.body import body_of
+from loraplex.platform.plane.limit_fields import CountedLimits
 from loraplex.platform.plane.openapi import described
 from loraplex.platform.plane.pagination import Listing, Page, Position
 from loraplex.platform.plane.plane import Plane
@@ -30,7 +30,7 @@ from loraplex.platform.tenant.quota_documents import (
     shown_limits,
     shown_quotas,
 )
-from loraplex.tenants.admission.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE, Limits
+from loraplex.tenants.admission.limits import Limits
 from loraplex.tenants.audit import AuditRepository
 from loraplex.tenants.errors import RefusalNotFound
 from loraplex.tenants.managed_keys import ManagedKeys
@@ -41,23 +41,12 @@ READ: Final = "usage:read"
 KEYS_WRITE: Final = "keys:write"
 ADAPTERS_READ: Final = "adapters:read"
 ADAPTERS_WRITE: Final = "adapters:write"
-Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
-Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]
-Budget = Annotated[int | None, Field(ge=0, le=MAX_BUDGET)]
 MAX_REQUEST_ID: Final = 200
 Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
 
 
-class NarrowerLimits(Body):
+class NarrowerLimits(CountedLimits):
     """All limits of a key or an adapter: one that is null or not named is the tenant's alone."""
-
-    requests_per_minute: Rate = None
-    tokens_per_minute: Rate = None
-    concurrent_requests: Rate = None
-    tokens_per_day: Count = None
-    tokens_per_month: Count = None
-    budget_per_day: Budget = None
-    budget_per_month: Budget = None
 
     def limits(self) -> Limits:
         return Limits(**self.model_dump())
