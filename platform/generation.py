@@ -1,6 +1,7 @@
 """One answer in the making, from submission to its end: verifies, times, settles, and gives back what it holds.
 
-Invariant: nothing is delivered before the engine has named the adapter it used and it is the resolved one.
+Invariant: nothing is delivered before the engine has named the adapter it used and it is the resolved one, and before
+the request is in the books.
 """
 
 import time
@@ -12,10 +13,11 @@ from loraplex.platform.engine_streams import EngineStreams
 from loraplex.platform.errors import AdapterMismatch, EngineFailed, Overloaded
 from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.model_names import ResolvedModel
+from loraplex.platform.request_admission import Entry
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.timings import RequestTimings
 from loraplex.platform.token_meter import TokenMeter
-from loraplex.tenants.admission.admission import Admission, Usage
+from loraplex.tenants.admission.admission import Usage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 
@@ -51,7 +53,7 @@ class Generation:
         in_flight: InFlight,
         model: ResolvedModel,
         requests: list[EngineRequest],
-        admission: Admission,
+        entry: Entry,
         arrival: float,
         answer: FormedAnswer | None = None,
     ) -> None:
@@ -67,7 +69,7 @@ class Generation:
         )
         self._services = services
         self._in_flight = in_flight
-        self._admission = admission
+        self._entry = entry
         self._prompts = len(requests)
         self._meter = TokenMeter([len(request.prompt_token_ids) for request in requests])
         self._streams = EngineStreams(services.engine, requests, self._meter)
@@ -84,7 +86,11 @@ class Generation:
         return {**self.model.headers(), ENFORCEMENT_HEADER: enforcement}
 
     async def start(self) -> None:
-        """Wait for the first event of the engine. Raises `EngineFailed`, `AdapterMismatch`."""
+        """Wait for the admission and the engine's first event, which come in any order.
+
+        Raises `EngineFailed`, `AdapterMismatch`, and what refuses the admission.
+        """
+        await self._entry.admitted()
         prompt, event = await self._streams.next() or (0, None)
         self._begin(prompt, event)
 
@@ -136,7 +142,9 @@ class Generation:
                 cached_tokens=meter.cached_tokens,
                 completion_tokens=meter.completion_tokens,
             )
-            await self._services.admissions.settle(self._admission, usage)
+            admission = await self._entry.admitted_or_none()
+            if admission is not None:
+                await self._services.admissions.settle(admission, usage)
 
     def _begin(self, prompt: int, event: Event | None) -> None:
         if not isinstance(event, Started):

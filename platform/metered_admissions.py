@@ -6,7 +6,7 @@ from uuid import UUID
 
 from loraplex.platform.admission_metrics import AdmissionMetrics
 from loraplex.platform.services import RequestAdmissions
-from loraplex.tenants.admission.admission import Admission, AdmissionRequest, Usage
+from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn, Usage, not_told
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaExhausted, StoreUnavailable
 
@@ -18,10 +18,17 @@ class MeteredAdmissions:
         self._admissions = admissions
         self._metrics = metrics
 
-    async def admit(self, request: AdmissionRequest) -> Admission:
-        began = time.perf_counter()
+    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+        """Times what a request waits for before work on it begins."""
+        began, waited = time.perf_counter(), None
+
+        def begin() -> None:
+            nonlocal waited
+            waited = time.perf_counter() - began
+            let_in()
+
         try:
-            admission = await self._admissions.admit(request)
+            admission = await self._admissions.admit(request, begin)
         except LimitExceeded as error:
             decision = "exhausted" if isinstance(error, QuotaExhausted) else "rate_limited"
             self._metrics.decided(decision, time.perf_counter() - began, error.limit, error.level)
@@ -30,7 +37,7 @@ class MeteredAdmissions:
             decision = "stale" if isinstance(error, PolicyStale) else "unavailable"
             self._metrics.decided(decision, time.perf_counter() - began)
             raise
-        self._metrics.decided("admitted", time.perf_counter() - began)
+        self._metrics.decided("admitted", time.perf_counter() - began if waited is None else waited)
         if admission.degraded:
             self._metrics.degraded()
         return admission

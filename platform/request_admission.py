@@ -1,6 +1,8 @@
-"""Admission of one call: asked once everything about its size is known, and before anything is done for it.
+"""Admission of one call: asked once everything about its size is known. The engine may begin when the counters have let
+the call in, while the books are still being written.
 
-Invariant: what was admitted is settled or given back, also when the client leaves while it is being admitted.
+Invariant: nothing of an answer leaves before its admission is in the books, and what was admitted is settled or given
+back, also when the client leaves while it is being admitted.
 """
 
 import asyncio
@@ -10,15 +12,37 @@ from contextlib import asynccontextmanager
 import structlog
 
 from loraplex.platform.detached_work import DetachedWork
+from loraplex.platform.errors import GatewayError
 from loraplex.platform.inference_call import InferenceCall
 from loraplex.platform.model_names import ResolvedModel
 from loraplex.platform.rate_headers import rate_headers, refusal_headers
 from loraplex.platform.services import RequestAdmissions
-from loraplex.tenants.admission.admission import Admission, AdmissionRequest
+from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, TenantsError
 from loraplex.tenants.uuid7 import uuid7
 
 LOG = structlog.get_logger("loraplex.admission")
+
+
+class Entry:
+    """A call that the counters have let in, and the books perhaps not yet."""
+
+    def __init__(self, admitting: "asyncio.Task[Admission]") -> None:
+        self._admitting = admitting
+
+    async def admitted(self) -> Admission:
+        """To be awaited before anything of the answer leaves. Raises what `RequestAdmission.enter` does: a call may be
+        refused after all.
+        """
+        return await asyncio.shield(self._admitting)
+
+    async def admitted_or_none(self) -> Admission | None:
+        """None: it was refused, as whoever awaited `admitted` has heard."""
+        try:
+            return await self.admitted()
+        except (TenantsError, GatewayError) as error:
+            LOG.debug("a call was refused after it was let in", reason=type(error).__name__)
+            return None
 
 
 class RequestAdmission:
@@ -28,36 +52,67 @@ class RequestAdmission:
         self._admissions = admissions
         self._detached = detached
 
-    async def admit(
+    async def enter(
         self, call: InferenceCall, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
-    ) -> Admission:
+    ) -> Entry:
         """`completion_tokens` is the most that all choices may have. A caller whose policy is stale is read anew, once.
 
         Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
         """
+        known = asyncio.get_running_loop().create_future()
+
+        def tell(_: object = None) -> None:
+            if not known.done():
+                known.set_result(None)
+
+        admitting = self._detached.begin(self._admit(call, model, prompt_tokens, completion_tokens, tell))
+        admitting.add_done_callback(tell)
+        entry = Entry(admitting)
+        try:
+            await known
+        except asyncio.CancelledError:
+            self._detached.begin(self._give_back(entry))
+            raise
+        if admitting.done():
+            await admitting
+        return entry
+
+    @asynccontextmanager
+    async def given_back_on_error(self, entry: Entry) -> AsyncIterator[None]:
+        """Gives the admission back when what it was for does not begin."""
+        try:
+            yield
+        except BaseException:
+            await self._detached.finish(self._give_back(entry))
+            raise
+
+    async def _admit(
+        self,
+        call: InferenceCall,
+        model: ResolvedModel,
+        prompt_tokens: int,
+        completion_tokens: int,
+        let_in: LetIn,
+    ) -> Admission:
         try:
             try:
-                admission = await self._ask(call, model, prompt_tokens, completion_tokens)
+                admission = await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
             except PolicyStale:
                 await call.renew()
-                admission = await self._ask(call, model, prompt_tokens, completion_tokens)
+                admission = await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
         except LimitExceeded as error:
             call.headers.update(refusal_headers(error))
             raise
         call.headers.update(rate_headers(admission.rate, degraded=admission.degraded))
         return admission
 
-    @asynccontextmanager
-    async def released_on_error(self, admission: Admission) -> AsyncIterator[None]:
-        """Gives the admission back when what it was for does not begin."""
-        try:
-            yield
-        except BaseException:
-            await self._detached.finish(self._admissions.release(admission))
-            raise
-
     async def _ask(
-        self, call: InferenceCall, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
+        self,
+        call: InferenceCall,
+        model: ResolvedModel,
+        prompt_tokens: int,
+        completion_tokens: int,
+        let_in: LetIn,
     ) -> Admission:
         request = AdmissionRequest(
             id=uuid7(),
@@ -69,18 +124,9 @@ class RequestAdmission:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
         )
-        asking = self._detached.begin(self._admissions.admit(request))
-        try:
-            return await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            self._detached.begin(self._give_back(asking))
-            raise
+        return await self._admissions.admit(request, let_in)
 
-    async def _give_back(self, asking: "asyncio.Task[Admission]") -> None:
-        """The client left while it was being admitted."""
-        try:
-            admission = await asking
-        except TenantsError as error:
-            LOG.debug("a client left before its refusal", reason=type(error).__name__)
-            return
-        await self._admissions.release(admission)
+    async def _give_back(self, entry: Entry) -> None:
+        admission = await entry.admitted_or_none()
+        if admission is not None:
+            await self._admissions.release(admission)

@@ -16,7 +16,7 @@ from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.timings import RequestRecorder
 from loraplex.platform.token_text import TokenText
-from loraplex.tenants.admission.admission import Admission, AdmissionRequest, Usage
+from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn, Usage, not_told
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.database import Database
 from loraplex.tenants.key_use import KeyUse
@@ -82,8 +82,11 @@ class PolicyPublisher(Protocol):
 class RequestAdmissions(Protocol):
     """Lets requests in within their limits, reserving the most they may use, and writes down what they did use."""
 
-    async def admit(self, request: AdmissionRequest) -> Admission:
-        """Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants."""
+    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+        """`let_in` is called when work on it may begin; nothing of its answer may leave before this returns.
+
+        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, also after `let_in`.
+        """
         ...
 
     async def settle(self, admission: Admission, usage: Usage) -> None:

@@ -1,6 +1,6 @@
 """The way of one inference request, without any web framework: resolve once, check, render, admit, submit.
 
-Invariant: the model name is resolved, every size checked and the request admitted before the engine hears of it.
+Invariant: the model name is resolved, every size checked and the request let in before the engine hears of it.
 """
 
 import asyncio
@@ -89,11 +89,11 @@ class Inference:
         prompts = await self.prompt_ids(values, model)
         samplings = self._samplings(endpoint, values, prompts)
         completion_tokens = sum(each.max_tokens * each.n for each in samplings)
-        admission = await self._admission.admit(call, model, sum(map(len, prompts)), completion_tokens)
-        async with self._admission.released_on_error(admission):
+        entry = await self._admission.enter(call, model, sum(map(len, prompts)), completion_tokens)
+        async with self._admission.given_back_on_error(entry):
             asked = _Asked(values, prompts, samplings)
             requests, answer = await self._engine_requests(call.caller, asked, model, form)
-            return Generation(self._services, self.in_flight, model, requests, admission, arrival, answer)
+            return Generation(self._services, self.in_flight, model, requests, entry, arrival, answer)
 
     async def prompt_ids(self, values: Values, model: ResolvedModel) -> list[list[int]]:
         """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread."""

@@ -16,30 +16,38 @@ from uuid import uuid4
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.auth import Caller, tenant_caller
 from loraplex.platform.bench.figures import percentile
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets
+from loraplex.platform.detached_work import DetachedWork
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.engine_streams import EngineStreams
+from loraplex.platform.inference_call import InferenceCall
+from loraplex.platform.model_names import ResolvedModel
+from loraplex.platform.request_admission import Entry, RequestAdmission
 from loraplex.platform.schema import upgrade
 from loraplex.platform.token_meter import TokenMeter
 from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.admission.admissions import AdmissionRequest, Admissions, AdmissionSettings, Usage
+from loraplex.tenants.admission.admissions import Admissions, AdmissionSettings, Usage
 from loraplex.tenants.admission.limits import COUNTED
 from loraplex.tenants.admission.price import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.keys import FoundKey, KeyRepository
 from loraplex.tenants.models import Quota
 from loraplex.tenants.scopes import INFERENCE
-from loraplex.tenants.uuid7 import uuid7
 from loraplex.tenants.valkey import open_valkey
 
 WITHOUT, UNLIMITED, LIMITED = "without admission", "no limit set", "every limit, at both levels"
 MOST_ADDED_P50_MS, MOST_ADDED_P99_MS = 1.5, 5.0
 # Never reached, so that every request is answered; a rate's maximum is the lowest.
 AMPLE = 100_000_000
+BASE = ResolvedModel("base")
 PRICE = Price(prompt=100_000, cached_prompt=50_000, completion=400_000)
-COLUMNS = ("requests", *(f"{part}_p{share}_ms" for part in ("first", "admit", "end") for share in (50, 99)))
+COLUMNS = (
+    "requests",
+    *(f"{part}_p{share}_ms" for part in ("first", "admit", "book", "end") for share in (50, 99)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +67,13 @@ class AdmissionShape:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one request: to the engine's first event and from its last one on; of the first, those of admission."""
+    """Seconds of one request: until its first event may be told, and from its last one on; of the first, those before the
+    engine began and those after its event was there, when the books were waited for.
+    """
 
     first: float
     admit: float
+    book: float
     end: float
 
 
@@ -72,6 +83,7 @@ class Scene:
     def __init__(self, shape: AdmissionShape, admissions: Admissions) -> None:
         self._shape = shape
         self._admissions = admissions
+        self._admission = RequestAdmission(admissions, DetachedWork())
         self._engine = FakeEngine(FakeScript(start_delay_s=shape.engine_ms / 1000))
         self._prompt = list(range(shape.input_len))
 
@@ -88,42 +100,37 @@ class Scene:
 
     async def _request(self, key: FoundKey | None) -> Timing:
         began = time.perf_counter()
-        admission = None
-        if key is not None:
-            admission = await self._admissions.admit(self._asked(key))
-        admitted = time.perf_counter()
-        first, meter = await self._answer()
+        entry = None if key is None else await self._enter(key)
+        entered = time.perf_counter()
+        meter = TokenMeter([self._shape.input_len])
+        streams = EngineStreams(self._engine, [self._engine_request()], meter)
+        await streams.next()
+        begun = time.perf_counter()
+        admission = None if entry is None else await entry.admitted()
+        first = time.perf_counter()
+        while await streams.next() is not None:
+            continue
+        await streams.close()
         answered = time.perf_counter()
         if admission is not None:
             await self._admissions.settle(admission, used(meter))
-        return Timing(first - began, admitted - began, time.perf_counter() - answered)
+        return Timing(first - began, entered - began, first - begun, time.perf_counter() - answered)
 
-    def _asked(self, key: FoundKey) -> AdmissionRequest:
-        identity = uuid7()
-        return AdmissionRequest(
-            id=identity,
-            request_id=identity.hex,
-            key=key,
-            prompt_tokens=self._shape.input_len,
-            completion_tokens=self._shape.output_len,
-        )
+    async def _enter(self, key: FoundKey) -> Entry:
+        async def renewed(caller: Caller) -> Caller:
+            return caller
 
-    async def _answer(self) -> tuple[float, TokenMeter]:
-        """When its first event came, and what it used."""
-        request = EngineRequest(
+        call = InferenceCall(caller=tenant_caller(key, None), request_id=uuid4().hex, renewed=renewed)
+        shape = self._shape
+        return await self._admission.enter(call, BASE, shape.input_len, shape.output_len)
+
+    def _engine_request(self) -> EngineRequest:
+        return EngineRequest(
             request_id=uuid4().hex,
             namespace=bytes(32),
             prompt_token_ids=self._prompt,
             sampling=SamplingParams(max_tokens=self._shape.output_len),
         )
-        meter = TokenMeter([self._shape.input_len])
-        streams = EngineStreams(self._engine, [request], meter)
-        await streams.next()
-        first = time.perf_counter()
-        while await streams.next() is not None:
-            continue
-        await streams.close()
-        return first, meter
 
 
 def used(meter: TokenMeter) -> Usage:
@@ -206,6 +213,7 @@ def report_of(shape: AdmissionShape, found: Mapping[str, Sequence[Timing]]) -> R
         for share in (50, 99):
             figure[f"first_p{share}_ms"] = milliseconds([each.first for each in timings], share)
             figure[f"admit_p{share}_ms"] = milliseconds([each.admit for each in timings], share)
+            figure[f"book_p{share}_ms"] = milliseconds([each.book for each in timings], share)
             figure[f"end_p{share}_ms"] = milliseconds([each.end for each in timings], share)
         report.cases.append(Case(name, asdict(shape), figure))
     for share, most in ((50, MOST_ADDED_P50_MS), (99, MOST_ADDED_P99_MS)):
@@ -218,7 +226,8 @@ def report_of(shape: AdmissionShape, found: Mapping[str, Sequence[Timing]]) -> R
         added = milliseconds([each.end for each in found[LIMITED]], share)
         report.ratios.append(Ratio(f"ms of settlement after the last token at p{share}", added))
     report.notes.append(
-        "A request is admitted, answered by a scripted engine and settled; HTTP and keys are on neither side."
+        "A request is let in, answered by a scripted engine and settled; HTTP and keys are on neither side. Its first event "
+        "waits for the books, which are written meanwhile."
     )
     return report
 

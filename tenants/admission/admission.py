@@ -3,9 +3,10 @@
 Invariant: an admission carries all that settling it needs; nothing is looked up again.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 from loraplex.tenants.admission.counter_request import Hold
@@ -13,6 +14,12 @@ from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.keys import FoundKey
 
 Outcome = Literal["completed", "aborted", "failed"]
+# Told when the counters have let a request in and the books do not have it yet; perhaps more than once.
+LetIn: TypeAlias = Callable[[], None]
+
+
+def not_told() -> None:
+    """For whoever begins only what is in the books."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

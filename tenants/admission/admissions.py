@@ -1,6 +1,7 @@
 """Admission of requests: from every limit at once or not at all, written down, and settled once, whatever fails between.
 
-Invariant: what is admitted is in the books before it runs; until it is settled there its gateway vouches for it.
+Invariant: what is admitted is in the books before anything of it is told; until it is settled there its gateway vouches
+for it.
 """
 
 import time
@@ -13,9 +14,11 @@ from loraplex.tenants.admission.admission import (
     Admission,
     AdmissionRequest,
     AdmissionSettings,
+    LetIn,
     Rate,
     RateState,
     Usage,
+    not_told,
 )
 from loraplex.tenants.admission.books import Books
 from loraplex.tenants.admission.breaker import Breaker
@@ -117,14 +120,15 @@ class Admissions:
         """How often Valkey did not know a script and was sent its text."""
         return self._counters.script_fallbacks
 
-    async def admit(self, request: AdmissionRequest) -> Admission:
-        """Whoever gets it must `settle` or `release` it.
+    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+        """Whoever gets it must `settle` or `release` it. From `let_in` on the request may be worked on, but nothing of its
+        answer may leave before this returns: only then it is in the books, and it may still be refused.
 
         Raises `PolicyStale`, `RateLimited`, `QuotaExhausted`, `QuotaUnavailable`, `DatabaseUnavailable`.
         """
         if len(self._requests.unbooked) >= self._settings.most_pending:
             raise DatabaseUnavailable("too much usage waits for PostgreSQL; nothing more is admitted")
-        admission = await self._gate.admit(request)
+        admission = await self._gate.admit(request, let_in)
         self._requests.running[admission.id] = admission
         return admission
 

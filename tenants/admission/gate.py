@@ -1,6 +1,7 @@
 """Lets one request in: by the counters and the books together, or while the counters cannot be asked by this gateway's share.
 
-Invariant: a request is in only when the books have its reservation, under the epoch of the counters that admitted it.
+Invariant: a request is in only when the books have its reservation, under the epoch of the counters that admitted it. Who
+waits may begin its work earlier, when the counters have let it in, but keeps to itself what comes of it.
 """
 
 import asyncio
@@ -11,7 +12,14 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.admission import Admission, AdmissionRequest, AdmissionSettings, RateState
+from loraplex.tenants.admission.admission import (
+    Admission,
+    AdmissionRequest,
+    AdmissionSettings,
+    LetIn,
+    RateState,
+    not_told,
+)
 from loraplex.tenants.admission.books import Books
 from loraplex.tenants.admission.breaker import Breaker
 from loraplex.tenants.admission.counter_answer import Admitted, CounterAnswer, Denied, StalePolicy, Unseeded
@@ -59,13 +67,13 @@ class Gate:
     tell_overdue: Callable[[UUID], None]
     abandon: Callable[[UUID, UUID], None]
 
-    async def admit(self, request: AdmissionRequest) -> Admission:
-        """Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`."""
+    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+        """`let_in` is called as soon as the counters have admitted it, at each attempt. Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`."""
         asked = await self._counter_request(request)
         if self.breaker.is_open:
             return await self._by_share(request, asked)
         try:
-            return await self._by_counters(request, asked)
+            return await self._by_counters(request, asked, let_in)
         except ValkeyUnavailable as error:
             LOG.warning("the counters did not answer", reason=str(error))
         except LimitExceeded:
@@ -97,7 +105,9 @@ class Gate:
             amount_nano=self.price.bound_nano(request.prompt_tokens, request.completion_tokens),
         )
 
-    async def _by_counters(self, request: AdmissionRequest, asked: CounterRequest) -> Admission:
+    async def _by_counters(
+        self, request: AdmissionRequest, asked: CounterRequest, let_in: LetIn
+    ) -> Admission:
         """Again while the counters are being seeded; an id that is still held there is not taken twice.
 
         Whatever it raises but `LimitExceeded`, the counters may hold the id.
@@ -105,6 +115,7 @@ class Gate:
         for attempt in range(TRIES):
             answer = await self._ask(asked)
             if isinstance(answer, Admitted):
+                let_in()
                 periods = Periods(answer.day, answer.month)
                 self._note(asked.tenant_id, answer.overdue)
                 reserved = await self._reserve(self._row(request, asked, periods, answer.at, answer.epoch))

@@ -1,21 +1,31 @@
 """Admissions without stores: they admit everything, or do what a test tells, and keep what they are given."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.tenants.admission.admission import Admission, AdmissionRequest, RateState, Usage
+from loraplex.tenants.admission.admission import (
+    Admission,
+    AdmissionRequest,
+    LetIn,
+    RateState,
+    Usage,
+    not_told,
+)
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.admission.counter_request import Hold
 from loraplex.tenants.admission.periods import periods_of
 
 
 class FakeAdmissions:
-    """`RequestAdmissions`. `refusals` are raised by the next admissions, one each."""
+    """`RequestAdmissions`. `refusals` are raised by the next admissions, one each. `booking`: what happens between letting
+    a request in and admitting it.
+    """
 
     def __init__(self) -> None:
         self.rate = RateState(requests=None, tokens=None)
         self.refusals: list[Exception] = []
+        self.booking: Callable[[], Awaitable[None]] | None = None
         self.asked: list[AdmissionRequest] = []
         self.settled: list[tuple[Admission, Usage]] = []
         self.released: list[Admission] = []
@@ -23,10 +33,13 @@ class FakeAdmissions:
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
 
-    async def admit(self, request: AdmissionRequest) -> Admission:
+    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
         self.asked.append(request)
         if self.refusals:
             raise self.refusals.pop(0)
+        if self.booking is not None:
+            let_in()
+            await self.booking()
         tenant_id, now = request.key.tenant_id, datetime.now(UTC)
         assert tenant_id is not None
         periods = periods_of(now)

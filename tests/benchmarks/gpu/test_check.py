@@ -55,9 +55,7 @@ def test_a_right_kernel_passes() -> None:
     assert verdict.ok and verdict.rel_err == 0 and verdict.nan == verdict.unwritten == 0
 
 
-@pytest.mark.parametrize(
-    ("spoil", "nan", "unwritten"), [(one_wrong, 0, 0), (one_nan, 1, 0), (leave, 0, 1)], ids=str
-)
+@pytest.mark.parametrize(("spoil", "nan", "unwritten"), [(one_wrong, 0, 0), (one_nan, 1, 0), (leave, 0, 1)])
 def test_one_element_is_enough(spoil: Callable[[Tensor], None], nan: int, unwritten: int) -> None:
     verdict = check(doubling(spoil), CPU, seed=1)
     assert not verdict.ok

@@ -13,7 +13,13 @@ from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.services import GatewayLimits
 from loraplex.tenants.admission.admission import Rate, RateState, Usage
-from loraplex.tenants.errors import PolicyStale, QuotaExhausted, QuotaUnavailable, RateLimited
+from loraplex.tenants.errors import (
+    DatabaseUnavailable,
+    PolicyStale,
+    QuotaExhausted,
+    QuotaUnavailable,
+    RateLimited,
+)
 
 MODEL = "demo/base"
 DIGEST = "a" * 64
@@ -179,10 +185,10 @@ async def test_a_client_that_leaves_while_it_is_admitted_gives_its_admission_bac
     asked, go_on = asyncio.Event(), asyncio.Event()
     admit = gateway.admissions.admit
 
-    async def slow(request: Any) -> Any:
+    async def slow(request: Any, let_in: Any) -> Any:
         asked.set()
         await go_on.wait()
-        return await admit(request)
+        return await admit(request, let_in)
 
     gateway.admissions.admit = slow
     leaving = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT))
@@ -195,6 +201,86 @@ async def test_a_client_that_leaves_while_it_is_admitted_gives_its_admission_bac
         while not gateway.admissions.released:
             await asyncio.sleep(0.01)
     assert gateway.engine.requests == [] and gateway.admissions.settled == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engine_works_while_the_books_are_written_and_nothing_is_told(
+    start_gateway: Any, stream: bool
+) -> None:
+    gateway = await start_gateway()
+    written = asyncio.Event()
+    gateway.admissions.booking = written.wait
+    answering = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT | {"stream": stream}))
+    async with asyncio.timeout(5):
+        while (await gateway.engine.stats()).generation_tokens < 5:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert not answering.done() and gateway.admissions.settled == []
+    written.set()
+    assert (await answering).status_code == 200
+    assert (await settled(gateway)).completion_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "headers"),
+    [
+        (QuotaExhausted("spent", **SPENT), 429, "insufficient_quota", {"x-loraplex-limit": "tokens_per_day"}),
+        (QuotaUnavailable("no counters"), 503, "quota_unavailable", {"retry-after": "2"}),
+        (DatabaseUnavailable("away"), 503, "store_unavailable", {"retry-after": "2"}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_the_books_refuse_is_aborted_and_costs_nothing(
+    start_gateway: Any, refusal: Exception, status: int, code: str, headers: dict[str, str], stream: bool
+) -> None:
+    gateway = await start_gateway(FakeScript(token_interval_s=0.005))
+
+    async def refuse() -> None:
+        async with asyncio.timeout(5):
+            while gateway.engine.running == 0:
+                await asyncio.sleep(0.001)
+        raise refusal
+
+    gateway.admissions.booking = refuse
+    body = CHAT | {"max_tokens": 3000, "stream": stream}
+    answer = await gateway.post("/v1/chat/completions", body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert told(answer, headers) == headers
+    assert gateway.engine.running == 0
+    assert gateway.admissions.settled == gateway.admissions.released == []
+
+
+async def test_a_policy_that_the_books_find_stale_is_read_anew(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    refusals = [PolicyStale("old")]
+
+    async def refuse() -> None:
+        if refusals:
+            raise refusals.pop()
+
+    gateway.admissions.booking = refuse
+    assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
+    stale, fresh = gateway.admissions.asked
+    assert stale.id != fresh.id and len(gateway.engine.requests) == 1
+    ((admission, _),) = gateway.admissions.settled
+    assert admission.id == fresh.id
+
+
+async def test_a_client_that_leaves_while_the_books_are_written_is_settled(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(token_interval_s=0.005))
+    written = asyncio.Event()
+    gateway.admissions.booking = written.wait
+    leaving = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT | {"max_tokens": 3000}))
+    async with asyncio.timeout(5):
+        while (await gateway.engine.stats()).generation_tokens < 5:
+            await asyncio.sleep(0.01)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert gateway.admissions.settled == []
+    written.set()
+    usage = await settled(gateway)
+    assert usage.outcome == "aborted" and usage.completion_tokens >= 5
+    assert gateway.admissions.released == []
 
 
 async def test_a_split_alias_sends_a_user_the_same_way(start_gateway: Any, monkeypatch: Any) -> None:
