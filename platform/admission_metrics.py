@@ -40,6 +40,9 @@ class AdmissionMetrics:
         for decision in DECISIONS:
             self._decisions.labels(decision, NONE, NONE)
         self._seconds = self._times("loraplex_admission_seconds", "Added to a request before it begins.")
+        self._booked_seconds = self._times(
+            "loraplex_admission_booked_seconds", "Until an admitted request was in the books."
+        )
         self._settle_seconds = self._times("loraplex_admission_settle_seconds", "Writing down what was used.")
         self._degraded_requests = Counter(
             "loraplex_admission_degraded_requests",
@@ -74,6 +77,10 @@ class AdmissionMetrics:
         labels = (decision, limit, level) if known else (decision, NONE, NONE)
         self._decisions.labels(*labels).inc()
         self._seconds.observe(seconds)
+
+    def booked(self, seconds: float) -> None:
+        """One admitted request is in the books. By as much as that is later than its beginning, its answer had to wait."""
+        self._booked_seconds.observe(seconds)
 
     def degraded(self) -> None:
         """One request was admitted without Valkey."""

@@ -77,6 +77,7 @@ class Generation:
         self._finished = 0
         self._last: dict[int, float] = {}
         self._closed = False
+        self._refused = False
 
     def headers(self) -> dict[str, str]:
         """What is said of the answer: the adapter, and how its schemas are held."""
@@ -90,7 +91,11 @@ class Generation:
 
         Raises `EngineFailed`, `AdapterMismatch`, and what refuses the admission.
         """
-        await self._entry.admitted()
+        try:
+            await self._entry.admitted()
+        except Exception:
+            self._refused = True
+            raise
         prompt, event = await self._streams.next() or (0, None)
         self._begin(prompt, event)
 
@@ -127,7 +132,8 @@ class Generation:
             self.timings.finish_reason = "abort"
         self._in_flight.leave(self._prompts)
         self.timings.finished = time.monotonic()
-        self._services.recorder.record(self.timings)
+        if not self._refused:
+            self._services.recorder.record(self.timings)
         await self._services.detached.finish(self._settle(failed=isinstance(error, Exception)))
 
     async def _settle(self, *, failed: bool) -> None:

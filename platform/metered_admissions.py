@@ -19,7 +19,7 @@ class MeteredAdmissions:
         self._metrics = metrics
 
     async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
-        """Times what a request waits for before work on it begins."""
+        """Times what a request waits for before work on it begins, and until it is in the books."""
         began, waited = time.perf_counter(), None
 
         def begin() -> None:
@@ -37,7 +37,9 @@ class MeteredAdmissions:
             decision = "stale" if isinstance(error, PolicyStale) else "unavailable"
             self._metrics.decided(decision, time.perf_counter() - began)
             raise
-        self._metrics.decided("admitted", time.perf_counter() - began if waited is None else waited)
+        booked = time.perf_counter() - began
+        self._metrics.decided("admitted", booked if waited is None else waited)
+        self._metrics.booked(booked)
         if admission.degraded:
             self._metrics.degraded()
         return admission

@@ -27,19 +27,26 @@ LOG = structlog.get_logger("loraplex.admission")
 class Entry:
     """A call that the counters have let in, and the books perhaps not yet."""
 
-    def __init__(self, admitting: "asyncio.Task[Admission]") -> None:
+    def __init__(self, call: InferenceCall, admitting: "asyncio.Task[Admission]") -> None:
+        self._call = call
         self._admitting = admitting
 
     async def admitted(self) -> Admission:
-        """To be awaited before anything of the answer leaves. Raises what `RequestAdmission.enter` does: a call may be
-        refused after all.
+        """To be awaited before anything of the answer leaves; then its headers are known. Raises what
+        `RequestAdmission.enter` does: a call may be refused after all.
         """
-        return await asyncio.shield(self._admitting)
+        try:
+            admission = await asyncio.shield(self._admitting)
+        except LimitExceeded as error:
+            self._call.headers.update(refusal_headers(error))
+            raise
+        self._call.headers.update(rate_headers(admission.rate, degraded=admission.degraded))
+        return admission
 
     async def admitted_or_none(self) -> Admission | None:
         """None: it was refused, as whoever awaited `admitted` has heard."""
         try:
-            return await self.admitted()
+            return await asyncio.shield(self._admitting)
         except (TenantsError, GatewayError) as error:
             LOG.debug("a call was refused after it was let in", reason=type(error).__name__)
             return None
@@ -67,14 +74,14 @@ class RequestAdmission:
 
         admitting = self._detached.begin(self._admit(call, model, prompt_tokens, completion_tokens, tell))
         admitting.add_done_callback(tell)
-        entry = Entry(admitting)
+        entry = Entry(call, admitting)
         try:
             await known
         except asyncio.CancelledError:
             self._detached.begin(self._give_back(entry))
             raise
         if admitting.done():
-            await admitting
+            await entry.admitted()
         return entry
 
     @asynccontextmanager
@@ -95,16 +102,10 @@ class RequestAdmission:
         let_in: LetIn,
     ) -> Admission:
         try:
-            try:
-                admission = await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
-            except PolicyStale:
-                await call.renew()
-                admission = await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
-        except LimitExceeded as error:
-            call.headers.update(refusal_headers(error))
-            raise
-        call.headers.update(rate_headers(admission.rate, degraded=admission.degraded))
-        return admission
+            return await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
+        except PolicyStale:
+            await call.renew()
+            return await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
 
     async def _ask(
         self,

@@ -82,7 +82,7 @@ class Inference:
         form: AnswerForm | None,
         arrival: float,
     ) -> Generation:
-        """Admitted once its sizes are known: for a refused request nothing is composed and no engine hears of it."""
+        """Let in once its sizes are known: while the counters refuse it, nothing is composed and no engine hears of it."""
         sticky = values["user"] or call.request_id
         model = await resolve_model(self._services, call.caller, values["model"], sticky)
         values = values.with_defaults(model.defaults)

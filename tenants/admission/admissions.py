@@ -91,6 +91,7 @@ class Admissions:
             seeding=self._seeding,
             policies=self._policies,
             breaker=breaker,
+            booking=Breaker(most_failures=1),
             share=self._share,
             price=price,
             gateway_id=gateway_id,

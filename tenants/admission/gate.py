@@ -51,7 +51,8 @@ LOG = structlog.get_logger("loraplex.admission")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """`tell_overdue` hears of tenants that have leases to be reaped; `abandon`, of (tenant, id) that Valkey may still admit
+    """`breaker` is that of Valkey; `booking` is open from a failure of the books until they keep a reservation: meanwhile no
+    work is begun that may come to nothing. `tell_overdue` hears of tenants that have leases to be reaped; `abandon`, of (tenant, id) that Valkey may still admit
     when it goes on, though the request was refused.
     """
 
@@ -60,6 +61,7 @@ class Gate:
     seeding: Seeding
     policies: Policies
     breaker: Breaker
+    booking: Breaker
     share: LocalShare
     price: Price
     gateway_id: UUID
@@ -68,7 +70,10 @@ class Gate:
     abandon: Callable[[UUID, UUID], None]
 
     async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
-        """`let_in` is called as soon as the counters have admitted it, at each attempt. Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`."""
+        """`let_in` is called as soon as the counters have admitted it, unless the books failed the request before.
+
+        Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`.
+        """
         asked = await self._counter_request(request)
         if self.breaker.is_open:
             return await self._by_share(request, asked)
@@ -115,7 +120,8 @@ class Gate:
         for attempt in range(TRIES):
             answer = await self._ask(asked)
             if isinstance(answer, Admitted):
-                let_in()
+                if not self.booking.is_open:
+                    let_in()
                 periods = Periods(answer.day, answer.month)
                 self._note(asked.tenant_id, answer.overdue)
                 reserved = await self._reserve(self._row(request, asked, periods, answer.at, answer.epoch))
@@ -147,8 +153,12 @@ class Gate:
         try:
             async with asyncio.timeout(self.settings.lease_s / 2):
                 reserved = await self.books.reserve(row)
-        except TimeoutError as error:
+        except (TimeoutError, DatabaseUnavailable) as error:
+            self.booking.failed()
+            if isinstance(error, DatabaseUnavailable):
+                raise
             raise DatabaseUnavailable("too many reservations wait for PostgreSQL") from error
+        self.booking.close()
         if reserved.outcome is Reserved.POLICY_STALE:
             raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
         return reserved

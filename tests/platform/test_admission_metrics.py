@@ -1,5 +1,6 @@
 """Admission as metrics: what was decided by which limit, what it cost; no label from outside."""
 
+import asyncio
 from uuid import UUID, uuid4
 
 import pytest
@@ -34,6 +35,21 @@ def request() -> AdmissionRequest:
     return AdmissionRequest(id=uuid7(), request_id="r", key=key, prompt_tokens=30, completion_tokens=70)
 
 
+async def test_what_is_waited_for_ends_when_work_may_begin() -> None:
+    registry, fake = CollectorRegistry(), FakeAdmissions()
+    metered, told = MeteredAdmissions(fake, AdmissionMetrics(registry)), list[str]()
+
+    async def slowly() -> None:
+        await asyncio.sleep(0.06)
+
+    fake.booking = slowly
+    await metered.admit(request(), lambda: told.append("let in"))
+    assert told == ["let in"]
+    waited = registry.get_sample_value("loraplex_admission_seconds_sum", {})
+    booked = registry.get_sample_value("loraplex_admission_booked_seconds_sum", {})
+    assert waited is not None and booked is not None and booked - waited >= 0.05
+
+
 async def test_decisions_and_tokens() -> None:
     registry, fake = CollectorRegistry(), FakeAdmissions()
     metered = MeteredAdmissions(fake, AdmissionMetrics(registry))
@@ -56,6 +72,7 @@ async def test_decisions_and_tokens() -> None:
     assert value("decisions_total", decision="admitted", **none) == 1
     assert value("decisions_total", decision="rate_limited", limit="tokens_per_minute", level="key") == 1
     assert [value("decisions_total", decision=each, **none) for each in ("exhausted", "stale", "unavailable")]
+    assert value("seconds_count") == 5 and value("booked_seconds_count") == 1
     assert (value("reserved_tokens_total"), value("used_tokens_total")) == (100, 50)
     assert value("used_share_bucket", le="0.4") == 0 and value("used_share_bucket", le="0.5") == 1
     assert (value("seconds_count"), value("settle_seconds_count")) == (5, 1)

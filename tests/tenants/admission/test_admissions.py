@@ -1,10 +1,12 @@
 """A request is admitted by counters and books together, and settled once."""
 
 import asyncio
+from dataclasses import replace
 
+import psycopg
 import pytest
 from sqlalchemy import text
-from tests.tenants.admission.house import check_books, make_house, set_limits, usage, used
+from tests.tenants.admission.house import check_books, make_house, plain, set_limits, usage, used
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited
@@ -21,6 +23,29 @@ async def test_what_is_admitted_is_reserved_and_settled_once(database: Database,
         await asyncio.gather(*(gateway.settle(admission, usage(admission)) for _ in range(3)))
         await gateway.release(admission)
         assert await check_books(house, gateway) == (15, 1)
+
+
+async def test_work_may_begin_when_the_counters_have_it_and_before_the_books_do(
+    database: Database, valkey_url: str
+) -> None:
+    house = await make_house(database, valkey_url, requests_per_minute=2)
+    async with house.gateway() as gateway:
+        await gateway.release(await gateway.admit(house.request()))
+        let_in: list[str] = []
+        async with await psycopg.AsyncConnection.connect(plain(database.url)) as other:
+            # As a seeding holds it.
+            await other.execute("UPDATE admission_epochs SET epoch = epoch")
+            admitting = asyncio.create_task(gateway.admit(house.request(), lambda: let_in.append("")))
+            async with asyncio.timeout(5):
+                while not let_in:
+                    await asyncio.sleep(0.001)
+            assert not admitting.done() and await house.rows("SELECT id FROM reservations") == []
+        await gateway.settle(admission := await admitting, usage(admission))
+        with pytest.raises(RateLimited):
+            await gateway.admit(house.request(), lambda: pytest.fail("denied, and let in"))
+        stale = house.request(key=replace(house.key, policy_epoch=0))
+        with pytest.raises(PolicyStale):
+            await gateway.admit(stale, lambda: pytest.fail("stale, and let in"))
 
 
 async def test_what_is_released_was_never_there(database: Database, valkey_url: str) -> None:

@@ -8,17 +8,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
-from tests.tenants.admission.house import check_books, make_house, set_limits, usage, used
+from tests.tenants.admission.house import check_books, closed, make_house, set_limits, usage, used
 
+from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.embedded.binaries import find_valkey
 from loraplex.tenants.admission.admission import Admission, AdmissionSettings
 from loraplex.tenants.admission.admissions import Admissions
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import QuotaUnavailable, RateLimited
+from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited
 
 SETTINGS = AdmissionSettings()
 START_SECONDS = 20.0
@@ -145,3 +147,19 @@ async def test_a_valkey_that_is_gone_for_good_is_seeded_with_what_was_admitted_w
             await gateway.settle(admission, usage(admission, completion=0))
         await all_told(gateway)
         assert await check_books(house, gateway) == (35, 3)
+
+
+async def test_after_a_failure_of_the_books_nothing_begins_before_they_have_it(
+    database: Database, valkey_url: str, embedded_services: EmbeddedServices
+) -> None:
+    house = await make_house(database, valkey_url)
+    async with house.gateway() as gateway:
+        await gateway.release(await gateway.admit(house.request()))
+        let_in: list[str] = []
+        async with closed(embedded_services, database):
+            for name in ("before it is known", "while it is known"):
+                with pytest.raises(DatabaseUnavailable):
+                    await gateway.admit(house.request(), partial(let_in.append, name))
+        await gateway.release(await gateway.admit(house.request(), partial(let_in.append, "first again")))
+        await gateway.release(await gateway.admit(house.request(), partial(let_in.append, "second again")))
+        assert let_in == ["before it is known", "second again"]
