@@ -1,6 +1,7 @@
 """`GET /operator/v1/audit`: what was changed in all tenants and beside them, newest first."""
 
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
@@ -10,9 +11,9 @@ from starlette.responses import Response
 from loraplex.platform.auth import Authenticator, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.operator.documents import tenant_id_of
-from loraplex.platform.plane.answers import Answer, Document, UtcTime, documented
-from loraplex.platform.plane.openapi import described
-from loraplex.platform.plane.pagination import Listing
+from loraplex.platform.plane.audit_documents import BY_ID, AuditedChange, fields
+from loraplex.platform.plane.openapi import listed
+from loraplex.platform.plane.pagination import Page
 from loraplex.platform.plane.plane import Plane
 from loraplex.tenants.audit import audit_entries
 from loraplex.tenants.errors import TenantNotFound
@@ -26,45 +27,29 @@ FILTERS: Final = {
 }
 
 
-class OperatorAuditDocument(Document):
+class OperatorAuditDocument(AuditedChange):
     """`before` and `after` hold the fields that changed. `tenant_id` is null for what concerns no tenant."""
 
-    id: UUID
-    at: UtcTime
     tenant_id: UUID | None
-    actor_kind: str
-    actor: str
-    action: str
-    target: str
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-    address: str | None
-    request_id: str | None
 
 
 def audit_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     operator = Depends(authenticator.requires_operator())
 
-    @router.get(
-        "/audit",
-        responses=documented(answer=Listing[OperatorAuditDocument]),
-        openapi_extra=described(filters=FILTERS),
-    )
+    @router.get("/audit", **listed(OperatorAuditDocument, FILTERS))
     async def list_audit(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        page = plane.page_of(request, caller, tuple(FILTERS))
-        after = None if page.after is None else UUID(str(page.after[0]))
-        filters = dict(page.filters)
-        tenant = filters.pop("tenant_id", None)
-        tenant_id = None if tenant is None else filtered_tenant(tenant)
-
-        async def work(session: AsyncSession) -> Answer:
-            rows = await audit_entries(session, tenant_id, filters, after, page.fetch)
-            return Answer(200, page.listing(rows, shown, lambda row: (str(row.id),)))
-
-        return await plane.read(caller, work)
+        return await plane.listing(request, caller, BY_ID, entries, shown, FILTERS)
 
     return router
+
+
+async def entries(session: AsyncSession, page: Page[AuditEntry, UUID]) -> Sequence[AuditEntry]:
+    """Raises `InvalidParameter`."""
+    filters = dict(page.filters)
+    tenant = filters.pop("tenant_id", None)
+    tenant_id = None if tenant is None else filtered_tenant(tenant)
+    return await audit_entries(session, tenant_id, filters, page.after, page.fetch)
 
 
 def filtered_tenant(text: str) -> UUID:
@@ -76,6 +61,4 @@ def filtered_tenant(text: str) -> UUID:
 
 
 def shown(entry: AuditEntry) -> OperatorAuditDocument:
-    names = OperatorAuditDocument.model_fields.keys() - {"address"}
-    address = None if entry.address is None else str(entry.address)
-    return OperatorAuditDocument(**{name: getattr(entry, name) for name in names}, address=address)
+    return OperatorAuditDocument(**fields(entry), tenant_id=entry.tenant_id)

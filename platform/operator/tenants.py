@@ -21,8 +21,8 @@ from loraplex.platform.operator.documents import (
 )
 from loraplex.platform.plane.answers import Answer, documented
 from loraplex.platform.plane.body import Body, body_of
-from loraplex.platform.plane.openapi import described
-from loraplex.platform.plane.pagination import Listing
+from loraplex.platform.plane.openapi import described, listed
+from loraplex.platform.plane.order import Order, by_text
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, require_revision
 from loraplex.tenants.accounts import MAX_WEIGHT, TenantRepository, TierChange
@@ -34,6 +34,7 @@ from loraplex.tenants.names import TENANT_NAME
 from loraplex.tenants.scopes import TENANT_ADMIN
 
 FIRST_KEY_NAME: Final = "admin"
+BY_NAME: Final[Order[Tenant, str]] = by_text(lambda tenant: tenant.name)
 Name = Annotated[str, Field(pattern=TENANT_NAME)]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 
@@ -58,25 +59,22 @@ class Nothing(Body):
 def tenants_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     router = APIRouter(prefix="/tenants")
     operator = Depends(authenticator.requires_operator())
-    _add_listing(router, plane, operator)
+    _add_reading(router, plane, operator)
     _add_life_cycle(router, plane, operator)
     _add_tier(router, plane, operator)
     return router
 
 
-def _add_listing(router: APIRouter, plane: Plane, operator: object) -> None:
-    @router.get(
-        "", responses=documented(answer=Listing[TenantAccountDocument]), openapi_extra=described(filters={})
-    )
+def _add_reading(router: APIRouter, plane: Plane, operator: object) -> None:
+    @router.get("", **listed(TenantAccountDocument))
     async def list_tenants(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        page = plane.page_of(request, caller)
-        after = None if page.after is None else str(page.after[0])
-
-        async def work(session: AsyncSession) -> Answer:
-            rows = await TenantRepository(session).page(after, page.fetch)
-            return Answer(200, page.listing(rows, shown, lambda tenant: (tenant.name,)))
-
-        return await plane.read(caller, work)
+        return await plane.listing(
+            request,
+            caller,
+            BY_NAME,
+            lambda session, page: TenantRepository(session).page(page.after, page.fetch),
+            shown,
+        )
 
     @router.get("/{tenant_id}", responses=documented(answer=TenantAccountDocument))
     async def get_tenant(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:

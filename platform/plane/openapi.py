@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
+from loraplex.platform.plane.answers import Document, documented
 from loraplex.platform.plane.body import Body, body_schema
-from loraplex.platform.plane.pagination import page_parameters
+from loraplex.platform.plane.pagination import Listing, page_parameters
 
 _FRAMEWORK_ERROR: Final = "HTTPValidationError"
 
@@ -15,16 +16,13 @@ def described(
     body: type[Body] | None = None,
     *,
     optional_body: bool = False,
-    filters: Mapping[str, str] | None = None,
     if_match: bool = False,
     if_match_required: bool = True,
     if_none_match: bool = False,
     repeatable: bool = False,
 ) -> dict[str, Any]:
-    """For a route's `openapi_extra`. `filters` (also an empty one) makes it a listing; `repeatable`: a POST that takes an
-    Idempotency-Key.
-    """
-    parameters = [] if filters is None else page_parameters(filters)
+    """For a route's `openapi_extra`. `repeatable`: a POST that takes an Idempotency-Key."""
+    parameters: list[dict[str, Any]] = []
     if if_match:
         required = if_match_required and not if_none_match
         etag = r'^"[1-9][0-9]{0,17}"$'
@@ -36,6 +34,14 @@ def described(
         parameters.append(_header("Idempotency-Key", meaning, r"^[!-~]{1,255}$", False))
     extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
     return extra if body is None else {**extra, **body_schema(body, optional=optional_body)}
+
+
+def listed(item: type[Document], filters: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the route of a listing of `item` is declared with; `filters`: name -> what it means."""
+    return {
+        "responses": documented(answer=Listing[item]),  # type: ignore[valid-type]
+        "openapi_extra": {"parameters": page_parameters(filters)},
+    }
 
 
 class Application(FastAPI):

@@ -9,7 +9,7 @@ import binascii
 import hmac
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.plane.answers import Document
+from loraplex.platform.plane.order import KeyT, Order, Position, RowT
 
 MAX_LIMIT: Final = 100
 DEFAULT_LIMIT: Final = 20
@@ -26,10 +27,7 @@ _MAC_BYTES: Final = 16
 _LIMIT: Final = re.compile(r"[1-9][0-9]{0,2}")
 _BASE64: Final = re.compile(r"[A-Za-z0-9_-]+")
 
-Position = tuple[str | int, ...]
-"""The sort key of the last row of a page."""
 ItemT = TypeVar("ItemT")
-RowT = TypeVar("RowT")
 
 
 class Listing(Document, Generic[ItemT]):
@@ -70,32 +68,30 @@ class Cursors:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """What of a listing is asked for: at most `limit` rows that match `filters`, behind the position `after`."""
+class Page(Generic[RowT, KeyT]):
+    """What of a listing is asked for: at most `limit` rows that match `filters`, behind the one that `after` is the key of."""
 
     limit: int
-    after: Position | None
+    after: KeyT | None
     filters: Mapping[str, str]
     cursors: Cursors
+    order: Order[RowT, KeyT]
 
     @property
     def fetch(self) -> int:
         """How many rows to read: one more than are shown tells whether there is a next page."""
         return self.limit + 1
 
-    def listing(
-        self,
-        rows: Sequence[RowT],
-        shown: Callable[[RowT], ItemT],
-        position: Callable[[RowT], Position],
-    ) -> Listing[ItemT]:
+    def listing(self, rows: Sequence[RowT], shown: Callable[[RowT], ItemT]) -> Listing[ItemT]:
         """The document of `rows`, read with `fetch`."""
         here, more = rows[: self.limit], len(rows) > self.limit
-        cursor = self.cursors.seal(self.filters, position(here[-1])) if more else None
+        cursor = self.cursors.seal(self.filters, self.order.position(here[-1])) if more else None
         return Listing(data=[shown(row) for row in here], next_cursor=cursor)
 
 
-def page_of(request: Request, cursors: Cursors, filters: Sequence[str] = ()) -> Page:
+def page_of(
+    request: Request, cursors: Cursors, order: Order[RowT, KeyT], filters: Iterable[str] = ()
+) -> Page[RowT, KeyT]:
     """The page that the query asks for. Raises `UnknownParameter`, `InvalidParameter`.
 
     `filters` are the names of query parameters that select rows. A cursor brings its own along: those given beside it
@@ -105,12 +101,12 @@ def page_of(request: Request, cursors: Cursors, filters: Sequence[str] = ()) -> 
     limit = _limit(given.pop("limit", None))
     cursor = given.pop("cursor", None)
     if cursor is None:
-        return Page(limit, None, given, cursors)
+        return Page(limit, None, given, cursors, order)
     sealed, position = cursors.open(cursor)
     for name, value in given.items():
         if sealed.get(name) != value:
             raise InvalidParameter(f"`{name}` differs from that of the cursor's listing.", param=name)
-    return Page(limit, position, sealed, cursors)
+    return Page(limit, order.read(position), sealed, cursors, order)
 
 
 def page_parameters(filters: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

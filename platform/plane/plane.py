@@ -4,7 +4,7 @@ Invariant: the change, its audit rows and its kept answer are committed together
 """
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
@@ -17,8 +17,9 @@ from starlette.responses import Response
 
 from loraplex.platform.auth import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.plane.answers import Answer, respond
+from loraplex.platform.plane.answers import Answer, Document, respond
 from loraplex.platform.plane.body import body_sha256
+from loraplex.platform.plane.order import KeyT, Order, RowT
 from loraplex.platform.plane.pagination import Cursors, Page, page_of
 from loraplex.platform.plane.sealed_answers import SealedAnswers
 from loraplex.platform.plane.turns import Turns
@@ -35,6 +36,7 @@ _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 PlaneCaller: TypeAlias = Caller | OperatorCaller
 Read: TypeAlias = Callable[[AsyncSession], Awaitable[Answer]]
 Change: TypeAlias = Callable[[AsyncSession, AuditRepository], Awaitable[Answer]]
+Rows: TypeAlias = Callable[[AsyncSession, Page[RowT, KeyT]], Awaitable[Sequence[RowT]]]
 
 
 class Plane:
@@ -68,11 +70,25 @@ class Plane:
             await self._publish(tenant_id)
         return response
 
-    def page_of(self, request: Request, caller: PlaneCaller, filters: Sequence[str] = ()) -> Page:
-        """The page that the query asks for, of the listing at this path as `caller` sees it."""
-        owner = tenant_of(caller) or "operator"
-        scope = f"{owner} {request.url.path}".encode()
-        return page_of(request, Cursors(self._cursor_key, scope), filters)
+    async def listing(
+        self,
+        request: Request,
+        caller: PlaneCaller,
+        order: Order[RowT, KeyT],
+        rows: Rows[RowT, KeyT],
+        shown: Callable[[RowT], Document],
+        filters: Iterable[str] = (),
+    ) -> Response:
+        """The page that the query asks for, of the listing at this path as `caller` sees it. `rows` reads `fetch` rows behind
+        `after`, in that order.
+        """
+        scope = f"{tenant_of(caller) or 'operator'} {request.url.path}".encode()
+        page = page_of(request, Cursors(self._cursor_key, scope), order, filters)
+
+        async def work(session: AsyncSession) -> Answer:
+            return Answer(200, page.listing(await rows(session, page), shown))
+
+        return await self.read(caller, work)
 
     async def _once(
         self, session: AsyncSession, request: RepeatableRequest, work: Callable[[], Awaitable[Answer]]

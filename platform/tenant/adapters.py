@@ -1,6 +1,6 @@
 """The routes of adapters: names for lines of versions, with a description."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
@@ -10,8 +10,8 @@ from starlette.responses import Response
 from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.plane.answers import Answer, Document, UtcTime, documented
 from loraplex.platform.plane.body import Body, body_of
-from loraplex.platform.plane.openapi import described
-from loraplex.platform.plane.pagination import Listing
+from loraplex.platform.plane.openapi import described, listed
+from loraplex.platform.plane.order import Order, by_text
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, if_match_or_any
 from loraplex.tenants.adapter_deletion import AdapterDeletion
@@ -22,6 +22,7 @@ from loraplex.tenants.names import ADAPTER_NAME
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 
 MAX_DESCRIPTION: Final = 1000
+BY_NAME: Final[Order[Adapter, str]] = by_text(lambda adapter: adapter.name)
 
 
 class NewAdapter(Body):
@@ -46,22 +47,32 @@ def adapters_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
+    _add_reading(router, plane, reader)
+    _add_making(router, plane, writer)
+    _add_changing(router, plane, writer)
+    return router
 
-    @router.get(
-        "/adapters",
-        responses=documented(answer=Listing[AdapterDocument]),
-        openapi_extra=described(filters={}),
-    )
+
+def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+    @router.get("/adapters", **listed(AdapterDocument))
     async def list_adapters(request: Request, caller: Annotated[Caller, reader]) -> Response:
-        page = plane.page_of(request, caller)
-        after = None if page.after is None else str(page.after[0])
+        return await plane.listing(
+            request,
+            caller,
+            BY_NAME,
+            lambda session, page: AdapterRepository(session, caller.tenant_id).page(page.after, page.fetch),
+            shown,
+        )
 
+    @router.get("/adapters/{name}", responses=documented(answer=AdapterDocument))
+    async def get_adapter(name: str, caller: Annotated[Caller, reader]) -> Response:
         async def work(session: AsyncSession) -> Answer:
-            rows = await AdapterRepository(session, caller.tenant_id).page(after, page.fetch)
-            return Answer(200, page.listing(rows, shown, lambda row: (row.name,)))
+            return answer(await AdapterRepository(session, caller.tenant_id).get(name))
 
         return await plane.read(caller, work)
 
+
+def _add_making(router: APIRouter, plane: Plane, writer: Any) -> None:
     @router.post(
         "/adapters",
         status_code=201,
@@ -80,14 +91,8 @@ def adapters_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
 
         return await plane.change(request, caller, work)
 
-    @router.get("/adapters/{name}", responses=documented(answer=AdapterDocument))
-    async def get_adapter(name: str, caller: Annotated[Caller, reader]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
-            adapter = await AdapterRepository(session, caller.tenant_id).get(name)
-            return Answer(200, shown(adapter), adapter.revision)
 
-        return await plane.read(caller, work)
-
+def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
     @router.patch(
         "/adapters/{name}",
         responses=documented(412, 428, answer=AdapterDocument),
@@ -106,7 +111,7 @@ def adapters_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
             before = {"description": (await adapters.locked(name)).description}
             adapter = await adapters.describe(name, body.description, seen)
             await audit.record("adapter.change", f"adapters/{name}", before, body.model_dump())
-            return Answer(200, shown(adapter), adapter.revision)
+            return answer(adapter)
 
         return await plane.change(request, caller, work)
 
@@ -127,7 +132,9 @@ def adapters_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
 
         return await plane.change(request, caller, work)
 
-    return router
+
+def answer(adapter: Adapter) -> Answer:
+    return Answer(200, shown(adapter), adapter.revision)
 
 
 def shown(adapter: Adapter) -> AdapterDocument:

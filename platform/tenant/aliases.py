@@ -1,7 +1,8 @@
 """The routes of an adapter's aliases: movable names, for one version or a split of several."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
@@ -12,14 +13,16 @@ from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.plane.answers import Answer, Document, UtcTime, documented
 from loraplex.platform.plane.body import Body, body_of
-from loraplex.platform.plane.openapi import described
-from loraplex.platform.plane.pagination import Listing
+from loraplex.platform.plane.openapi import described, listed
+from loraplex.platform.plane.order import Order, by_text
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import ABSENT, if_match_or_any, if_match_or_new
 from loraplex.tenants.adapters import MAX_VERSION
 from loraplex.tenants.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
 from loraplex.tenants.audit import AuditRepository
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+
+BY_NAME: Final[Order[AliasState, str]] = by_text(lambda state: state.alias)
 
 
 class Share(Body):
@@ -55,21 +58,24 @@ def aliases_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
+    _add_reading(router, plane, reader)
+    _add_moving(router, plane, writer)
+    _add_deletion(router, plane, writer)
+    return router
 
-    @router.get(
-        "/adapters/{name}/aliases",
-        responses=documented(answer=Listing[AliasDocument]),
-        openapi_extra=described(filters={}),
-    )
+
+def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+    @router.get("/adapters/{name}/aliases", **listed(AliasDocument))
     async def list_aliases(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
-        page = plane.page_of(request, caller)
-        after = None if page.after is None else str(page.after[0])
-
-        async def work(session: AsyncSession) -> Answer:
-            rows = await AliasRepository(session, caller.tenant_id).page(name, after, page.fetch)
-            return Answer(200, page.listing(rows, lambda row: shown(name, row), lambda row: (row.alias,)))
-
-        return await plane.read(caller, work)
+        return await plane.listing(
+            request,
+            caller,
+            BY_NAME,
+            lambda session, page: AliasRepository(session, caller.tenant_id).page(
+                name, page.after, page.fetch
+            ),
+            partial(shown, name),
+        )
 
     @router.get("/adapters/{name}/aliases/{alias}", responses=documented(answer=AliasDocument))
     async def get_alias(name: str, alias: str, caller: Annotated[Caller, reader]) -> Response:
@@ -78,6 +84,8 @@ def aliases_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
 
         return await plane.read(caller, work)
 
+
+def _add_moving(router: APIRouter, plane: Plane, writer: Any) -> None:
     @router.put(
         "/adapters/{name}/aliases/{alias}",
         responses={**documented(409, 412, 428, answer=AliasDocument), 201: {"model": AliasDocument}},
@@ -120,6 +128,8 @@ def aliases_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
 
         return await plane.change(request, caller, work)
 
+
+def _add_deletion(router: APIRouter, plane: Plane, writer: Any) -> None:
     @router.delete(
         "/adapters/{name}/aliases/{alias}",
         status_code=204,
@@ -137,8 +147,6 @@ def aliases_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
             return Answer(204)
 
         return await plane.change(request, caller, work)
-
-    return router
 
 
 def targets_of(body: AliasTargets) -> dict[int, int]:

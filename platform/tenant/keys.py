@@ -1,7 +1,7 @@
 """`/tenant/v1/keys`: a tenant's keys, managed by its own keys. What another tenant owns is 404."""
 
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
@@ -11,8 +11,8 @@ from starlette.responses import Response
 from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.plane.answers import Answer, documented
 from loraplex.platform.plane.body import body_of
-from loraplex.platform.plane.openapi import described
-from loraplex.platform.plane.pagination import Listing, Position
+from loraplex.platform.plane.openapi import described, listed
+from loraplex.platform.plane.order import Order, by_time
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match
 from loraplex.platform.tenant.key_documents import (
@@ -30,6 +30,8 @@ from loraplex.tenants.managed_keys import ManagedKeys
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.scopes import KEYS_WRITE
 
+BY_TIME: Final[Order[ApiKey, tuple[datetime, UUID]]] = by_time(lambda record: (record.created_at, record.id))
+
 
 def keys_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
@@ -41,17 +43,15 @@ def keys_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
 
 
 def _add_reading(router: APIRouter, plane: Plane, writer: Any) -> None:
-    listing = documented(answer=Listing[KeyDocument])
-
-    @router.get("/keys", responses=listing, openapi_extra=described(filters={}))
+    @router.get("/keys", **listed(KeyDocument))
     async def list_keys(request: Request, caller: Annotated[Caller, writer]) -> Response:
-        page = plane.page_of(request, caller)
-
-        async def work(session: AsyncSession) -> Answer:
-            rows = await KeyRepository(session).page(caller.tenant_id, place(page.after), page.fetch)
-            return Answer(200, page.listing(rows, shown, position))
-
-        return await plane.read(caller, work)
+        return await plane.listing(
+            request,
+            caller,
+            BY_TIME,
+            lambda session, page: KeyRepository(session).page(caller.tenant_id, page.after, page.fetch),
+            shown,
+        )
 
     @router.get("/keys/{key_id}", responses=documented(answer=KeyDocument))
     async def get_key(key_id: str, caller: Annotated[Caller, writer]) -> Response:
@@ -147,12 +147,3 @@ def new_key(issued: IssuedKey) -> Answer:
 
 def target(record: ApiKey) -> str:
     return f"keys/{record.key_id}"
-
-
-def position(record: ApiKey) -> Position:
-    return (record.created_at.astimezone(UTC).isoformat(), str(record.id))
-
-
-def place(after: Position | None) -> tuple[datetime, UUID] | None:
-    """What `position` made."""
-    return None if after is None else (datetime.fromisoformat(str(after[0])), UUID(str(after[1])))

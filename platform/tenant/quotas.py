@@ -15,8 +15,8 @@ from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.plane.answers import Answer, documented, respond
 from loraplex.platform.plane.body import body_of
 from loraplex.platform.plane.limit_fields import CountedLimits
-from loraplex.platform.plane.openapi import described
-from loraplex.platform.plane.pagination import Listing, Page, Position
+from loraplex.platform.plane.openapi import described, listed
+from loraplex.platform.plane.order import Order, by_time
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, require_revision
 from loraplex.platform.services import RequestAdmissions
@@ -42,6 +42,9 @@ KEYS_WRITE: Final = "keys:write"
 ADAPTERS_READ: Final = "adapters:read"
 ADAPTERS_WRITE: Final = "adapters:write"
 MAX_REQUEST_ID: Final = 200
+BY_TIME: Final[Order[Event, tuple[datetime, UUID]]] = by_time(
+    lambda event: (event[0].created_at, event[0].id)
+)
 Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
 
 
@@ -76,17 +79,15 @@ def quotas_router(
             raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
         return respond(Answer(200, shown_explanation(found)))
 
-    @router.get(
-        "/events", responses=documented(answer=Listing[EventDocument]), openapi_extra=described(filters={})
-    )
+    @router.get("/events", **listed(EventDocument))
     async def list_events(request: Request, caller: Annotated[Caller, reader]) -> Response:
-        page = plane.page_of(request, caller)
-
-        async def work(session: AsyncSession) -> Answer:
-            events = await quota_events(session, caller.tenant_id, _after(page), page.fetch)
-            return Answer(200, page.listing(events, shown_event, _position))
-
-        return await plane.read(caller, work)
+        return await plane.listing(
+            request,
+            caller,
+            BY_TIME,
+            lambda session, page: quota_events(session, caller.tenant_id, page.after, page.fetch),
+            shown_event,
+        )
 
     router.include_router(_narrowing(plane, authenticator, "/keys/{key_id}/quotas", KEYS_WRITE, KEYS_WRITE))
     router.include_router(
@@ -146,14 +147,3 @@ def _narrowing(plane: Plane, authenticator: Authenticator, path: str, read: str,
         return await plane.change(request, caller, work)
 
     return router
-
-
-def _after(page: Page) -> tuple[datetime, UUID] | None:
-    if page.after is None:
-        return None
-    at, event_id = page.after
-    return datetime.fromisoformat(str(at)), UUID(str(event_id))
-
-
-def _position(event: Event) -> Position:
-    return (event[0].created_at.isoformat(), str(event[0].id))

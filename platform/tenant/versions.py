@@ -1,6 +1,7 @@
 """The routes of an adapter's versions: their state, the report of their validation check by check, and their profile."""
 
 import re
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request
@@ -12,8 +13,8 @@ from loraplex.platform.adapter_profile import profile_schema, read_profile_chang
 from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.plane.answers import Answer, Document, UtcTime, documented
 from loraplex.platform.plane.body import body_read_by
-from loraplex.platform.plane.openapi import described
-from loraplex.platform.plane.pagination import Listing
+from loraplex.platform.plane.openapi import described, listed
+from loraplex.platform.plane.order import Order, by_number
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, if_match_or_any
 from loraplex.tenants.adapter_deletion import AdapterDeletion
@@ -24,6 +25,7 @@ from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 
+BY_NUMBER: Final[Order[AdapterVersion, int]] = by_number(lambda record: record.version)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")
 
 
@@ -66,32 +68,35 @@ def versions_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
+    _add_reading(router, plane, reader)
+    _add_changing(router, plane, writer)
+    return router
 
-    @router.get(
-        "/adapters/{name}/versions",
-        responses=documented(answer=Listing[VersionDocument]),
-        openapi_extra=described(filters={}),
-    )
+
+def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+    @router.get("/adapters/{name}/versions", **listed(VersionDocument))
     async def list_versions(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
         """Newest first."""
-        page = plane.page_of(request, caller)
-        before = None if page.after is None else int(page.after[0])
-
-        async def work(session: AsyncSession) -> Answer:
-            adapters = AdapterRepository(session, caller.tenant_id)
-            rows = await adapters.version_page(name, before, page.fetch)
-            return Answer(200, page.listing(rows, lambda row: shown(name, row), lambda row: (row.version,)))
-
-        return await plane.read(caller, work)
+        return await plane.listing(
+            request,
+            caller,
+            BY_NUMBER,
+            lambda session, page: AdapterRepository(session, caller.tenant_id).version_page(
+                name, page.after, page.fetch
+            ),
+            partial(shown, name),
+        )
 
     @router.get("/adapters/{name}/versions/{version}", responses=documented(answer=VersionDocument))
     async def get_version(name: str, version: str, caller: Annotated[Caller, reader]) -> Response:
         async def work(session: AsyncSession) -> Answer:
             record = await AdapterRepository(session, caller.tenant_id).version(name, number_of(version))
-            return Answer(200, shown(name, record), record.revision)
+            return answer(name, record)
 
         return await plane.read(caller, work)
 
+
+def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
     @router.patch(
         "/adapters/{name}/versions/{version}",
         responses=documented(409, 412, 428, answer=VersionDocument),
@@ -112,7 +117,7 @@ def versions_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
             before = profile(await adapters.version(name, number))
             record = await adapters.change_profile(name, number, change, seen)
             await audit.record("version.change", target_of(name, record), before, profile(record))
-            return Answer(200, shown(name, record), record.revision)
+            return answer(name, record)
 
         return await plane.change(request, caller, work)
 
@@ -139,14 +144,16 @@ def versions_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
 
         return await plane.change(request, caller, work)
 
-    return router
-
 
 def number_of(text: str) -> int:
     """Raises `VersionNotFound` for what is no version's number."""
     if not _VERSION.fullmatch(text):
         raise VersionNotFound(f"no version {text[:20]!r}: versions are numbers from 1")
     return int(text)
+
+
+def answer(name: str, record: AdapterVersion) -> Answer:
+    return Answer(200, shown(name, record), record.revision)
 
 
 def shown(name: str, record: AdapterVersion) -> VersionDocument:

@@ -1,6 +1,7 @@
 """One request, one transaction: the change, its audit rows and its kept answer are there together or not at all."""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.plane.answers import Answer, Document
 from loraplex.platform.plane.body import Body, body_of
+from loraplex.platform.plane.order import Order, by_text
+from loraplex.platform.plane.pagination import Page
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.sealed_answers import REPLAYED_HEADER
 from loraplex.platform.secret import derive
@@ -27,6 +30,8 @@ from loraplex.tenants.audit import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AnswerLost, IdempotencyInUse, IdempotencyMismatch, ValkeyUnavailable
 from loraplex.tenants.keys import KeyRepository
+
+BY_LETTER: Order[str, str] = by_text(lambda letter: letter)
 
 
 class Made(Document):
@@ -243,14 +248,31 @@ async def test_an_unpublished_change_stays(making: Making, database: Database) -
     assert await counts(database) == (1, 1, 1)
 
 
+async def letters(making: Making, caller: Caller, path: str, query: str) -> Any:
+    """The document of a listing of three."""
+
+    async def rows(session: AsyncSession, page: Page[str, str]) -> list[str]:
+        return [letter for letter in "abc" if page.after is None or letter > page.after][: page.fetch]
+
+    made = request(path=path, query=query)
+    answer = await making.plane.listing(
+        made, caller, BY_LETTER, rows, lambda letter: Made(name=letter, secret="")
+    )
+    return json.loads(bytes(answer.body))
+
+
 async def test_a_cursor_is_of_one_tenant_and_path(making: Making, database: Database) -> None:
     rival = await caller_of(database, await make_tenant(database, "rival"))
-    page = making.plane.page_of(request(path="/a"), making.caller)
-    query = f"cursor={page.cursors.seal({}, ('x',))}"
-    assert making.plane.page_of(request(path="/a", query=query), making.caller).after == ("x",)
+    first = await letters(making, making.caller, "/a", "limit=2")
+    assert first["data"] == [{"name": "a", "secret": ""}, {"name": "b", "secret": ""}]
+    cursor = f"cursor={first['next_cursor']}"
+    assert await letters(making, making.caller, "/a", cursor) == {
+        "data": [{"name": "c", "secret": ""}],
+        "next_cursor": None,
+    }
     for path, caller in (("/b", making.caller), ("/a", rival)):
         with pytest.raises(InvalidParameter, match="cursor"):
-            making.plane.page_of(request(path=path, query=query), caller)
+            await letters(making, caller, path, cursor)
 
 
 async def test_errors_over_http(start_gateway: Any) -> None:

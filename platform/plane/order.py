@@ -1,0 +1,45 @@
+"""What a listing is sorted by, and how a cursor holds a row's place in it. Invariant: `read` undoes `write`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+from uuid import UUID
+
+Position = tuple[str | int, ...]
+"""The sort key of the last row of a page, as a cursor holds it."""
+RowT = TypeVar("RowT")
+KeyT = TypeVar("KeyT")
+
+
+@dataclass(frozen=True, slots=True)
+class Order(Generic[RowT, KeyT]):
+    """`key`: what a row is sorted by, which no other row of the listing has."""
+
+    key: Callable[[RowT], KeyT]
+    write: Callable[[KeyT], Position]
+    read: Callable[[Position], KeyT]
+
+    def position(self, row: RowT) -> Position:
+        return self.write(self.key(row))
+
+
+def by_text(key: Callable[[RowT], str]) -> Order[RowT, str]:
+    return Order(key, lambda text: (text,), lambda position: str(position[0]))
+
+
+def by_number(key: Callable[[RowT], int]) -> Order[RowT, int]:
+    return Order(key, lambda number: (number,), lambda position: int(position[0]))
+
+
+def by_id(key: Callable[[RowT], UUID]) -> Order[RowT, UUID]:
+    return Order(key, lambda identity: (str(identity),), lambda position: UUID(str(position[0])))
+
+
+def by_time(key: Callable[[RowT], tuple[datetime, UUID]]) -> Order[RowT, tuple[datetime, UUID]]:
+    """With an id, for rows of one moment."""
+    return Order(
+        key,
+        lambda moment: (moment[0].astimezone(UTC).isoformat(), str(moment[1])),
+        lambda position: (datetime.fromisoformat(str(position[0])), UUID(str(position[1]))),
+    )
