@@ -6,8 +6,8 @@ Invariant: a number never falls below zero, and what nothing limits has no heade
 import math
 from typing import Final
 
-from loraplex.tenants.admission.admission import RateState
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted
+from loraplex.tenants.rates import RateState
 
 MODE_HEADER: Final = "x-ratelimit-mode"
 DEGRADED: Final = "degraded"
@@ -28,8 +28,12 @@ def rate_headers(rate: RateState, *, degraded: bool) -> dict[str, str]:
 
 
 def refusal_headers(error: LimitExceeded) -> dict[str, str]:
-    """Which limit refused, and whether trying again helps: SDKs repeat every 429 unless they are told not to."""
+    """Which limit refused, the rates where they are known, and whether trying again helps: SDKs repeat every 429 unless they
+    are told not to.
+    """
     headers = {LIMIT_HEADER: error.limit, LEVEL_HEADER: error.level}
+    if error.rate is not None:
+        headers |= rate_headers(error.rate, degraded=error.degraded)
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return headers | ({RETRY_HEADER: "false"} if isinstance(error, QuotaExhausted) else {})

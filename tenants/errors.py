@@ -46,6 +46,8 @@ TenantsError
     └── QuotaUnavailable     a day or month is limited, and nobody can tell now what is left of it
 """
 
+from loraplex.tenants.rates import RateState
+
 
 class TenantsError(Exception):
     """Base of all errors of this package."""
@@ -201,16 +203,29 @@ class PolicyStale(TenantsError):
 
 
 class LimitExceeded(TenantsError):
-    """`limit` is its name, `level` whose it is: tenant, key or adapter. `retry_after_s` None: waiting does not help."""
+    """`limit` is its name, `level` whose it is: tenant, key or adapter. `retry_after_s` None: waiting does not help.
+
+    `rate`: the rates that the request met, None where they are not known; `degraded`: by a gateway's share.
+    """
 
     def __init__(
-        self, message: str, *, limit: str, level: str, limit_value: int, retry_after_s: float | None
+        self,
+        message: str,
+        *,
+        limit: str,
+        level: str,
+        limit_value: int,
+        retry_after_s: float | None,
+        rate: RateState | None = None,
+        degraded: bool = False,
     ) -> None:
         super().__init__(message)
         self.limit = limit
         self.level = level
         self.limit_value = limit_value
         self.retry_after_s = retry_after_s
+        self.rate = rate
+        self.degraded = degraded
 
 
 class RateLimited(LimitExceeded):

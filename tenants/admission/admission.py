@@ -12,6 +12,18 @@ from uuid import UUID
 from loraplex.tenants.admission.counter_request import Hold
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.keys import FoundKey
+from loraplex.tenants.rates import RateState
+
+__all__ = [
+    "Admission",
+    "AdmissionRequest",
+    "AdmissionSettings",
+    "LetIn",
+    "Outcome",
+    "RateState",
+    "Usage",
+    "not_told",
+]
 
 Outcome = Literal["completed", "aborted", "failed"]
 # Told when the counters have let a request in and the books do not have it yet; perhaps more than once.
@@ -34,23 +46,6 @@ class AdmissionRequest:
     digest: str | None = None
     prompt_tokens: int
     completion_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """One rate limit after an admission; `reset_s`: when all of it is there again."""
-
-    limit: int
-    remaining: int
-    reset_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RateState:
-    """The tightest rate of any level; None where nothing is limited."""
-
-    requests: Rate | None = None
-    tokens: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ from loraplex.tenants.admission.admission import (
     AdmissionRequest,
     AdmissionSettings,
     LetIn,
-    Rate,
-    RateState,
     Usage,
     not_told,
 )
@@ -37,6 +35,7 @@ from loraplex.tenants.admission.settlements import Settlements
 from loraplex.tenants.admission.upkeep import Upkeep
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
+from loraplex.tenants.rates import Rate, RateState
 from loraplex.tenants.valkey import Valkey
 
 __all__ = [

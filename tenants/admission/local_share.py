@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from loraplex.tenants.admission.admission import Rate, RateState
 from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.errors import RateLimited
+from loraplex.tenants.rates import Rate, RateState
 
 MOST_SUBJECTS = 100_000
 RETRY_SECONDS = 1.0
@@ -30,6 +30,15 @@ class Bucket:
     def refill(self, share: int, now: float) -> None:
         self.lacking = max(0.0, min(self.lacking, share) - (now - self.at) * share / 60)
         self.at = now
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLimit:
+    """`limit` is all of it, not this gateway's share."""
+
+    name: str
+    limit: int
+    retry_after_s: float
 
 
 @dataclass(slots=True)
@@ -55,14 +64,16 @@ class LocalShare:
         """Takes from every limit or from none. Raises `RateLimited`."""
         now = self._clock()
         for subject in subjects:
-            self._check(subject, self._use(subject, now), tokens)
+            failed = self._failed(subject, self._use(subject, now), tokens)
+            if failed is not None:
+                raise self._refusal(subject, failed, self._rates(subjects, now))
         for subject in subjects:
             use = self._use(subject, now)
             use.requests.lacking += 1
             use.held += tokens
             use.running.add(admission_id)
         self._running[admission_id] = subjects, tokens
-        return RateState(self._tightest(subjects, "requests", now), self._tightest(subjects, "tokens", now))
+        return self._rates(subjects, now)
 
     def leave(self, admission_id: UUID, used_tokens: int) -> None:
         """The request has ended: it pays what it used. Harmless for one that was not admitted here."""
@@ -88,11 +99,11 @@ class LocalShare:
             self._uses.popitem(last=False)
         return use
 
-    def _check(self, subject: Subject, use: SubjectUse, tokens: int) -> None:
+    def _failed(self, subject: Subject, use: SubjectUse, tokens: int) -> FailedLimit | None:
         limits = subject.limits
         most = limits.concurrent_requests
         if most is not None and len(use.running) >= self.share(most):
-            raise self._refusal(subject, "concurrent_requests", most, RETRY_SECONDS)
+            return FailedLimit("concurrent_requests", most, RETRY_SECONDS)
         for name, limit, lacking, asked in (
             ("requests_per_minute", limits.requests_per_minute, use.requests.lacking, 1),
             ("tokens_per_minute", limits.tokens_per_minute, use.tokens.lacking + use.held, tokens),
@@ -101,20 +112,26 @@ class LocalShare:
                 continue
             share = self.share(limit)
             if asked > share:
-                raise self._refusal(subject, name, limit, NO_SHARE_RETRY_SECONDS)
+                return FailedLimit(name, limit, NO_SHARE_RETRY_SECONDS)
             missing = lacking + asked - share
             if missing > 0:
-                raise self._refusal(subject, name, limit, missing * 60 / share)
+                return FailedLimit(name, limit, missing * 60 / share)
+        return None
 
-    def _refusal(self, subject: Subject, name: str, limit: int, retry_after_s: float) -> RateLimited:
+    def _refusal(self, subject: Subject, failed: FailedLimit, rate: RateState) -> RateLimited:
         return RateLimited(
-            f"{name} of the {subject.level} is {limit}; while limits cannot be counted together, this gateway "
-            f"gives out {self.share(limit)} of it",
-            limit=name,
+            f"{failed.name} of the {subject.level} is {failed.limit}; while limits cannot be counted together, this "
+            f"gateway gives out {self.share(failed.limit)} of it",
+            limit=failed.name,
             level=subject.level,
-            limit_value=limit,
-            retry_after_s=retry_after_s,
+            limit_value=failed.limit,
+            retry_after_s=failed.retry_after_s,
+            rate=rate,
+            degraded=True,
         )
+
+    def _rates(self, subjects: Sequence[Subject], now: float) -> RateState:
+        return RateState(self._tightest(subjects, "requests", now), self._tightest(subjects, "tokens", now))
 
     def _tightest(self, subjects: Sequence[Subject], kind: str, now: float) -> Rate | None:
         rates = []

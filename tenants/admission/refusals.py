@@ -1,10 +1,11 @@
 """What the counters' decisions mean to the caller: the tightest rates, or the limit that refused. Nothing secret is told."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from loraplex.tenants.admission.admission import Rate, RateState
 from loraplex.tenants.admission.counter_answer import Decision, Denied
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
+from loraplex.tenants.rates import Rate, RateState
 
 
 def rate_state(decisions: Sequence[Decision]) -> RateState:
@@ -23,6 +24,8 @@ def refusal(denied: Denied) -> LimitExceeded:
         level=decision.level,
         limit_value=decision.limit,
         retry_after_s=decision.retry_after_s,
+        # Nothing was taken, not even of the limits that it would have passed.
+        rate=rate_state([replace(each, asked=0) for each in denied.decisions]),
     )
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from loraplex.platform.rate_headers import duration_text, rate_headers, refusal_headers
-from loraplex.tenants.admission.admission import Rate, RateState
 from loraplex.tenants.errors import QuotaExhausted, RateLimited
+from loraplex.tenants.rates import Rate, RateState
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,25 @@ def test_a_refusal_names_its_limit_and_says_whether_to_try_again() -> None:
         "x-loraplex-limit-level": "tenant",
         "x-should-retry": "false",
     }
+
+
+@pytest.mark.parametrize("degraded", [False, True])
+def test_a_refusal_tells_the_rates_it_knows(degraded: bool) -> None:
+    limited = RateLimited(
+        "slow down",
+        limit="tokens_per_minute",
+        level="key",
+        limit_value=100,
+        retry_after_s=30.0,
+        rate=RateState(requests=None, tokens=Rate(100, 12, 52.8)),
+        degraded=degraded,
+    )
+    expected = {
+        "x-loraplex-limit": "tokens_per_minute",
+        "x-loraplex-limit-level": "key",
+        "retry-after": "30",
+        "x-ratelimit-limit-tokens": "100",
+        "x-ratelimit-remaining-tokens": "12",
+        "x-ratelimit-reset-tokens": "52.8s",
+    }
+    assert refusal_headers(limited) == expected | ({"x-ratelimit-mode": "degraded"} if degraded else {})

@@ -12,7 +12,7 @@ from sqlalchemy import text as sql
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.services import GatewayLimits
-from loraplex.tenants.admission.admission import Rate, RateState, Usage
+from loraplex.tenants.admission.admission import Usage
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
     PolicyStale,
@@ -20,6 +20,7 @@ from loraplex.tenants.errors import (
     QuotaUnavailable,
     RateLimited,
 )
+from loraplex.tenants.rates import Rate, RateState
 
 MODEL = "demo/base"
 DIGEST = "a" * 64
@@ -138,6 +139,15 @@ async def test_refusals(
     # Nothing was done for it.
     assert gateway.trials.checked == [] and gateway.engine.requests == []
     assert gateway.admissions.settled == gateway.admissions.released == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_tells_the_rates(start_gateway: Any, stream: bool) -> None:
+    gateway = await start_gateway()
+    gateway.admissions.refusals = [RateLimited("slow down", **LIMITED, rate=RATE)]
+    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert answer.status_code == 429 and told(answer, RATE_HEADERS) == RATE_HEADERS
+    assert "x-ratelimit-mode" not in answer.headers
 
 
 async def test_the_official_client_does_not_repeat_what_is_spent(start_gateway: Any) -> None:

@@ -65,6 +65,8 @@ async def test_refusals_name_the_limit(database: Database, valkey_url: str) -> N
         with pytest.raises(RateLimited) as refused:
             await gateway.admit(house.request(5, 5))
         assert (refused.value.limit, refused.value.level) == ("concurrent_requests", "tenant")
+        rate = refused.value.rate
+        assert rate is not None and rate.requests is not None and rate.requests.limit == 10
         await gateway.settle(admission, usage(admission))
         with pytest.raises(QuotaExhausted) as exhausted:
             await gateway.admit(request := house.request())

@@ -7,6 +7,7 @@ import pytest
 from loraplex.tenants.admission.limits import Limits, Subject
 from loraplex.tenants.admission.local_share import LocalShare
 from loraplex.tenants.errors import RateLimited
+from loraplex.tenants.rates import Rate, RateState
 
 
 class Clock:
@@ -47,6 +48,7 @@ def test_a_bucket_refills_by_its_share() -> None:
     with pytest.raises(RateLimited) as refused:
         share.admit(UUID(int=1), (limited,), 60)
     assert (refused.value.limit, refused.value.retry_after_s) == ("tokens_per_minute", 30.0)
+    assert refused.value.rate == RateState(tokens=Rate(240, 0, 60.0)) and refused.value.degraded
     for number in range(2):
         share.leave(UUID(int=1000 + number), 60)
     clock.now = 30.0
