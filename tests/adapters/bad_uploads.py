@@ -5,49 +5,43 @@ import json
 import math
 import os
 import pickle
-import struct
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from loraplex.adapters.limits import AdapterLimits
-from loraplex.engine.models.config import ModelConfig
-
-HIDDEN, LAYERS, VOCAB, RANK = 16, 2, 40, 4
-LIMITS = AdapterLimits(max_weights_bytes=64 << 20)
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model.model.layers"
-A, B = (f"{PREFIX}.0.self_attn.q_proj.lora_{half}.weight" for half in "AB")
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8}
-
-MODEL = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=VOCAB,
-    hidden_size=HIDDEN,
-    intermediate_size=24,
-    num_layers=LAYERS,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=HIDDEN // 4,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    uses_rope=(True,) * LAYERS,
-    sliding_window=(None,) * LAYERS,
-    attention_scale=0.5,
-    hf_config={},
-    eos_token_ids=(2,),
+from tests.adapters.good_upload import (
+    CONFIG,
+    HIDDEN,
+    PREFIX,
+    RANK,
+    WEIGHTS,
+    A,
+    B,
+    good_config,
+    write_file,
 )
-
-Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
-Header = dict[str, dict[str, Any]]
-Spoil = Callable[[Path], object]
+from tests.adapters.spoiling import (
+    Spoil,
+    appended,
+    config,
+    config_bytes,
+    config_text,
+    deep_header,
+    drop,
+    entry,
+    entry_of,
+    extra_file,
+    hard_link,
+    header,
+    in_place_of,
+    many_tensors,
+    put,
+    repeated_name,
+    sparse,
+    truncated,
+    typed,
+    weights,
+    zip_archive,
+)
 
 
 @dataclass(frozen=True)
@@ -57,171 +51,6 @@ class BadUpload:
     check: str
     subject: str
     message: str
-
-
-def values(*shape: int, value: float = 0.5) -> tuple[str, tuple[int, ...], bytes]:
-    return "F32", shape, struct.pack("<f", value) * math.prod(shape)
-
-
-def good_tensors() -> Tensors:
-    """Rank 4 on q_proj of both layers."""
-    tensors: Tensors = {}
-    for layer in range(LAYERS):
-        path = f"{PREFIX}.{layer}.self_attn.q_proj"
-        tensors[f"{path}.lora_A.weight"] = values(RANK, HIDDEN)
-        tensors[f"{path}.lora_B.weight"] = values(HIDDEN, RANK)
-    return tensors
-
-
-def good_config() -> dict[str, Any]:
-    return {
-        "peft_type": "LORA",
-        "r": RANK,
-        "lora_alpha": 8,
-        "target_modules": ["q_proj"],
-        "base_model_name_or_path": "../../etc/passwd",
-        "bias": "none",
-        "task_type": "CAUSAL_LM",
-    }
-
-
-def header_of(tensors: Tensors) -> tuple[Header, bytes]:
-    header: Header = {}
-    data = b""
-    for name, (dtype, shape, content) in tensors.items():
-        offsets = [len(data), len(data) + len(content)]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
-        data += content
-    return header, data
-
-
-def write_file(folder: Path, header: object, data: bytes = b"", *, length: int | None = None) -> None:
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(raw) if length is None else length) + raw + data)
-
-
-def write_good(folder: Path) -> None:
-    folder.mkdir()
-    (folder / CONFIG).write_text(json.dumps(good_config()))
-    write_file(folder, *header_of(good_tensors()))
-
-
-def weights(content: bytes) -> Spoil:
-    return lambda folder: (folder / WEIGHTS).write_bytes(content)
-
-
-def config_bytes(content: bytes) -> Spoil:
-    return lambda folder: (folder / CONFIG).write_bytes(content)
-
-
-def config(**changes: Any) -> Spoil:
-    return lambda folder: (folder / CONFIG).write_text(json.dumps(good_config() | changes))
-
-
-def config_text(old: str, new: str) -> Spoil:
-    return config_bytes(json.dumps(good_config()).replace(old, new).encode())
-
-
-def tensors(change: Callable[[Tensors], object]) -> Spoil:
-    """Other tensors, in a file that is well made."""
-
-    def spoil(folder: Path) -> None:
-        changed = good_tensors()
-        change(changed)
-        write_file(folder, *header_of(changed))
-
-    return spoil
-
-
-def header(change: Callable[[Header], object]) -> Spoil:
-    """Another header before the same data."""
-
-    def spoil(folder: Path) -> None:
-        changed, data = header_of(good_tensors())
-        change(changed)
-        write_file(folder, changed, data)
-
-    return spoil
-
-
-def put(name: str, *shape: int, value: float = 0.5) -> Spoil:
-    return tensors(lambda held: held.update({name: values(*shape, value=value)}))
-
-
-def entry(**changes: Any) -> Spoil:
-    """Of the first tensor, whose 256 bytes come first."""
-    return header(lambda held: held[A].update(changes))
-
-
-def entry_of(name: str, **changes: Any) -> Spoil:
-    return header(lambda held: held[name].update(changes))
-
-
-def typed(dtype: str) -> Spoil:
-    size = RANK * HIDDEN * BYTES[dtype]
-    return tensors(lambda held: held.update({A: (dtype, (RANK, HIDDEN), bytes(size))}))
-
-
-def many_tensors(count: int) -> Spoil:
-    def spoil(folder: Path) -> None:
-        entries = {
-            f"t{n}": {"dtype": "F16", "shape": [1], "data_offsets": [2 * n, 2 * n + 2]} for n in range(count)
-        }
-        write_file(folder, entries, bytes(2 * count))
-
-    return spoil
-
-
-def zip_archive(folder: Path) -> None:
-    with zipfile.ZipFile(folder / WEIGHTS, "w") as archive:
-        archive.writestr("archive/data.pkl", b"x" * 100)
-
-
-def repeated_name(folder: Path) -> None:
-    held, data = header_of(good_tensors())
-    raw = json.dumps(held).encode()
-    write_file(folder, raw[:-1] + b"," + json.dumps({A: held[A]}).encode()[1:], data)
-
-
-def truncated(count: int) -> Spoil:
-    return lambda folder: os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - count)
-
-
-def appended(folder: Path) -> None:
-    with (folder / WEIGHTS).open("ab") as file:
-        file.write(b"PK\x03\x04" + bytes(100))
-
-
-def in_place_of(name: str, make: Callable[[Path], object]) -> Spoil:
-    """Something that is no file of its own under the file's name."""
-
-    def spoil(folder: Path) -> None:
-        (folder / name).unlink()
-        make(folder / name)
-
-    return spoil
-
-
-def sparse(size: int) -> Spoil:
-    return lambda folder: os.truncate(folder / WEIGHTS, size)
-
-
-def hard_link(path: Path) -> None:
-    other = path.parent.parent / f"{path.parent.name}.linked"
-    other.write_bytes(b"{}")
-    os.link(other, path)
-
-
-def drop(*names: str) -> Spoil:
-    return tensors(lambda held: [held.pop(name) for name in names])
-
-
-def extra_file(name: str, content: bytes = b"x") -> Spoil:
-    return lambda folder: (folder / name).write_bytes(content)
-
-
-def deep_header(folder: Path) -> None:
-    write_file(folder, b'{"a":' * 50_000 + b"1" + b"}" * 50_000)
 
 
 NESTED = json.dumps(good_config()).replace('"none"', '"none", "x": ' + "[" * 20_000 + "]" * 20_000)

@@ -10,7 +10,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.adapters.bad_uploads import BAD_UPLOADS, FILES, LIMITS, MODEL, BadUpload, write_good
+from tests.adapters.bad_uploads import BAD_UPLOADS, FILES, BadUpload
+from tests.adapters.good_upload import LIMITS, MODEL, write_good
 from tests.grammar.process_table import children, command_line
 
 from loraplex.adapters.confinement import ValidationLimits

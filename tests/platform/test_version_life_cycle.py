@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 from sqlalchemy import select
-from tests.adapters.bad_uploads import HIDDEN, LAYERS, VOCAB, write_good
+from tests.adapters.good_upload import HIDDEN, LAYERS, VOCAB, write_good
 from tests.platform.managed_engine import Managed
 
 from loraplex.adapters.storage import AdapterStorage
