@@ -14,17 +14,6 @@ from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.keys import FoundKey
 from loraplex.tenants.rates import RateState
 
-__all__ = [
-    "Admission",
-    "AdmissionRequest",
-    "AdmissionSettings",
-    "LetIn",
-    "Outcome",
-    "RateState",
-    "Usage",
-    "not_told",
-]
-
 Outcome = Literal["completed", "aborted", "failed"]
 # Told when the counters have let a request in and the books do not have it yet; perhaps more than once.
 LetIn: TypeAlias = Callable[[], None]

@@ -17,7 +17,6 @@ from loraplex.tenants.admission.admission import (
     AdmissionRequest,
     AdmissionSettings,
     LetIn,
-    RateState,
     not_told,
 )
 from loraplex.tenants.admission.books import Books
@@ -40,6 +39,7 @@ from loraplex.tenants.errors import (
     QuotaUnavailable,
     ValkeyUnavailable,
 )
+from loraplex.tenants.rates import RateState
 
 # Together the pauses are longer than a gateway holds the lock of a seeding.
 TRIES = 12

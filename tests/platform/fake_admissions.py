@@ -8,13 +8,13 @@ from loraplex.tenants.admission.admission import (
     Admission,
     AdmissionRequest,
     LetIn,
-    RateState,
     Usage,
     not_told,
 )
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.admission.counter_request import Hold
 from loraplex.tenants.admission.periods import periods_of
+from loraplex.tenants.rates import RateState
 
 
 class FakeAdmissions:
