@@ -238,6 +238,6 @@ def _param(error: Exception) -> str | None:
         return error.param
     if isinstance(error, adapters_errors.UploadRefused):
         return error.subject
-    return (
-        error.field if isinstance(error, engine_errors.InvalidRequest | tenants_errors.InvalidField) else None
-    )
+    if isinstance(error, tenants_errors.InvalidField | tenants_errors.BoundNotHeld):
+        return error.field
+    return error.field if isinstance(error, engine_errors.InvalidRequest) else None

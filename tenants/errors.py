@@ -11,6 +11,7 @@ TenantsError
 │   └── ExpiredKey
 ├── TenantSuspended          the key is good but its tenant is suspended
 ├── ScopeNotHeld             a key would grant, or manage a key with, a scope that it does not have itself
+│   └── BoundNotHeld         a key would grant networks or a time that it does not have itself: names the field
 ├── NotFound                 it does not exist within this tenant
 │   ├── TenantNotFound
 │   ├── KeyNotFound
@@ -96,6 +97,14 @@ class TenantSuspended(TenantsError):
 
 class ScopeNotHeld(TenantsError):
     pass
+
+
+class BoundNotHeld(ScopeNotHeld):
+    """`field` is `allowed_cidrs` or `expires_at`."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class NotFound(TenantsError):

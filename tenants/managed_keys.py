@@ -1,5 +1,5 @@
-"""The keys of a tenant as one of its own keys manages them. Invariant: nobody hands out, or takes over, a scope that the
-managing key does not hold in the same transaction; one that was revoked a moment ago manages nothing.
+"""The keys of a tenant as one of its own keys manages them. Invariant: nobody hands out, or takes over, a scope, network or
+time that the managing key does not have in the same transaction; one that was revoked a moment ago manages nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import ExpiredKey, RevokedKey, ScopeNotHeld
+from loraplex.tenants.key_bounds import KeyBounds
 from loraplex.tenants.keys import IssuedKey, KeyChange, KeyRepository, is_live
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.scopes import KEYS_WRITE, OPERATOR_SCOPES, TENANT_SCOPES, effective_scopes
@@ -28,19 +29,23 @@ class ManagedKeys:
         self,
         name: str,
         scopes: Sequence[str],
-        expires_at: datetime | None = None,
-        allowed_cidrs: Iterable[str] = (),
+        bounds: KeyChange | None = None,
     ) -> IssuedKey:
-        """A key for the manager's environment. Raises `ScopeNotHeld`, `InvalidField`, `CountReached`."""
+        """A key for the manager's environment. Of `bounds`, `expires_at` and `allowed_cidrs` count; what is absent there is
+        the manager's. Raises `ScopeNotHeld`, `BoundNotHeld`, `InvalidField`, `CountReached`.
+        """
         manager = await self._manager()
         require_held(manager, scopes)
+        held = KeyBounds.of(manager)
+        granted = held.changed(bounds or {})
+        held.require(granted)
         return await self._keys.create(
             self._tenant_id,
             name,
             scopes,
             manager.environment,
-            expires_at,
-            allowed_cidrs=allowed_cidrs,
+            granted.expires_at,
+            allowed_cidrs=granted.networks,
             created_by=manager.key_id,
         )
 
@@ -49,14 +54,21 @@ class ManagedKeys:
         return (await self._over(key_id))[1]
 
     async def change(self, key_id: str, change: KeyChange, expected: int) -> ApiKey:
-        """Raises `ScopeNotHeld` and what `KeyRepository.change` does."""
-        manager, _ = await self._over(key_id)
+        """Raises `ScopeNotHeld`, `BoundNotHeld` and what `KeyRepository.change` does."""
+        manager, record = await self._over(key_id)
         require_held(manager, change.get("scopes", ()))
+        before = KeyBounds.of(record)
+        after = before.changed(change)
+        if before.exceeded_by(after) or effective_scopes(change.get("scopes", ())) - effective_scopes(
+            record.scopes
+        ):
+            KeyBounds.of(manager).require(after)
         return await self._keys.change(self._tenant_id, key_id, change, expected)
 
     async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
-        """Raises `ScopeNotHeld` and what `KeyRepository.rotate` does."""
-        manager, _ = await self._over(key_id)
+        """Raises `ScopeNotHeld`, `BoundNotHeld` for a key that reaches further, and what `KeyRepository.rotate` does."""
+        manager, record = await self._over(key_id)
+        KeyBounds.of(manager).require(KeyBounds.of(record))
         return await self._keys.rotate(self._tenant_id, key_id, grace_seconds, created_by=manager.key_id)
 
     async def revoke(self, key_id: str) -> ApiKey:

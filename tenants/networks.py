@@ -3,7 +3,15 @@
 """
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    collapse_addresses,
+    ip_address,
+    ip_network,
+)
 from typing import Final, TypeAlias
 
 from loraplex.tenants.errors import InvalidField
@@ -54,6 +62,24 @@ def check_networks(field: str, texts: Iterable[str]) -> list[str]:
         if len(networks) > MAX_NETWORKS:
             raise InvalidField(field, f"{field} holds at most {MAX_NETWORKS} networks")
     return networks
+
+
+def are_covered(narrow: Iterable[str], wide: Iterable[str]) -> bool:
+    """Whether every address that a network of `narrow` holds is in one of `wide`, which may share a network between them."""
+    four: list[IPv4Network] = []
+    six: list[IPv6Network] = []
+    for network in map(parse_network, wide):
+        if isinstance(network, IPv4Network):
+            four.append(network)
+        else:
+            six.append(network)
+    joined4, joined6 = list(collapse_addresses(four)), list(collapse_addresses(six))
+    return all(
+        any(network.subnet_of(whole) for whole in joined4)
+        if isinstance(network, IPv4Network)
+        else any(network.subnet_of(whole) for whole in joined6)
+        for network in map(parse_network, narrow)
+    )
 
 
 def is_within(address: Address | None, networks: Iterable[Network]) -> bool:

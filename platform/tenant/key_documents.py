@@ -35,12 +35,23 @@ Networks = Annotated[list[str], Field(max_length=MAX_NETWORKS)]
 
 
 class NewKeyBody(Body):
-    """`allowed_cidrs`: networks the key may be used from; none: from everywhere."""
+    """`allowed_cidrs`: networks the key may be used from; none: from everywhere. Without it, or without `expires_at`, those of
+    the key that makes it hold; neither may reach further.
+    """
 
     name: Name
     scopes: Scopes = Field(default_factory=lambda: [INFERENCE])
     expires_at: Time | None = None
     allowed_cidrs: Networks = Field(default_factory=list)
+
+    def bounds(self) -> KeyChange:
+        """What is said of where and until when the key works."""
+        given: KeyChange = {}
+        if "expires_at" in self.model_fields_set:
+            given["expires_at"] = self.expires_at
+        if "allowed_cidrs" in self.model_fields_set:
+            given["allowed_cidrs"] = self.allowed_cidrs
+        return given
 
 
 class KeyPatch(Body):

@@ -72,9 +72,7 @@ def _add_issuing(router: APIRouter, plane: Plane, writer: Any) -> None:
         request: Request, caller: Annotated[Caller, writer], body: Annotated[NewKeyBody, body_of(NewKeyBody)]
     ) -> Response:
         async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
-            issued = await keys_of(session, caller).create(
-                body.name, body.scopes, body.expires_at, body.allowed_cidrs
-            )
+            issued = await keys_of(session, caller).create(body.name, body.scopes, body.bounds())
             await audit.record("key.create", target(issued.record), after=fields(issued.record))
             return new_key(issued)
 

@@ -13,6 +13,7 @@ from tests.tenants.catalogue import make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
+    BoundNotHeld,
     CountReached,
     ExpiredKey,
     InvalidScope,
@@ -21,7 +22,7 @@ from loraplex.tenants.errors import (
     RevokedKey,
     ScopeNotHeld,
 )
-from loraplex.tenants.keys import IssuedKey, KeyRepository
+from loraplex.tenants.keys import IssuedKey, KeyChange, KeyRepository
 from loraplex.tenants.managed_keys import ManagedKeys
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.scopes import KEYS_WRITE, TENANT_SCOPES, effective_scopes
@@ -69,6 +70,7 @@ async def test_no_principal_mints_a_key_with_a_permission_it_lacks(
         await issue(database, tenant_id, *first),
         await issue(database, tenant_id, *(TENANT_SCOPES & set(wide) or ["inference"])),
     ]
+    in_grace = set[UUID]()
     for step in steps:
         actor = keys[step[1] % len(keys)]
         before = effective_scopes(actor.scopes)
@@ -78,12 +80,18 @@ async def test_no_principal_mints_a_key_with_a_permission_it_lacks(
         allowed = KEYS_WRITE in before and wanted <= before and managed <= before
         try:
             made = await take(database, tenant_id, keys, step)
+        except BoundNotHeld as refused:
+            assert actor.id in in_grace and refused.field == "expires_at"
+            continue
         except ScopeNotHeld:
             assert not allowed
             continue
         except KeyEnded:
             continue
         assert allowed and effective_scopes(made.scopes) <= before
+        assert step[0] == "change" or actor.id not in in_grace or made.expires_at is not None
+        if step[0] == "rotate":
+            in_grace.add(keys[step[2] % len(keys)].id)
         keys = [made if key.id == made.id else key for key in keys]
         if all(key.id != made.id for key in keys):
             keys.append(made)
@@ -95,7 +103,9 @@ async def test_a_new_key_is_its_managers(database: Database) -> None:
     soon = datetime.now(UTC) + timedelta(days=1)
     async with database.as_tenant(tenant_id) as session:
         managed = ManagedKeys(session, tenant_id, manager.id)
-        made = await managed.create("new", ["inference"], soon, ["10.0.0.0/8"])
+        made = await managed.create(
+            "new", ["inference"], {"expires_at": soon, "allowed_cidrs": ["10.0.0.0/8"]}
+        )
         assert (made.record.environment, made.record.created_by) == ("test", manager.key_id)
         assert (made.record.expires_at, made.record.allowed_cidrs) == (soon, ["10.0.0.0/8"])
         assert made.plaintext.startswith("lpx_test_")
@@ -120,6 +130,91 @@ async def test_wider_keys_are_out_of_reach_in_every_way(database: Database) -> N
             with pytest.raises(ScopeNotHeld):
                 await attempt
         assert (await managed.revoke(manager.key_id)).revoked_at is not None
+
+
+async def bounded(database: Database, tenant_id: UUID, end: datetime | None, *networks: str) -> ApiKey:
+    async with database.as_operator() as session:
+        repository = KeyRepository(session)
+        issued = await repository.create(
+            tenant_id, "bounded", ["tenant:admin"], expires_at=end, allowed_cidrs=networks
+        )
+        return issued.record
+
+
+SOON = (datetime.now(UTC) + timedelta(days=2)).replace(microsecond=0)
+SOONER, LATER = SOON - timedelta(days=1), SOON + timedelta(seconds=1)
+BEYOND: list[tuple[KeyChange, str]] = [
+    ({"allowed_cidrs": []}, "allowed_cidrs"),
+    ({"allowed_cidrs": ["10.0.0.0/7"]}, "allowed_cidrs"),
+    ({"allowed_cidrs": ["10.1.0.0/16", "192.168.0.0/16"]}, "allowed_cidrs"),
+    ({"allowed_cidrs": ["::/0"]}, "allowed_cidrs"),
+    ({"expires_at": None}, "expires_at"),
+    ({"expires_at": LATER}, "expires_at"),
+    ({"expires_at": LATER, "allowed_cidrs": ["10.1.0.0/16"]}, "expires_at"),
+]
+
+
+@pytest.mark.parametrize(("change", "field"), BEYOND)
+async def test_no_key_grants_networks_or_time_that_it_lacks(
+    database: Database, change: KeyChange, field: str
+) -> None:
+    """Not to a new key, not to itself, and not to a sibling of its own bounds."""
+    tenant_id = await make_tenant(database)
+    manager = await bounded(database, tenant_id, SOON, "10.0.0.0/9", "10.128.0.0/9")
+    sibling = await bounded(database, tenant_id, SOONER, "10.1.0.0/16")
+    async with database.as_tenant(tenant_id) as session:
+        managed = ManagedKeys(session, tenant_id, manager.id)
+        for attempt in (
+            managed.create("beyond", ["inference"], change),
+            managed.change(manager.key_id, change, manager.revision),
+            managed.change(sibling.key_id, change, sibling.revision),
+        ):
+            with pytest.raises(BoundNotHeld, match=field) as refused:
+                await attempt
+            assert refused.value.field == field
+    async with database.as_operator() as session:
+        assert len(await KeyRepository(session).list(tenant_id)) == 2
+
+
+async def test_a_bounded_key_grants_what_it_has(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    manager = await bounded(database, tenant_id, SOON, "10.0.0.0/9", "10.128.0.0/9")
+    async with database.as_tenant(tenant_id) as session:
+        managed = ManagedKeys(session, tenant_id, manager.id)
+        heir = (await managed.create("heir", ["inference"])).record
+        assert (heir.expires_at, heir.allowed_cidrs) == (SOON, ["10.0.0.0/9", "10.128.0.0/9"])
+        whole = await managed.create("whole", ["inference"], {"allowed_cidrs": ["10.0.0.0/8"]})
+        assert (whole.record.expires_at, whole.record.allowed_cidrs) == (SOON, ["10.0.0.0/8"])
+        brief = (await managed.create("brief", ["inference"], {"expires_at": SOONER})).record
+        prolonged = await managed.change(brief.key_id, {"expires_at": SOON}, brief.revision)
+        assert prolonged.expires_at == SOON
+        rotated = (await managed.rotate(manager.key_id, 60)).record
+        assert (rotated.expires_at, rotated.allowed_cidrs) == (SOON, ["10.0.0.0/9", "10.128.0.0/9"])
+
+
+@pytest.mark.parametrize(
+    ("end", "networks", "field"), [(None, ("10.1.0.0/16",), "expires_at"), (SOON, (), "allowed_cidrs")]
+)
+async def test_a_key_that_reaches_further_is_not_taken_over(
+    database: Database, end: datetime | None, networks: tuple[str, ...], field: str
+) -> None:
+    """It may be narrowed and ended by a key of fewer networks or less time, but neither rotated nor given more."""
+    tenant_id = await make_tenant(database)
+    manager = await bounded(database, tenant_id, SOON, "10.0.0.0/8")
+    further = await bounded(database, tenant_id, end, *networks)
+    async with database.as_tenant(tenant_id) as session:
+        managed = ManagedKeys(session, tenant_id, manager.id)
+        narrowed = await managed.change(
+            further.key_id, {"scopes": ["inference"], "name": "less"}, further.revision
+        )
+        for attempt in (
+            managed.rotate(further.key_id, 0),
+            managed.change(further.key_id, {"scopes": ["inference", "usage:read"]}, narrowed.revision),
+        ):
+            with pytest.raises(BoundNotHeld) as refused:
+                await attempt
+            assert refused.value.field == field
+        assert (await managed.revoke(further.key_id)).revoked_at is not None
 
 
 async def test_another_tenants_keys_do_not_exist(database: Database) -> None:

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.networks import MAX_NETWORKS, check_networks, is_within, parse_address, parse_network
+from loraplex.tenants.networks import (
+    MAX_NETWORKS,
+    are_covered,
+    check_networks,
+    is_within,
+    parse_address,
+    parse_network,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,3 +92,22 @@ def test_any_text_is_a_network_or_refused(text: str) -> None:
         check_networks("x", [text])
     except InvalidField as error:
         assert error.field == "x"
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide", "covered"),
+    [
+        (["10.1.0.0/16"], ["10.0.0.0/8"], True),
+        (["10.0.0.0/8"], ["10.1.0.0/16"], False),
+        (["10.0.0.0/8"], ["10.0.0.0/9", "10.128.0.0/9"], True),
+        (["10.0.0.0/8", "11.0.0.0/8"], ["10.0.0.0/8"], False),
+        (["10.0.0.1", "2001:db8::1"], ["2001:db8::/32", "10.0.0.0/8"], True),
+        (["::/0"], ["0.0.0.0/0"], False),
+        (["0.0.0.0/0"], ["::/0"], False),
+        (["::ffff:10.0.0.0/104"], ["10.0.0.0/8"], True),
+        (["10.0.0.1"], [], False),
+        ([], ["10.0.0.1"], True),
+    ],
+)
+def test_networks_cover_others(narrow: list[str], wide: list[str], covered: bool) -> None:
+    assert are_covered(narrow, wide) is covered

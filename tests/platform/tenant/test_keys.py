@@ -226,3 +226,33 @@ async def test_a_network_binds_every_plane_from_the_next_request_on(start_gatewa
         assert refusal(answer)[:2] == (403, "address_not_allowed")
     await call(gateway, admin, "PATCH", path, {"allowed_cidrs": ["127.0.0.1", "::1"]}, if_match='"2"')
     assert (await call(gateway, key, "GET", ME)).json()["key"]["allowed_cidrs"] == ["127.0.0.1/32", "::1/128"]
+
+
+async def test_a_bounded_key_mints_no_sibling_without_its_bounds(
+    start_gateway: Any, database: Database
+) -> None:
+    gateway = await start_gateway()
+    admin = await gateway.tenant("fenced", ("tenant:admin",))
+    end = (datetime.now(UTC) + timedelta(days=3)).replace(microsecond=0)
+    bounds = {"allowed_cidrs": ["127.0.0.0/8"], "expires_at": end.isoformat()}
+    body = {"name": "fenced", "scopes": ["tenant:admin"]} | bounds
+    fenced = (await call(gateway, admin, "POST", KEYS, body)).json()["api_key"]
+    own, free = f"{KEYS}/{parse_key(fenced).key_id}", f"{KEYS}/{parse_key(admin).key_id}"
+    later = (end + timedelta(days=1)).isoformat()
+    for method, path, sent, field in (
+        ("POST", KEYS, {"name": "x", "allowed_cidrs": []}, "allowed_cidrs"),
+        ("POST", KEYS, {"name": "x", "allowed_cidrs": ["0.0.0.0/0"]}, "allowed_cidrs"),
+        ("POST", KEYS, {"name": "x", "expires_at": None}, "expires_at"),
+        ("POST", KEYS, {"name": "x", "expires_at": later}, "expires_at"),
+        ("PATCH", own, {"allowed_cidrs": []}, "allowed_cidrs"),
+        ("PATCH", own, {"expires_at": None}, "expires_at"),
+        ("POST", f"{free}/rotate", {}, "allowed_cidrs"),
+    ):
+        answer = await call(
+            gateway, fenced, method, path, sent, **({} if method == "POST" else {"if_match": '"1"'})
+        )
+        assert refusal(answer) == (403, "insufficient_scope", field), (method, path, sent)
+    heir = (await call(gateway, fenced, "POST", KEYS, {"name": "heir"})).json()
+    assert heir["allowed_cidrs"] == ["127.0.0.0/8"] and datetime.fromisoformat(heir["expires_at"]) == end
+    rotated = await call(gateway, fenced, "POST", f"{own}/rotate")
+    assert rotated.status_code == 201 and rotated.json()["expires_at"] == heir["expires_at"]
