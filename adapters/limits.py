@@ -23,7 +23,8 @@ class UploadLimits:
     """`max_open` uploads of a tenant; a gateway reads `max_in_flight` bodies at once, `max_in_flight_per_tenant` of one tenant.
 
     A body that stalls for `stall_s`, takes longer than `body_s`, or after `grace_s` has been slower than
-    `min_bytes_per_s` on average is refused. Parts are put together within `completion_s`.
+    `min_bytes_per_s` on average is refused. Parts are put together within `completion_s`. What works on an upload claims it
+    for `claim_s` and renews that: a dead one's upload is free again so much later.
     """
 
     part_bytes: int = 16 << 20
@@ -36,3 +37,4 @@ class UploadLimits:
     grace_s: float = 30.0
     min_bytes_per_s: int = 4096
     completion_s: float = 900.0
+    claim_s: float = 60.0

@@ -18,6 +18,7 @@ from loraplex.adapters.life_cycle import BegunVersion
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits, UploadLimits
 from loraplex.adapters.storage import AdapterStorage, remove_staged
 from loraplex.adapters.thread_work import on_thread
+from loraplex.adapters.upload_claim import UploadClaim
 from loraplex.adapters.upload_parts import StoredPart, UploadParts, part_size, require_all
 from loraplex.tenants.audit import Actor, AuditRepository
 from loraplex.tenants.database import Database
@@ -66,7 +67,7 @@ class Uploads:
         self._database = database
         self._parts = parts
         self._life_cycle = life_cycle
-        self._lease = timedelta(seconds=2 * limits.completion_s)
+        self._lease = timedelta(seconds=limits.claim_s)
 
     @property
     def terms(self) -> UploadTerms:
@@ -129,12 +130,14 @@ class Uploads:
             name, parts = await uploads.adapter_name(upload), await uploads.parts(upload_id)
             if upload.state == COMPLETED:
                 return name, await uploads.made_version(upload)
+        claim = self._claim(upload)
         staged = await on_thread(self.storage.make_staged)
         try:
-            await self._assemble(upload, parts, staged)
-            version = await self._begin(upload, name, staged, actor)
+            async with claim.kept():
+                await self._assemble(upload, parts, staged)
+                version = await self._begin(upload, name, staged, actor, claim)
         except BaseException:
-            await asyncio.shield(self._give_up(upload, staged, end=False))
+            await asyncio.shield(self._give_up(upload, staged, claim, end=False))
             raise
         await self.discard(tenant_id, upload_id)
         return name, version
@@ -166,10 +169,12 @@ class Uploads:
         if known is not None:
             await on_thread(remove_staged, staged)
             return known
+        claim = self._claim(upload)
         try:
-            return await self._begin(upload, name, staged, actor)
+            async with claim.kept():
+                return await self._begin(upload, name, staged, actor, claim)
         except BaseException:
-            await asyncio.shield(self._give_up(upload, staged, end=True))
+            await asyncio.shield(self._give_up(upload, staged, claim, end=True))
             raise
 
     async def discard(self, tenant_id: UUID, upload_id: UUID) -> None:
@@ -188,7 +193,12 @@ class Uploads:
         except TimeoutError as error:
             raise BlobStoreUnavailable("putting the parts together took too long") from error
 
-    async def _begin(self, upload: Upload, name: str, staged: Path, actor: Actor) -> AdapterVersion:
+    def _claim(self, upload: Upload) -> UploadClaim:
+        return UploadClaim(self._database, upload, self.limits.claim_s)
+
+    async def _begin(
+        self, upload: Upload, name: str, staged: Path, actor: Actor, claim: UploadClaim
+    ) -> AdapterVersion:
         """The version and the upload's end are written together: no upload becomes two versions."""
         tenant_id = upload.tenant_id
         begun: BegunVersion | None = None
@@ -198,7 +208,7 @@ class Uploads:
                 begun = await self._life_cycle.register(
                     session, audit, tenant_id, name, staged, created_by=actor.name
                 )
-                await UploadRepository(session, tenant_id).complete(upload.id, begun.record)
+                await UploadRepository(session, tenant_id).complete(upload.id, begun.record, claim.ends)
         except BaseException:
             if begun is not None:
                 begun.held.release()
@@ -206,12 +216,11 @@ class Uploads:
         self._life_cycle.start(begun)
         return begun.record
 
-    async def _give_up(self, upload: Upload, staged: Path, *, end: bool) -> None:
+    async def _give_up(self, upload: Upload, staged: Path, claim: UploadClaim, *, end: bool) -> None:
         await on_thread(remove_staged, staged)
         async with self._database.as_tenant(upload.tenant_id) as session:
             uploads = UploadRepository(session, upload.tenant_id)
-            await uploads.release(upload.id)
-            if end:
+            if await uploads.release(upload.id, claim.ends) and end:
                 await uploads.abort(upload.id)
 
     async def _best_effort(self, removal: Awaitable[None]) -> None:

@@ -3,7 +3,7 @@
 Invariant: parts change only while their upload is open and nobody puts it together; every upload ends once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
@@ -179,18 +179,32 @@ class UploadRepository:
             upload.claimed_until = datetime.now(UTC) + lease
         return upload
 
-    async def release(self, upload_id: UUID) -> None:
-        """Ends a claim: the upload goes on."""
-        (await self._locked(upload_id)).claimed_until = None
+    async def renew(self, upload_id: UUID, ends: Collection[datetime], end: datetime) -> None:
+        """Prolongs a claim to `end`; `ends` are the times it may have now. Raises `UploadEnded`, `UploadClaimed`."""
+        upload = await self._locked(upload_id)
+        if upload.state != OPEN:
+            raise _ended(upload)
+        _require_own(upload, ends)
+        upload.claimed_until, upload.expires_at = end, max(upload.expires_at, end)
 
-    async def complete(self, upload_id: UUID, made: AdapterVersion) -> None:
-        """Ends it as the version `made`. Raises `UploadNotFound`, `UploadEnded`.
+    async def release(self, upload_id: UUID, ends: Collection[datetime]) -> bool:
+        """Ends a claim that has one of the times `ends`: the upload goes on. Another's stays, which is False."""
+        upload = await self._locked(upload_id)
+        if upload.claimed_until not in ends:
+            return False
+        upload.claimed_until = None
+        return True
+
+    async def complete(self, upload_id: UUID, made: AdapterVersion, ends: Collection[datetime]) -> None:
+        """Ends it as the version `made`. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed` where its claim has none of
+        the times `ends`.
 
         An adapter that was deleted meanwhile took its uploads along: one that has its name now gets none of them.
         """
         upload = await self._locked(upload_id)
         if upload.state != OPEN or made.adapter_id != upload.adapter_id:
             raise _ended(upload)
+        _require_own(upload, ends)
         upload.state, upload.version, upload.claimed_until = COMPLETED, made.version, None
 
     async def abort(self, upload_id: UUID) -> Upload:
@@ -286,6 +300,12 @@ def _is_claimed(upload: Upload) -> bool:
 def _require_unclaimed(upload: Upload) -> None:
     if _is_claimed(upload):
         raise UploadClaimed("the upload's parts are being put together")
+
+
+def _require_own(upload: Upload, ends: Collection[datetime]) -> None:
+    """An end that is over is still the claim's own, as long as nobody else has claimed since."""
+    if upload.claimed_until not in ends:
+        raise UploadClaimed("another request has claimed the upload since")
 
 
 def _unclaimed(now: datetime) -> ColumnElement[bool]:

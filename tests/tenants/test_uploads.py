@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -25,6 +26,7 @@ from loraplex.tenants.uploads import DeclaredFile, UploadJanitor, UploadReposito
 
 TERMS = UploadTerms(part_bytes=10, lifetime=timedelta(hours=1), max_open=3)
 LEASE = timedelta(minutes=1)
+END = datetime.now(UTC) + timedelta(hours=2)
 FILES = [
     DeclaredFile("adapter_config.json", 5, "a" * 64),
     DeclaredFile("adapter_model.safetensors", 25, "b" * 64),
@@ -133,10 +135,10 @@ async def test_another_tenants_upload_does_not_exist(database: Database) -> None
     upload = await begin(database, tenant_id)
     with pytest.raises(AdapterNotFound):
         await begin(database, rival)
-    for call in ("get", "require_open", "abort", "release"):
+    for call, args in (("get", ()), ("require_open", ()), ("abort", ()), ("release", ({None},))):
         async with database.as_tenant(rival) as session:
             with pytest.raises(UploadNotFound):
-                await getattr(UploadRepository(session, rival), call)(upload.id)
+                await getattr(UploadRepository(session, rival), call)(upload.id, *args)
     with pytest.raises(UploadNotFound):
         await put(database, rival, upload.id)
 
@@ -158,11 +160,11 @@ async def test_a_claim_keeps_others_out_until_it_ends(database: Database) -> Non
     tenant_id = await prepare(database)
     upload = await begin(database, tenant_id)
 
-    async def call(name: str, *args: object) -> None:
+    async def call(name: str, *args: object) -> Any:
         async with database.as_tenant(tenant_id) as session:
-            await getattr(UploadRepository(session, tenant_id), name)(upload.id, *args)
+            return await getattr(UploadRepository(session, tenant_id), name)(upload.id, *args)
 
-    await call("claim", LEASE)
+    claimed = await call("claim", LEASE)
     for name, args in (("claim", (LEASE,)), ("abort", ()), ("require_open", ())):
         with pytest.raises(UploadClaimed):
             await call(name, *args)
@@ -172,14 +174,24 @@ async def test_a_claim_keeps_others_out_until_it_ends(database: Database) -> Non
     async with database.as_operator() as session:
         assert await UploadJanitor(session).expire() == 0
         await session.execute(text("UPDATE uploads SET expires_at = now() + interval '1 hour'"))
-    await call("release")
-    await call("claim", timedelta(0))
-    await call("claim", LEASE)
-    await call("complete", made(upload, 1))
+    assert await call("release", {claimed.claimed_until})
+    lapsed = await call("claim", timedelta(0))
+    claimed = await call("claim", LEASE)
+    assert not await call("release", {lapsed.claimed_until})
+    for name, args in (
+        ("complete", (made(upload, 1), {lapsed.claimed_until})),
+        ("renew", ({lapsed.claimed_until}, END)),
+    ):
+        with pytest.raises(UploadClaimed, match="another request"):
+            await call(name, *args)
+    await call("renew", {lapsed.claimed_until, claimed.claimed_until}, END)
+    await call("complete", made(upload, 1), {END})
     with pytest.raises(UploadEnded, match="completed"):
         await call("abort")
     with pytest.raises(UploadEnded):
-        await call("complete", made(upload, 2))
+        await call("complete", made(upload, 2), {END})
+    with pytest.raises(UploadEnded):
+        await call("renew", {END}, END)
 
 
 async def test_time_ends_it_even_before_the_janitor(database: Database) -> None:
@@ -216,22 +228,22 @@ async def test_an_adapter_of_the_same_name_gets_no_upload_of_the_deleted_one(dat
     tenant_id, upload_id = await prepare(database), uuid4()
     old = await begin(database, tenant_id)
     async with database.as_tenant(tenant_id) as session:
-        await UploadRepository(session, tenant_id).open_whole(
+        first = await UploadRepository(session, tenant_id).open_whole(
             "support", FILES, TERMS, "key", upload_id=upload_id, lease=LEASE
         )
-        await UploadRepository(session, tenant_id).release(upload_id)
+        assert await UploadRepository(session, tenant_id).release(upload_id, {first.claimed_until})
         await UploadRepository(session, tenant_id).abort(upload_id)
         await session.execute(text("UPDATE adapters SET deleted_at = now()"))
         namesake = await AdapterRepository(session, tenant_id).create("support")
     new = AdapterVersion(adapter_id=namesake.id, version=1)
     with pytest.raises(UploadEnded):
         async with database.as_tenant(tenant_id) as session:
-            await UploadRepository(session, tenant_id).complete(old.id, new)
+            await UploadRepository(session, tenant_id).complete(old.id, new, {old.claimed_until})
     async with database.as_tenant(tenant_id) as session:
         again = await UploadRepository(session, tenant_id).open_whole(
             "support", FILES, TERMS, "key", upload_id=upload_id, lease=LEASE
         )
-        await UploadRepository(session, tenant_id).complete(upload_id, new)
+        await UploadRepository(session, tenant_id).complete(upload_id, new, {again.claimed_until})
     assert (again.adapter_id, again.version) == (namesake.id, 1)
 
 
@@ -244,18 +256,20 @@ async def test_a_whole_upload_is_known_by_its_id(database: Database) -> None:
                 "support", files, TERMS, "key", upload_id=upload_id, lease=LEASE
             )
 
-    await whole(FILES)
+    first = await whole(FILES)
     with pytest.raises(IdempotencyInUse):
         await whole(FILES)
     with pytest.raises(IdempotencyMismatch):
         await whole(FILES[:1])
     async with database.as_tenant(tenant_id) as session:
         repository = UploadRepository(session, tenant_id)
-        await repository.release(upload_id)
+        assert await repository.release(upload_id, {first.claimed_until})
         await repository.abort(upload_id)
     reopened = await whole(FILES)
     assert reopened.state == "open"
     async with database.as_tenant(tenant_id) as session:
-        await UploadRepository(session, tenant_id).complete(upload_id, made(reopened, 4))
+        await UploadRepository(session, tenant_id).complete(
+            upload_id, made(reopened, 4), {reopened.claimed_until}
+        )
     again = await whole(FILES)
     assert (again.state, again.version) == ("completed", 4)

@@ -1,21 +1,24 @@
-"""Two processes of the upload tests: a server that can be watched, and a client that can be killed.
+"""Processes of the upload tests: a server that can be watched, a client that can be killed, a server that dies at work.
 
 Run as `python -c "from tests.platform.tenant.upload_program import serve; serve()" …` at the root.
 """
 
 import asyncio
+import os
+import signal
 import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
+from uuid import UUID
 
 import httpx
 import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from tests.platform.tenant.upload_server import WEIGHTS, UploadHome
+from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, UploadHome
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.limits import UploadLimits
@@ -26,8 +29,11 @@ from loraplex.platform.plane.plane import Plane
 from loraplex.platform.request_id import RequestIds
 from loraplex.platform.secret import derive
 from loraplex.platform.tenant.uploads import uploads_router
+from loraplex.tenants.audit import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.uploads import DeclaredFile
 
 
 async def on_error(request: Request, error: Exception) -> Response:
@@ -75,3 +81,29 @@ def send() -> None:
             number += 1
             client.put(f"/uploads/{upload}/{WEIGHTS}/parts/{number}", content=part).raise_for_status()
             print(number, flush=True)
+
+
+def die() -> None:
+    """Arguments: database address, folder, tenant, upload, seconds of a claim. Ends without a word while it has the claim."""
+    url, folder, tenant, upload, seconds = sys.argv[1:]
+
+    async def kill(*_: object, **__: object) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    async def run() -> None:
+        home = UploadHome(Database(url), Path(folder), None, UploadLimits(claim_s=float(seconds)))
+        home.life_cycle.register = kill  # type: ignore[method-assign]
+        await submit_whole(home, UUID(tenant), UUID(upload))
+
+    asyncio.run(run())
+
+
+async def submit_whole(home: UploadHome, tenant_id: UUID, upload_id: UUID) -> AdapterVersion:
+    """A whole folder, as its route hands it on."""
+    staged = home.storage.make_staged()
+    for name in (CONFIG, WEIGHTS):
+        (staged / name).write_bytes(b"x")
+    files = [DeclaredFile(name, 1, "a" * 64) for name in (CONFIG, WEIGHTS)]
+    actor = Actor("key", "tester", None, None)
+    return await home.uploads.submit(tenant_id, "support", staged, files, actor=actor, upload_id=upload_id)

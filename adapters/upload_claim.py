@@ -1,0 +1,67 @@
+"""`UploadClaim`: one request's hold on an upload, a short lease that it renews while it lives.
+
+Invariant: who could not renew in time is stopped before the lease ends, and ends no upload that another has claimed since.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import Conflict, StoreUnavailable, UploadClaimed
+from loraplex.tenants.models import Upload
+from loraplex.tenants.uploads import UploadRepository
+
+LOG = structlog.get_logger("loraplex.uploads")
+
+RENEWALS_PER_LEASE = 3
+
+
+class UploadClaim:
+    """Of an upload that was claimed a moment ago for `lease_s`."""
+
+    def __init__(self, database: Database, upload: Upload, lease_s: float) -> None:
+        self._database = database
+        self._upload = upload
+        self._lease_s = lease_s
+        self.ends: set[datetime] = {upload.claimed_until} if upload.claimed_until else set()
+        """The times this claim has written: what the row says is one of them while nobody else has claimed."""
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Renews meanwhile. Raises `UploadClaimed` in place of going on with a claim that may be another's."""
+        bound = asyncio.timeout(self._lease_s)
+        try:
+            async with bound:
+                renewing = asyncio.create_task(self._renew(bound))
+                try:
+                    yield
+                finally:
+                    renewing.cancel()
+                    await asyncio.gather(renewing, return_exceptions=True)
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            raise UploadClaimed("the upload could not be kept; try again") from error
+
+    async def _renew(self, bound: asyncio.Timeout) -> None:
+        clock = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._lease_s / RENEWALS_PER_LEASE)
+            began, end = clock.time(), datetime.now(UTC) + timedelta(seconds=self._lease_s)
+            try:
+                async with self._database.as_tenant(self._upload.tenant_id) as session:
+                    uploads = UploadRepository(session, self._upload.tenant_id)
+                    # Before the commit, whose answer may be lost.
+                    self.ends.add(end)
+                    await uploads.renew(self._upload.id, self.ends, end)
+            except StoreUnavailable as error:
+                LOG.warning("an upload's claim was not renewed", reason=str(error))
+            except Conflict:
+                # Ended, which the request itself may have done; or another's, and then it can end nothing.
+                return
+            else:
+                bound.reschedule(began + self._lease_s)
