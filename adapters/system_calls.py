@@ -1,6 +1,7 @@
 """What a process that reads a stranger's file may not ask of the kernel, as a seccomp filter (Linux, seccomp(2)).
 
-Invariant: a refused call fails with EPERM, one for another architecture ends the process, and no later call undoes it.
+Invariant: a refused call fails with EPERM, one for another architecture ends the process, and no later call undoes it. Files
+open for reading alone.
 """
 
 import ctypes
@@ -13,12 +14,18 @@ from typing import Final
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_SET_NO_NEW_PRIVS = 38
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
-LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER_OFFSET, ARCHITECTURE_OFFSET = 0, 4
-"""In `struct seccomp_data`."""
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET, ARGUMENT_BYTES = 0, 4, 16, 8
+"""In `struct seccomp_data`; the lower half of an argument, all that the kernel reads of flags, comes first on both machines."""
 ARCHITECTURES: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_CALLS = 0x40000000
 """On x86-64 the same calls have second numbers from here on."""
+
+CHANGING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+"""Any of these flags makes, empties or writes a file. They are the same on both machines; O_TMPFILE needs one of them."""
+
+# call: (number on x86-64, number on aarch64, which argument has the flags)
+OPENING: Final[Mapping[str, tuple[int, int | None, int]]] = {"open": (2, None, 1), "openat": (257, 56, 2)}
 
 # call: (number on x86-64, number on aarch64); None where there is none.
 REFUSED: Final[Mapping[str, tuple[int, int | None]]] = {
@@ -93,6 +100,15 @@ REFUSED: Final[Mapping[str, tuple[int, int | None]]] = {
     "removexattr": (197, 14),
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "fallocate": (285, 47),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     # parts of the kernel that no reader of a file needs
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
@@ -148,14 +164,29 @@ def filter_program(machine: str) -> bytes:
         _instruction(RETURN, KILL),
         _instruction(LOAD, NUMBER_OFFSET),
     ]
+    for of_x86, of_arm, place in OPENING.values():
+        opening = of_x86 if is_x86 else of_arm
+        if opening is not None:
+            program += _reading_only(opening, place)
     for index, (jump, number) in enumerate(tests):
         # Over the tests that are left and the permission.
         program.append(_instruction(jump, number, if_true=len(tests) - index))
     return b"".join([*program, _instruction(RETURN, ALLOW), _instruction(RETURN, REFUSE)])
 
 
-def _instruction(code: int, value: int, *, if_true: int = 0) -> bytes:
-    return struct.pack("=HBBI", code, if_true, 0, value)
+def _reading_only(number: int, place: int) -> list[bytes]:
+    """For one call, which ends here; for others, on to what follows with the number still loaded."""
+    return [
+        _instruction(JUMP_IF_EQUAL, number, if_false=4),
+        _instruction(LOAD, ARGUMENTS_OFFSET + place * ARGUMENT_BYTES),
+        _instruction(JUMP_IF_ANY_BIT, CHANGING, if_true=1),
+        _instruction(RETURN, ALLOW),
+        _instruction(RETURN, REFUSE),
+    ]
+
+
+def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
 def _prctl(option: int, *arguments: int) -> None:

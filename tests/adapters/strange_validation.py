@@ -1,6 +1,7 @@
 """A validation that does what `DEED` in its environment says in place of reading the folder: run as a process by tests."""
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -20,6 +21,7 @@ DEED = os.environ.get("DEED", "")
 IO_URING_SETUP = 425
 PTRACE = {"x86_64": 101, "aarch64": 117}.get(os.uname().machine, 0)
 ATTACH = 16
+OPEN = {"x86_64": 2}.get(os.uname().machine)
 
 
 def act(folder: Path, *_: Any) -> Any:
@@ -49,13 +51,22 @@ def attempts(folder: Path) -> dict[str, str]:
     """What a process under its limits gets to hear."""
     libc = ctypes.CDLL(None, use_errno=True)
 
-    def system_call(number: int, *arguments: int) -> None:
+    def system_call(number: int, *arguments: int | ctypes.c_char_p) -> None:
         if libc.syscall(number, *arguments) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def write() -> None:
         with (folder / "written").open("wb", buffering=0) as file:
             file.write(b"x")
+
+    def opened(flags: int, name: str = "adapter_config.json") -> Callable[[], None]:
+        return lambda: os.close(os.open(folder / name, flags, 0o600))
+
+    def opened_by_its_older_call() -> None:
+        path = str(folder / "other").encode()
+        if OPEN is None:
+            raise PermissionError(errno.EPERM, "there is no such call")
+        system_call(OPEN, ctypes.c_char_p(path), os.O_CREAT | os.O_WRONLY, 0o600)
 
     tried: dict[str, Callable[[], object]] = {
         "socket": socket.socket,
@@ -74,6 +85,15 @@ def attempts(folder: Path) -> dict[str, str]:
         "limits": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE),
         "files": open_many,
         "write": write,
+        "append": opened(os.O_WRONLY | os.O_APPEND),
+        "update": opened(os.O_RDWR),
+        "empty": opened(os.O_RDONLY | os.O_TRUNC),
+        "create": opened(os.O_RDONLY | os.O_CREAT, "other"),
+        "nameless": opened(os.O_TMPFILE | os.O_RDWR, "."),
+        "older": opened_by_its_older_call,
+        "times": lambda: os.utime(folder / "adapter_config.json", (0, 0)),
+        "device": lambda: os.close(os.open(os.devnull, os.O_WRONLY)),
+        "read": opened(os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW),
         "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)),
     }
     return {

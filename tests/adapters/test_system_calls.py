@@ -1,5 +1,6 @@
 """The filter of system calls, run by a small interpreter of its instructions for both machines."""
 
+import os
 import struct
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from loraplex.adapters.system_calls import (
     ALLOW,
     ARCHITECTURES,
+    JUMP_IF_ANY_BIT,
     JUMP_IF_AT_LEAST,
     JUMP_IF_EQUAL,
     KILL,
@@ -22,9 +24,9 @@ from loraplex.adapters.system_calls import (
 NEEDED = {"x86_64": (0, 1, 9, 257, 231), "aarch64": (63, 64, 222, 56, 94)}
 
 
-def run(program: bytes, number: int, architecture: int) -> int:
+def run(program: bytes, number: int, architecture: int, *arguments: int) -> int:
     instructions = list(struct.iter_unpack("=HBBI", program))
-    data = struct.pack("=II", number, architecture)
+    data = struct.pack("=IIQ6Q", number, architecture, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
     accumulator, place = 0, 0
     while True:
         code, if_true, if_false, value = instructions[place]
@@ -35,6 +37,8 @@ def run(program: bytes, number: int, architecture: int) -> int:
             case 0x15 | 0x35:
                 holds = accumulator == value if code == JUMP_IF_EQUAL else accumulator >= value
                 place += if_true if holds else if_false
+            case 0x45:
+                place += if_true if accumulator & value else if_false
             case 0x06:
                 return int(value)
             case _:
@@ -43,13 +47,30 @@ def run(program: bytes, number: int, architecture: int) -> int:
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_exactly_the_listed_calls_are_refused(machine: str) -> None:
-    assert (LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN) == (0x20, 0x15, 0x35, 0x06)
+    assert (LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN) == (0x20, 0x15, 0x35, 0x45, 0x06)
     program, architecture = filter_program(machine), ARCHITECTURES[machine]
     column = 0 if machine == "x86_64" else 1
     listed = {numbers[column] for numbers in REFUSED.values()} - {None}
     for number in range(512):
         assert run(program, number, architecture) == (REFUSE if number in listed else ALLOW), number
     assert listed.isdisjoint(NEEDED[machine])
+
+
+@pytest.mark.parametrize(
+    ("machine", "number", "place"), [("x86_64", 257, 2), ("x86_64", 2, 1), ("aarch64", 56, 2)]
+)
+def test_files_open_for_reading_alone(machine: str, number: int, place: int) -> None:
+    program, architecture = filter_program(machine), ARCHITECTURES[machine]
+
+    def opened(flags: int) -> int:
+        # A folder's number and an address have all bits; so may the upper half of flags, which the kernel ignores.
+        return run(program, number, architecture, *[2**64 - 1] * place, flags)
+
+    for flags in (os.O_RDONLY, os.O_CLOEXEC | os.O_NOFOLLOW, os.O_DIRECTORY | os.O_NONBLOCK, 1 << 40):
+        assert opened(flags) == ALLOW
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_WRONLY | os.O_APPEND, 3):
+        assert opened(flags) == opened(flags | os.O_CLOEXEC | 1 << 40) == REFUSE, flags
+    assert opened(os.O_TMPFILE | os.O_RDWR) == REFUSE
 
 
 def test_a_call_by_another_convention_does_not_slip_by() -> None:
