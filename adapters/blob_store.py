@@ -1,23 +1,32 @@
 """Finished adapters, keyed (tenant, digest): where they are kept, and here as soon as an engine is to read them.
 
-Invariant: what `ensure_local` returns has the content of its digest. With a bucket the local folder is a copy, without one
-it is the only place.
+Invariant: what `ensure_local` returns has the content of its digest. With a bucket the local folder is a copy of bounded size,
+without one it is the only place.
 """
 
 import asyncio
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from loraplex.adapters.errors import BlobCorrupt, BlobMissing, UploadTooLarge
+import structlog
+
+from loraplex.adapters.errors import BlobCorrupt, BlobMissing, StorageError, UploadTooLarge
 from loraplex.adapters.hashed_file import WrittenFile, write_chunks
 from loraplex.adapters.identity import adapter_digest
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.local_copies import DEFAULT_COPY_LIMITS, CopyLimits, LocalCopies, mark_fetched
 from loraplex.adapters.objects import Objects
 from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, remove_staged
 from loraplex.adapters.thread_work import on_thread
 
+LOG = structlog.get_logger("loraplex.blobs")
+
 MAX_FETCHES: Final = 4
+MAX_TURNS: Final = 3
+EVICTION_SECONDS: Final = 60.0
 _ADAPTERS: Final = "adapters"
 
 
@@ -30,8 +39,11 @@ class BlobStore:
         bucket: Objects | None,
         base_model_digest: str,
         limits: AdapterLimits = DEFAULT_LIMITS,
+        copy_limits: CopyLimits = DEFAULT_COPY_LIMITS,
     ) -> None:
         self.storage = storage
+        self._copies = LocalCopies(storage, copy_limits)
+        self._has_grown = asyncio.Event()
         self._bucket = bucket
         self._base_model_digest = base_model_digest
         self._limits = limits
@@ -52,18 +64,43 @@ class BlobStore:
                 await self._bucket.copy(folder / file, _key(tenant_id, digest, file))
 
     async def ensure_local(self, tenant_id: UUID, digest: str) -> Path:
-        """The adapter's folder on this machine, fetched once for all who ask meanwhile.
+        """The adapter's folder on this machine, fetched once for all who ask meanwhile; it stays for `CopyLimits.in_use_s`.
 
         Raises `BlobMissing`, `BlobCorrupt`, `BlobStoreUnavailable`.
         """
-        if self._bucket is None or self.storage.exists(tenant_id, digest):
+        if self._bucket is None:
             return self.storage.path(tenant_id, digest)
-        key = (tenant_id, digest)
-        fetch = self._fetches.get(key)
-        if fetch is None:
-            fetch = self._fetches[key] = asyncio.create_task(self._fetch(self._bucket, tenant_id, digest))
-            fetch.add_done_callback(lambda done: self._end_fetch(key, done))
-        return await asyncio.shield(fetch)
+        for _ in range(MAX_TURNS):
+            if await self._copies.use(tenant_id, digest):
+                return self.storage.path(tenant_id, digest)
+            key = (tenant_id, digest)
+            fetch = self._fetches.get(key)
+            if fetch is None:
+                fetch = self._fetches[key] = asyncio.create_task(self._fetch(self._bucket, tenant_id, digest))
+                fetch.add_done_callback(partial(self._end_fetch, key))
+            await asyncio.shield(fetch)
+        raise BlobMissing(f"adapter {digest} was removed while it was fetched")
+
+    async def run_eviction(self) -> None:
+        """Keeps the copies within their bound, for ever; a round that fails is told and the next one tries again."""
+        while True:
+            try:
+                await self.evict()
+            except (StorageError, OSError) as error:
+                LOG.warning("copies of adapters were not removed", reason=str(error))
+            self._has_grown.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_grown.wait(), EVICTION_SECONDS)
+
+    async def evict(self) -> int:
+        """Removes the least recently used copies beyond the bound; how many. Raises `BlobStoreUnavailable`, `OSError`."""
+        return 0 if self._bucket is None else await self._copies.evict(self._is_published)
+
+    async def _is_published(self, tenant_id: UUID, digest: str) -> bool:
+        if self._bucket is None:
+            return False
+        keys = [_key(tenant_id, digest, file) for file in (WEIGHTS_FILE, CONFIG_FILE)]
+        return all([await self._bucket.exists(key) for key in keys])
 
     async def delete(self, tenant_id: UUID, digest: str) -> None:
         """Here and in the bucket; also where it is gone already. Raises `BlobStoreUnavailable`."""
@@ -95,8 +132,10 @@ class BlobStore:
                 sha256 = bytes.fromhex(weights.sha256)
                 if config.size == 0 or adapter_digest(content, sha256, self._base_model_digest) != digest:
                     raise BlobCorrupt(f"adapter {digest}: what the bucket holds is not its content")
+                mark_fetched(staged)
                 return await on_thread(self.storage.put, tenant_id, digest, staged)
             finally:
+                self._has_grown.set()
                 await on_thread(remove_staged, staged)
 
     async def _download(

@@ -88,6 +88,14 @@ class AdapterStorage:
         names = [folder.name for folder in self.root.iterdir()] if self.root.is_dir() else []
         return [UUID(name) for name in names if _TENANT.fullmatch(name)]
 
+    def digests(self, tenant_id: UUID) -> list[str]:
+        """Which blobs of a tenant are here."""
+        folder = self.root / str(UUID(int=tenant_id.int))
+        if not folder.is_dir() or folder.is_symlink():
+            return []
+        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in os.scandir(folder)]
+        return [name for name, is_folder in entries if is_folder and _DIGEST.fullmatch(name)]
+
     def delete_tenant(self, tenant_id: UUID) -> None:
         """Removes all blobs of a tenant, in one atomic step as seen by readers; harmless when there are none."""
         folder = self.root / str(UUID(int=tenant_id.int))

@@ -4,6 +4,7 @@ from typing import Final
 
 from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.limits import UploadLimits
+from loraplex.adapters.local_copies import CopyLimits
 from loraplex.adapters.objects import Objects, S3Options
 from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.adapters.upload_cleaner import UploadCleaner
@@ -14,6 +15,8 @@ from loraplex.platform.start_errors import SettingsError
 from loraplex.tenants.database import Database
 
 OBJECTS_FOLDER: Final = "objects"
+COPY_MARGIN_SECONDS: Final = 300.0
+"""A copy outlives the longest request that may read it by so much."""
 
 
 class OpenBlobs:
@@ -23,7 +26,12 @@ class OpenBlobs:
         bucket = s3_options(settings)
         objects = Objects(settings.data_dir / OBJECTS_FOLDER, bucket)
         self.local = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
-        self.adapters = BlobStore(self.local, objects if bucket else None, base_model_digest)
+        self.adapters = BlobStore(
+            self.local,
+            objects if bucket else None,
+            base_model_digest,
+            copy_limits=copy_limits(settings),
+        )
         self.parts = UploadParts(objects)
         self._limits = upload_limits(settings)
 
@@ -54,6 +62,12 @@ def s3_options(settings: Settings) -> S3Options | None:
         prefix=settings.s3_prefix,
         access_key_id=None if key_id is None else key_id.get_secret_value(),
         secret_access_key=None if secret is None else secret.get_secret_value(),
+    )
+
+
+def copy_limits(settings: Settings) -> CopyLimits:
+    return CopyLimits(
+        max_bytes=settings.adapter_disk_bytes, in_use_s=settings.total_timeout_s + COPY_MARGIN_SECONDS
     )
 
 

@@ -79,6 +79,7 @@ class Settings(BaseSettings):
     prefix_caching: bool = True
     adapter_bytes: int = Field(default=GIB // 2, ge=0, le=1 << 44)
     adapter_host_bytes: int = Field(default=4 * GIB, ge=0, le=1 << 44)
+    adapter_disk_bytes: int = Field(default=64 * GIB, ge=1 << 20, le=1 << 50)
     adapter_page_dtype: Literal["auto", "int8", "fp8"] = "auto"
     adapter_page_error: float = Field(default=0.05, gt=0, le=1)
     max_lora_rank: int = Field(default=256, ge=1, le=256)

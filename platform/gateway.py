@@ -127,7 +127,11 @@ async def _assemble(
     watching = asyncio.create_task(health.watch())
     stack.callback(watching.cancel)
     blobs = await asyncio.to_thread(OpenBlobs, settings, info.model_digest)
-    for upkeep in (blobs.cleaner(database).run(), BlobRemoval(database, blobs.adapters.delete).run()):
+    for upkeep in (
+        blobs.cleaner(database).run(),
+        BlobRemoval(database, blobs.adapters.delete).run(),
+        blobs.adapters.run_eviction(),
+    ):
         stack.callback(asyncio.create_task(upkeep).cancel)
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     tokenizer_json = tokenizer.backend_tokenizer.to_str()

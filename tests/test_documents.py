@@ -18,7 +18,7 @@ FOLDERS = ("adapters", "deploy", "engine", "grammar", "migrations", "platform", 
 DOCUMENTS = [README, *(ROOT / folder / "README.md" for folder in FOLDERS)]
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 SETTINGS_BEGIN, SETTINGS_END = "<!-- settings: checked -->", "<!-- settings: end -->"
-SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+SIZES = ((1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 NOT_FILES = ("loraplex.toml", "__init__.py")
 TEXT_TYPES = (str, Path, SecretStr)
 
