@@ -60,6 +60,8 @@ class BlobStore:
         """Copies a stored adapter to where other machines find it. Raises `BlobMissing`, `BlobStoreUnavailable`."""
         folder = self.storage.path(tenant_id, digest)
         if self._bucket is not None:
+            # An equal one that was not used for long is not taken away while it is read.
+            await self._copies.use(tenant_id, digest)
             for file in (WEIGHTS_FILE, CONFIG_FILE):
                 await self._bucket.copy(folder / file, _key(tenant_id, digest, file))
 

@@ -56,14 +56,16 @@ class AdapterRegistry:
         base_model_digest: str,
         limits: AdapterLimits = DEFAULT_LIMITS,
         blobs: BlobStore | None = None,
+        served_model_name: str | None = None,
     ) -> None:
-        """`blobs` is where other machines find what is pushed, if there are any."""
+        """`blobs` is where other machines find what is pushed, if there are any. No new adapter gets the `served_model_name`."""
         self._database = database
         self._storage = storage
         self._blobs = blobs
         self._modules = adaptable_modules(model_config)
         self._base_model_digest = base_model_digest
         self._limits = limits
+        self._served_model_name = served_model_name
 
     async def push(
         self,
@@ -79,6 +81,7 @@ class AdapterRegistry:
         Raises `InvalidName` of tenants or `AdapterRejected`; nothing is registered then.
         """
         check_adapter_name(name)
+        await self._require_reachable(tenant_id, name)
         stored = await self._keep(tenant_id, folder)
         async with self._database.as_tenant(tenant_id) as session:
             await lock_digest(session, Blob(tenant_id, stored.digest))
@@ -109,6 +112,12 @@ class AdapterRegistry:
             promoted=promoted,
             report=stored.report,
         )
+
+    async def _require_reachable(self, tenant_id: UUID, name: str) -> None:
+        if self._served_model_name is not None:
+            async with self._database.as_tenant(tenant_id) as session:
+                repository = AdapterRepository(session, tenant_id)
+                await repository.require_reachable(name, self._served_model_name)
 
     async def _keep(self, tenant_id: UUID, folder: Path) -> Validated:
         stored = await asyncio.to_thread(self._store, tenant_id, folder)

@@ -21,6 +21,12 @@ class BaseModelFacts:
     digest: str
 
 
+def default_served_name(model: str) -> str:
+    """A hub id as it is; of a path its last part without `.gguf`."""
+    path = Path(model)
+    return path.name.removesuffix(".gguf") if path.exists() else model
+
+
 def write_base_model(data_dir: Path, facts: BaseModelFacts) -> None:
     """Replaces the file in one step."""
     draft = data_dir / f"{BASE_MODEL_FILE}.{os.getpid()}"

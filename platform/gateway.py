@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
+from typing import Final
 from uuid import UUID
 
+import structlog
 from fastapi import FastAPI
 
 from loraplex.adapters.blob_removal import BlobRemoval
@@ -21,7 +22,7 @@ from loraplex.adapters.storage import AdapterStorage
 from loraplex.adapters.tenant_files import StoredFiles
 from loraplex.platform.admission_start import open_admissions
 from loraplex.platform.app import create_app
-from loraplex.platform.base_model import BaseModelFacts, write_base_model
+from loraplex.platform.base_model import BaseModelFacts, default_served_name, write_base_model
 from loraplex.platform.blobs import OpenBlobs
 from loraplex.platform.client_address import ClientAddresses
 from loraplex.platform.config import Settings
@@ -44,13 +45,18 @@ from loraplex.platform.token_text import TokenText
 from loraplex.platform.tokenizer import load_tokenizer
 from loraplex.platform.version_life_cycle import open_life_cycle
 from loraplex.tenants import valkey
+from loraplex.tenants.adapters import tenants_with
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, RoleUnsafe, TenantsError
 from loraplex.tenants.key_use import writing_use
 from loraplex.tenants.networks import parse_network
 from loraplex.tenants.retention import Retention
 
+LOG = structlog.get_logger("loraplex.gateway")
+
 OnStage = Callable[[str], None]
+SHADOWED_TOLD: Final = 20
+"""Tenants that a warning names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +119,7 @@ async def _assemble(
     stack: AsyncExitStack,
 ) -> OpenGateway:
     info = engines.info()
-    served_name = settings.served_model_name or _default_name(model or info.model_path)
+    served_name = settings.served_model_name or default_served_name(model or info.model_path)
     database = Database(addresses.database_url)
     stack.push_async_callback(database.close)
     client = valkey.open_valkey(addresses.redis_url)
@@ -123,6 +129,7 @@ async def _assemble(
     health = Health(engines=engines, pings=pings, metrics=metrics, stall_s=settings.ready_stall_s)
     await _require_dependencies(health)
     await _require_roles(database)
+    await warn_of_shadowed(database, served_name)
     admissions = await open_admissions(settings, addresses.redis_url, database, metrics.admission, stack)
     watching = asyncio.create_task(health.watch())
     stack.callback(watching.cancel)
@@ -210,6 +217,14 @@ async def _require_dependencies(health: Health) -> None:
     await health.check()
 
 
+async def warn_of_shadowed(database: Database, served_name: str) -> None:
+    """An adapter made before the base model had its name gets no requests."""
+    async with database.as_operator() as session:
+        tenants = await tenants_with(session, served_name, SHADOWED_TOLD)
+    if tenants:
+        LOG.warning("adapters are shadowed by the base model of that name", name=served_name, tenants=tenants)
+
+
 async def _require_roles(database: Database) -> None:
     try:
         await database.check_roles()
@@ -234,9 +249,3 @@ def _limits(settings: Settings) -> GatewayLimits:
         reader_stall_s=settings.reader_stall_s,
         idempotency_s=settings.idempotency_hours * 3600.0,
     )
-
-
-def _default_name(model: str) -> str:
-    """A hub id as it is; of a path its last part without `.gguf`."""
-    path = Path(model)
-    return path.name.removesuffix(".gguf") if path.exists() else model

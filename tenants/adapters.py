@@ -13,13 +13,14 @@ from loraplex.tenants.adapter_profile import AdapterProfile, ProfileChange
 from loraplex.tenants.errors import (
     AdapterNotFound,
     CountReached,
+    InvalidName,
     NameTaken,
     ProfileFixed,
     RevisionMoved,
     VersionNotFound,
     VersionNotReady,
 )
-from loraplex.tenants.models import Adapter, AdapterVersion, Quota
+from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Tenant
 from loraplex.tenants.names import ADAPTER_NAME, check_adapter_name, is_name
 
 MAX_VERSION = 2**31 - 1
@@ -41,8 +42,20 @@ class AdapterRepository:
         except AdapterNotFound:
             return await self._create(name, "") or await self.get(name)
 
-    async def create(self, name: str, description: str = "") -> Adapter:
-        """Raises `InvalidName`, `NameTaken` or `CountReached`."""
+    async def require_reachable(self, name: str, base_model: str) -> None:
+        """Raises `InvalidName` for a new adapter that would be called like the base model, which answers to that name."""
+        if (
+            name == base_model
+            and await self._session.scalar(self._live().where(Adapter.name == name)) is None
+        ):
+            raise InvalidName(
+                "name", f"name {name!r} is that of the base model: requests would never reach it"
+            )
+
+    async def create(self, name: str, description: str = "", base_model: str | None = None) -> Adapter:
+        """`base_model`: the name it is served by. Raises `InvalidName`, `NameTaken` or `CountReached`."""
+        if base_model is not None:
+            await self.require_reachable(name, base_model)
         adapter = await self._create(check_adapter_name(name), description)
         if adapter is None:
             raise NameTaken(f"an adapter named {name} exists already")
@@ -234,6 +247,13 @@ class AdapterRepository:
         if record is None:
             raise VersionNotFound(f"adapter {adapter.name} has no version {version}")
         return record
+
+
+async def tenants_with(session: AsyncSession, name: str, limit: int) -> Sequence[str]:
+    """The names of at most `limit` tenants that have an adapter `name`; for an operator's session."""
+    query = select(Tenant.name).join(Adapter, Adapter.tenant_id == Tenant.id)
+    query = query.where(Adapter.name == name, Adapter.deleted_at.is_(None))
+    return (await session.scalars(query.order_by(Tenant.name).limit(limit))).all()
 
 
 def present(adapter: Adapter) -> Select[AdapterVersion]:

@@ -179,7 +179,7 @@ class UploadRepository:
             upload.claimed_until = datetime.now(UTC) + lease
         return upload
 
-    async def renew(self, upload_id: UUID, ends: Collection[datetime], end: datetime) -> None:
+    async def renew(self, upload_id: UUID, ends: Collection[datetime | None], end: datetime) -> None:
         """Prolongs a claim to `end`; `ends` are the times it may have now. Raises `UploadEnded`, `UploadClaimed`."""
         upload = await self._locked(upload_id)
         if upload.state != OPEN:
@@ -187,7 +187,7 @@ class UploadRepository:
         _require_own(upload, ends)
         upload.claimed_until, upload.expires_at = end, max(upload.expires_at, end)
 
-    async def release(self, upload_id: UUID, ends: Collection[datetime]) -> bool:
+    async def release(self, upload_id: UUID, ends: Collection[datetime | None]) -> bool:
         """Ends a claim that has one of the times `ends`: the upload goes on. Another's stays, which is False."""
         upload = await self._locked(upload_id)
         if upload.claimed_until not in ends:
@@ -195,7 +195,9 @@ class UploadRepository:
         upload.claimed_until = None
         return True
 
-    async def complete(self, upload_id: UUID, made: AdapterVersion, ends: Collection[datetime]) -> None:
+    async def complete(
+        self, upload_id: UUID, made: AdapterVersion, ends: Collection[datetime | None]
+    ) -> None:
         """Ends it as the version `made`. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed` where its claim has none of
         the times `ends`.
 
@@ -302,7 +304,7 @@ def _require_unclaimed(upload: Upload) -> None:
         raise UploadClaimed("the upload's parts are being put together")
 
 
-def _require_own(upload: Upload, ends: Collection[datetime]) -> None:
+def _require_own(upload: Upload, ends: Collection[datetime | None]) -> None:
     """An end that is over is still the claim's own, as long as nobody else has claimed since."""
     if upload.claimed_until not in ends:
         raise UploadClaimed("another request has claimed the upload since")

@@ -23,12 +23,12 @@ from loraplex.adapters.report import ValidationReport
 from loraplex.engine.errors import EngineError
 from loraplex.engine.models.digest import model_digest
 from loraplex.engine.models.pretrained import load_model_config
-from loraplex.platform.base_model import BaseModelFacts, read_base_model
+from loraplex.platform.base_model import BaseModelFacts, default_served_name, read_base_model
 from loraplex.platform.blobs import OpenBlobs
 from loraplex.platform.commands.context import open_database
 from loraplex.platform.commands.profile_options import Defaults, ToolStyle, profile_change
 from loraplex.platform.config import load_settings
-from loraplex.platform.start_errors import StartError
+from loraplex.platform.start_errors import DependencyFailed, StartError
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.adapter_profile import AdapterProfile
 from loraplex.tenants.adapters import AdapterRepository
@@ -253,7 +253,14 @@ async def _tenant(name: str, data_dir: Path | None) -> AsyncIterator[tuple[Datab
 def _registry(database: Database, home: Path, model: str | None) -> AdapterRegistry:
     facts = read_base_model(home) if model is None else _facts_of(model, home)
     blobs, model_config = _blobs(home, facts.digest), load_model_config(facts.path)
-    return AdapterRegistry(database, blobs.local, model_config, facts.digest, blobs=blobs.adapters)
+    return AdapterRegistry(
+        database,
+        blobs.local,
+        model_config,
+        facts.digest,
+        blobs=blobs.adapters,
+        served_model_name=facts.served_name,
+    )
 
 
 def _blobs(home: Path, base_model_digest: str) -> OpenBlobs:
@@ -262,7 +269,16 @@ def _blobs(home: Path, base_model_digest: str) -> OpenBlobs:
 
 
 def _facts_of(model: str, home: Path) -> BaseModelFacts:
-    return BaseModelFacts(served_name=model, path=model, digest=model_digest(model, home / DIGEST_CACHE))
+    digest = model_digest(model, home / DIGEST_CACHE)
+    return BaseModelFacts(served_name=_served_name(model, home), path=model, digest=digest)
+
+
+def _served_name(model: str, home: Path) -> str:
+    """That of the server of this data directory, or the one it would give."""
+    try:
+        return read_base_model(home).served_name
+    except DependencyFailed:
+        return load_settings({"data_dir": home}).served_model_name or default_served_name(model)
 
 
 async def _adapter_document(session: AsyncSession, tenant_id: UUID, name: str) -> dict[str, Any]:

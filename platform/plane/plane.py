@@ -48,6 +48,11 @@ class Plane:
         self._cursor_key = services.derive_key(CURSOR_DOMAIN)
         self._turns = Turns()
 
+    @property
+    def served_model_name(self) -> str:
+        """What the base model is called in requests."""
+        return self._services.served_model_name
+
     async def read(self, caller: PlaneCaller, work: Read) -> Response:
         """The answer of `work`, which changes nothing."""
         async with self._transaction(caller) as session:

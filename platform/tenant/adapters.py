@@ -84,7 +84,7 @@ def _add_making(router: APIRouter, plane: Plane, writer: Any) -> None:
     ) -> Response:
         async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
             adapters = AdapterRepository(session, caller.tenant_id)
-            adapter = await adapters.create(body.name, body.description)
+            adapter = await adapters.create(body.name, body.description, plane.served_model_name)
             await audit.record("adapter.create", f"adapters/{body.name}", None, body.model_dump())
             location = {"location": f"/tenant/v1/adapters/{body.name}"}
             return Answer(201, shown(adapter), adapter.revision, location)

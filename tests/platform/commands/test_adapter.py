@@ -130,6 +130,20 @@ def test_a_wrong_profile_is_wrong_usage(home: Path, options: list[str], message:
     assert message in re.sub(r"[\s│]+", " ", result.output), "a table may break the line"
 
 
+def test_no_new_adapter_is_called_like_the_base_model(home: Path, model: Path) -> None:
+    push = ["push", str(model.parent / "adapter"), "--model", str(model)]
+    for name in ("model", "tiny"):
+        refused = run(home, *push, "--name", name)
+        assert refused.exit_code == 2 and "name" in refused.output
+        assert "is that of the base model" in re.sub(r"\s+", " ", refused.output)
+        assert run_json(home, "list") == [] and not list((home / "adapters").glob("*/*/*.safetensors"))
+        write_base_model(home, BaseModelFacts("tiny", str(model), model_digest(str(model))))
+    # The folder's name is no longer that of the base model; a name that becomes it later goes on having versions.
+    assert run_json(home, *push, "--name", "model")["version"] == 1
+    write_base_model(home, BaseModelFacts("model", str(model), model_digest(str(model))))
+    assert run_json(home, *push, "--name", "model")["version"] == 1
+
+
 def test_a_quarantined_version_is_released(home: Path, model: Path, database_url: str) -> None:
     run_json(home, "push", str(model.parent / "adapter"), "--name", "voice", "--model", str(model))
     refused = run(home, "release", "voice", "1")

@@ -161,6 +161,7 @@ async def start_gateway(
             refused: Exception | None = None,
             fast_forward: bool = True,
             admissions: Any = None,
+            served_model_name: str = BASE_MODEL,
         ) -> Gateway:
             judges = Judges(JudgeOptions(environment=os.environ))
             stack.push_async_callback(judges.close)
@@ -171,7 +172,7 @@ async def start_gateway(
             preparer = Preparer(PreparerOptions(setup=setup, environment=os.environ))
             stack.push_async_callback(preparer.close)
             services = GatewayServices(
-                served_model_name=BASE_MODEL,
+                served_model_name=served_model_name,
                 database=other or database,
                 engine=engine,
                 prompts=prompts,

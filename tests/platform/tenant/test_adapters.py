@@ -3,7 +3,11 @@
 import asyncio
 from typing import Any
 
+from structlog.testing import capture_logs
 from tests.platform.tenant.managed_tenant import ManagedTenant, managed
+
+from loraplex.platform.gateway import warn_of_shadowed
+from loraplex.tenants.database import Database
 
 
 async def test_the_life_of_an_adapter(tenant: ManagedTenant) -> None:
@@ -51,6 +55,20 @@ async def test_bodies_and_names(tenant: ManagedTenant) -> None:
     for name in ("nobody", "a%00", "ö"):
         assert (await tenant.http.get(f"adapters/{name}")).status_code == 404
     assert await tenant.actions() == []
+
+
+async def test_no_adapter_is_called_like_the_base_model(start_gateway: Any, database: Database) -> None:
+    async with managed(await start_gateway(served_model_name="tiny"), "writer") as tenant:
+        refused = await tenant.http.post("adapters", json={"name": "tiny"})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_value", "name")
+        assert "base model" in error["message"]
+        assert (await tenant.http.post("adapters", json={"name": "tiny-2"})).status_code == 201
+        assert await tenant.actions() == [("adapter.create", "adapters/tiny-2")]
+    for name, warned in (("tiny", []), ("tiny-2", [["writer"]])):
+        with capture_logs() as logs:
+            await warn_of_shadowed(database, name)
+        assert [entry["tenants"] for entry in logs] == warned
 
 
 async def test_what_is_listed_while_others_come_and_go(tenant: ManagedTenant) -> None:
