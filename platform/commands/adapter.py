@@ -194,7 +194,7 @@ def release(
 ) -> None:
     """Let a quarantined version serve again, when the fault was not its own.
 
-    An engine that quarantined it refuses it until that engine is started anew.
+    An engine that quarantined it refuses it until that engine is started anew: start it anew first, then release.
     """
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
