@@ -51,10 +51,14 @@ class BlobStore:
         self._fetching = asyncio.Semaphore(MAX_FETCHES)
 
     async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
-        """Takes a staged folder of the two files, whose digest the caller has computed. Raises `StorageError`."""
-        folder = await on_thread(self.storage.put, tenant_id, digest, staged)
+        """Takes a staged folder of the two files, whose digest the caller has computed. Raises `StorageError`.
+
+        Where it could not be published it is here, and staged no more: then the same call goes on from there.
+        """
+        if staged.is_dir() or not self.storage.exists(tenant_id, digest):
+            await on_thread(self.storage.put, tenant_id, digest, staged)
         await self.publish(tenant_id, digest)
-        return folder
+        return self.storage.path(tenant_id, digest)
 
     async def publish(self, tenant_id: UUID, digest: str) -> None:
         """Copies a stored adapter to where other machines find it. Raises `BlobMissing`, `BlobStoreUnavailable`."""
@@ -90,6 +94,9 @@ class BlobStore:
                 await self.evict()
             except (StorageError, OSError) as error:
                 LOG.warning("copies of adapters were not removed", reason=str(error))
+            except Exception:
+                # Reported; a defect met once must not fill the disk.
+                LOG.exception("removing copies of adapters failed")
             self._has_grown.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_grown.wait(), EVICTION_SECONDS)

@@ -136,3 +136,20 @@ async def test_a_bucket_that_is_gone_holds_up_nothing_that_is_here(tmp_path: Pat
     assert (await machine.blobs.ensure_local(TENANT, DIGEST)).is_dir()
     with pytest.raises(BlobStoreUnavailable):
         await machine.blobs.ensure_local(TENANT, "c" * 64)
+
+
+async def test_what_the_bucket_did_not_take_is_stored_again(
+    tmp_path: Path, s3_bucket: S3Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that was staged is the local one by then."""
+    machine, staged = Machine(tmp_path, s3_bucket), Machine(tmp_path, s3_bucket).staged()
+
+    async def fail(*_: object) -> None:
+        raise BlobStoreUnavailable("down")
+
+    with monkeypatch.context() as patched, pytest.raises(BlobStoreUnavailable):
+        patched.setattr(machine.objects, "copy", fail)
+        await machine.blobs.store(TENANT, DIGEST, staged)
+    await machine.blobs.store(TENANT, DIGEST, staged)
+    other = Machine(tmp_path / "other", s3_bucket)
+    assert (await other.blobs.ensure_local(TENANT, DIGEST)).is_dir()
