@@ -1,8 +1,11 @@
 """A real PostgreSQL and a real Valkey for every test that asks: one pair of servers per run, an empty migrated database and
-an empty Valkey per test.
+an empty Valkey per test. Tests that ask for `postgres_major` run on another PostgreSQL too.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from functools import cache, cached_property
+from pathlib import Path
 from uuid import uuid4
 
 import boto3
@@ -14,10 +17,12 @@ from psycopg import sql
 
 from loraplex.adapters.objects import S3Options
 from loraplex.platform.embedded import EmbeddedServices
+from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.schema import upgrade
 from loraplex.tenants.database import Database
 
 TEMPLATE = "template_migrated"
+NEWEST_POSTGRES = max(POSTGRES_MAJORS)
 DISCONNECT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
 # Triggers and foreign keys keep rows that only an owner who means all of them may delete.
 EMPTY = """
@@ -99,44 +104,73 @@ class KeptDatabase:
             return False
 
 
-@pytest.fixture(scope="session")
-def embedded_services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServices]:
-    """The servers of this test run; `database_url` is a bare database."""
-    services = EmbeddedServices(tmp_path_factory.mktemp("services"))
-    services.start()
-    # Nothing of these servers has to outlive a crash.
-    execute(services, "ALTER SYSTEM SET fsync = off")
-    execute(services, "SELECT pg_reload_conf()")
-    yield services
-    services.stop()
+class Servers:
+    """One PostgreSQL of some major version beside a Valkey; databases are made when they are asked for."""
+
+    def __init__(self, folder: Path, postgres_major: int) -> None:
+        self.services = EmbeddedServices(folder, postgres_major=postgres_major)
+        self.services.start()
+        # Nothing of these servers has to outlive a crash.
+        execute(self.services, "ALTER SYSTEM SET fsync = off")
+        execute(self.services, "SELECT pg_reload_conf()")
+
+    @cached_property
+    def template(self) -> str:
+        """The name of a database at the newest schema, copied for each test."""
+        execute(self.services, "CREATE DATABASE {}", TEMPLATE)
+        upgrade(url_of(self.services, TEMPLATE))
+        return TEMPLATE
+
+    @cached_property
+    def kept(self) -> KeptDatabase:
+        return KeptDatabase(self.services, self.template)
 
 
 @pytest.fixture(scope="session")
-def database_template(embedded_services: EmbeddedServices) -> str:
-    """The name of a database at the newest schema, copied for each test."""
-    execute(embedded_services, "CREATE DATABASE {}", TEMPLATE)
-    upgrade(url_of(embedded_services, TEMPLATE))
-    return TEMPLATE
+def servers_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Servers]]:
+    """The servers of this test run by the major version of PostgreSQL: each starts with the first test that asks."""
+    with ExitStack() as stack:
+
+        @cache
+        def started(postgres_major: int) -> Servers:
+            servers = Servers(tmp_path_factory.mktemp("services"), postgres_major)
+            stack.callback(servers.services.stop)
+            return servers
+
+        yield started
 
 
 @pytest.fixture
-def empty_database_url(embedded_services: EmbeddedServices) -> Iterator[str]:
+def postgres_major(request: pytest.FixtureRequest) -> int:
+    """The newest one, unless a test is parametrized with others (`indirect`)."""
+    return int(getattr(request, "param", NEWEST_POSTGRES))
+
+
+@pytest.fixture(scope="session")
+def embedded_services(servers_of: Callable[[int], Servers]) -> EmbeddedServices:
+    """The newest servers of this test run; `database_url` is a bare database."""
+    return servers_of(NEWEST_POSTGRES).services
+
+
+@pytest.fixture
+def empty_database_url(servers_of: Callable[[int], Servers], postgres_major: int) -> Iterator[str]:
     """The address of a fresh database without any table."""
-    name = f"test_{uuid4().hex}"
-    execute(embedded_services, "CREATE DATABASE {}", name)
-    yield url_of(embedded_services, name)
-    execute(embedded_services, "DROP DATABASE {} WITH (FORCE)", name)
-
-
-@pytest.fixture(scope="session")
-def kept_database(embedded_services: EmbeddedServices, database_template: str) -> KeptDatabase:
-    return KeptDatabase(embedded_services, database_template)
+    services, name = servers_of(postgres_major).services, f"test_{uuid4().hex}"
+    execute(services, "CREATE DATABASE {}", name)
+    yield url_of(services, name)
+    execute(services, "DROP DATABASE {} WITH (FORCE)", name)
 
 
 @pytest.fixture
-def database_url(kept_database: KeptDatabase) -> str:
+def database_template(servers_of: Callable[[int], Servers], postgres_major: int) -> str:
+    """The name of a database at the newest schema: with it the cluster has the roles."""
+    return servers_of(postgres_major).template
+
+
+@pytest.fixture
+def database_url(servers_of: Callable[[int], Servers], postgres_major: int) -> str:
     """The address of a database at the newest schema without any row."""
-    return kept_database.emptied()
+    return servers_of(postgres_major).kept.emptied()
 
 
 @pytest.fixture

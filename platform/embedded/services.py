@@ -31,10 +31,12 @@ class EmbeddedServices:
 
     `transient` is for commands that end soon: a long-lived process waits for a transient owner to end rather than
     depend on it. A thread of its own starts the children, because they die with the thread that started them.
+    A new cluster is one of `postgres_major`, by default the newest there is; an existing one stays what it is.
     """
 
-    def __init__(self, data_dir: Path, *, transient: bool = False) -> None:
+    def __init__(self, data_dir: Path, *, transient: bool = False, postgres_major: int | None = None) -> None:
         self._folder = data_dir.absolute() / "embedded"
+        self._postgres_major = postgres_major
         self._transient = transient
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedded-services")
         self._lock: OwnerLock | None = None
@@ -100,7 +102,7 @@ class EmbeddedServices:
         if (left := lock.facts()) is not None and left.short_folder is not None:
             remove_short_folder(Path(left.short_folder))
         lock.withdraw()
-        self._owner = ServerPair(self._folder)
+        self._owner = ServerPair(self._folder, self._postgres_major)
         self._facts = self._owner.start(self._transient)
         lock.publish(self._facts)
         return True
@@ -129,10 +131,10 @@ class EmbeddedServices:
 class ServerPair:
     """Both servers, their passwords and their user; used by the owner only."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, postgres_major: int | None) -> None:
         self._short = ShortFolder()
         identity = choose_identity(folder / "postgres")
-        postgres = find_postgres(cluster_major(folder / "postgres"))
+        postgres = find_postgres(cluster_major(folder / "postgres") or postgres_major)
         valkey_binary = find_valkey()
         if not identity.may_traverse(postgres.server) or not identity.may_traverse(valkey_binary):
             reachable = self._reachable_folder(identity)

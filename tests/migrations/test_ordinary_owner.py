@@ -7,11 +7,13 @@ import pytest
 from psycopg import sql
 from tests.tenants.catalogue import make_tenant
 
+from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.schema import upgrade
 from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.deletion import TenantDeletions
 from loraplex.tenants.keys import FoundKey, KeyRepository
 
+pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 OWNER = "ordinary_owner"
 PARTS = """
     INSERT INTO tenants (id, name) VALUES (gen_random_uuid(), 'early');

@@ -1,4 +1,4 @@
-"""The migrations lead to exactly the models, run both ways, and one at a time."""
+"""The migrations lead to exactly the models, run both ways, one at a time and within their timeouts, on every PostgreSQL."""
 
 import subprocess
 import sys
@@ -9,9 +9,21 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine
 
+from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.schema import current_revision, downgrade, newest_revision, upgrade
 from loraplex.tenants.database import parse_database_url
 from loraplex.tenants.models import Base
+
+pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
+WATCH = """
+    CREATE SCHEMA watch;
+    CREATE TABLE watch.seen (major int, lock_timeout text, statement_timeout text);
+    CREATE FUNCTION watch.note() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO watch.seen VALUES (current_setting('server_version_num')::int / 10000,
+            current_setting('lock_timeout'), current_setting('statement_timeout'));
+    END $$;
+    CREATE EVENT TRIGGER watch ON ddl_command_end EXECUTE FUNCTION watch.note();
+"""
 
 
 def tables(url: str) -> set[str]:
@@ -27,6 +39,16 @@ def test_up_down_up(empty_database_url: str) -> None:
     assert tables(empty_database_url) == {"alembic_version"}
     upgrade(empty_database_url)
     assert current_revision(empty_database_url) == newest_revision(empty_database_url)
+
+
+def test_every_statement_is_bounded_both_ways(empty_database_url: str, postgres_major: int) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(WATCH)
+        for move in (lambda: upgrade(empty_database_url), lambda: downgrade(empty_database_url, "base")):
+            move()
+            seen = connection.execute("SELECT DISTINCT * FROM watch.seen").fetchall()
+            assert seen == [(postgres_major, "15s", "10min")]
+            connection.execute("TRUNCATE watch.seen")
 
 
 def test_schema_equals_models(database_url: str) -> None:

@@ -9,12 +9,14 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 from tests.tenants.catalogue import add, make_tenant
 
+from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.errors import RoleUnsafe
 from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.models import Base
 
+pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 UNGUARDED = """
     SELECT c.relname FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
     WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'm', 'v') AND a.attname = 'tenant_id'

@@ -8,10 +8,12 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.admission.house import check_books, make_house, plain, set_limits, usage, used
 
+from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited
 
 
+@pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 async def test_what_is_admitted_is_reserved_and_settled_once(database: Database, valkey_url: str) -> None:
     house = await make_house(database, valkey_url, requests_per_minute=60, tokens_per_day=100)
     async with house.gateway() as gateway:
