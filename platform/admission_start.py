@@ -18,14 +18,17 @@ async def open_admissions(
     metrics: AdmissionMetrics,
     stack: AsyncExitStack,
 ) -> Admissions:
-    """Closed by `stack`, upkeep first. What requests wait for gives up sooner than what counts all of a tenant anew."""
-    limit_s = settings.valkey_timeout_s
-    fast = valkey.open_valkey(redis_url, command_s=limit_s, connect_s=limit_s)
+    """Closed by `stack`, upkeep first. What requests wait for is given up sooner than what counts all of a tenant anew: by
+    admission itself, which can tell a Valkey that hangs from a loop that is late.
+    """
+    fast = valkey.open_valkey(redis_url)
     stack.push_async_callback(fast.aclose)
     patient = valkey.open_valkey(redis_url)
     stack.push_async_callback(patient.aclose)
     times = AdmissionSettings(
-        lease_s=settings.admission_lease_s, heartbeat_s=settings.admission_heartbeat_s, valkey_s=limit_s
+        lease_s=settings.admission_lease_s,
+        heartbeat_s=settings.admission_heartbeat_s,
+        valkey_s=settings.valkey_timeout_s,
     )
     admissions = Admissions(database, fast, settings.price, uuid4(), times, patient=patient)
     stack.push_async_callback(admissions.close)

@@ -176,7 +176,7 @@ async def opened_stores() -> AsyncIterator[tuple[Database, Admissions]]:
         async with EmbeddedServices(Path(folder)) as services:
             await asyncio.to_thread(upgrade, services.database_url)
             database, settings = Database(services.database_url), AdmissionSettings()
-            fast = open_valkey(services.redis_url, command_s=settings.valkey_s)
+            fast = open_valkey(services.redis_url)
             patient = open_valkey(services.redis_url)
             admissions = Admissions(database, fast, PRICE, uuid4(), settings, patient=patient)
             upkeep = asyncio.create_task(admissions.run())

@@ -69,8 +69,8 @@ class Usage:
 class AdmissionSettings:
     """Times in seconds. A gateway that is silent for `lease_s` is taken for dead and its open requests are given up.
 
-    `valkey_s` is how long an admission waits for Valkey; `most_pending`, how many settlements may wait for PostgreSQL
-    before nothing more is admitted.
+    `valkey_s` is how long an admission waits for Valkey, and 0.8 times that once more for a second attempt; `most_pending`,
+    how many settlements may wait for PostgreSQL before nothing more is admitted.
     """
 
     lease_s: float = 45.0

@@ -67,7 +67,9 @@ class Admissions:
         patient: Valkey | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`redis` gives up after `settings.valkey_s`; `patient` serves what may take longer, as seeding does."""
+        """`redis` is given up after `settings.valkey_s`, so its own timeouts are longer; `patient` serves what may take long, as
+        seeding does.
+        """
         self._price = price
         self._gateway_id = gateway_id
         self._settings = settings

@@ -24,6 +24,7 @@ from loraplex.tenants.admission.breaker import Breaker
 from loraplex.tenants.admission.counter_answer import Admitted, CounterAnswer, Denied, StalePolicy, Unseeded
 from loraplex.tenants.admission.counter_request import CounterRequest, Hold
 from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.deadline import GRACE_SECONDS, deadline
 from loraplex.tenants.admission.local_share import LocalShare
 from loraplex.tenants.admission.periods import Periods, periods_of
 from loraplex.tenants.admission.policies import Policies
@@ -46,6 +47,8 @@ TRIES = 12
 PAUSE_SECONDS = 0.01
 # So many attempts leave the counters time to be replaced by whoever took the next epoch, or has it in hand.
 PATIENCE = {Reserved.EPOCH_MOVED: 1, Reserved.EPOCH_LOCKED: 5}
+# How long both attempts of an admission wait for Valkey, in units of `valkey_s`, which bounds one.
+ASKING = 1.8
 LOG = structlog.get_logger("loraplex.admission")
 
 
@@ -181,25 +184,28 @@ class Gate:
 
     async def _ask(self, asked: CounterRequest) -> CounterAnswer:
         """Once more while the breaker is closed: a connection that Valkey has closed fails at once, and on a busy machine
-        an answer may be late once.
+        an answer may be late once. Both together wait for `ASKING` times `valkey_s`, also behind requests that Valkey
+        keeps waiting.
         """
+        last = asyncio.get_running_loop().time() + ASKING * self.settings.valkey_s
         try:
-            return await self._ask_once(asked)
+            return await self._ask_once(asked, last)
         except ValkeyUnavailable:
             if self.breaker.is_open:
                 raise
-            return await self._ask_once(asked)
+            return await self._ask_once(asked, last)
 
-    async def _ask_once(self, asked: CounterRequest) -> CounterAnswer:
-        """Bounds the wait for a turn too, behind those that Valkey keeps waiting."""
+    async def _ask_once(self, asked: CounterRequest, last: float) -> CounterAnswer:
+        now = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(1.5 * self.settings.valkey_s):
+            # A loop that was held up beyond `last` asks for a moment, too: that was not Valkey's fault.
+            async with deadline(max(min(now + self.settings.valkey_s, last), now + GRACE_SECONDS)):
                 answer = await self.counters.admit(asked)
         except (TimeoutError, ValkeyUnavailable) as error:
             self.breaker.failed()
             if isinstance(error, ValkeyUnavailable):
                 raise
-            raise ValkeyUnavailable("too many requests wait for Valkey") from error
+            raise ValkeyUnavailable("Valkey did not answer in time") from error
         self.breaker.succeeded()
         return answer
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from redis.exceptions import NoScriptError
 
+from loraplex.tenants.admission.deadline import deadline
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.valkey import FAILURES, Valkey
 
@@ -37,7 +38,7 @@ def load_script(name: ScriptName) -> Script:
 
 
 class ScriptRunner:
-    """Runs scripts on one client, each within `deadline_s` once it is its turn."""
+    """Runs scripts on one client, each within `deadline_s` once it is its turn; the client's own timeouts are longer."""
 
     def __init__(self, client: Valkey, deadline_s: float) -> None:
         self._client = client
@@ -50,7 +51,7 @@ class ScriptRunner:
         """Raises `ValkeyUnavailable`; then the script may or may not have run."""
         async with self._turns:
             try:
-                async with asyncio.timeout(self._deadline_s):
+                async with deadline(asyncio.get_running_loop().time() + self._deadline_s):
                     return await self._send(script, state_key, arguments)
             except TimeoutError as error:
                 raise ValkeyUnavailable(f"Valkey did not answer within {self._deadline_s:g} s") from error

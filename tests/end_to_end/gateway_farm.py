@@ -23,7 +23,7 @@ from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.tenants.admission.admissions import Admissions, AdmissionSettings
 from loraplex.tenants.admission.price import Price
 from loraplex.tenants.database import Database
-from loraplex.tenants.valkey import open_valkey
+from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
 
 MODEL = "farm"
 
@@ -71,7 +71,7 @@ def settings_of(plan: FarmPlan) -> AdmissionSettings:
 async def serve(plan: FarmPlan, listener: socket.socket) -> None:
     """One gateway, until it is killed."""
     database = Database(plan.database_url, pool_size=3)
-    fast = open_valkey(plan.valkey_url, command_s=plan.valkey_s)
+    fast = open_valkey(plan.valkey_url, command_s=max(plan.valkey_s, ANSWER_SECONDS))
     patient = open_valkey(plan.valkey_url)
     admissions = Admissions(database, fast, price_of(plan), uuid4(), settings_of(plan), patient=patient)
     upkeep = asyncio.create_task(admissions.run())

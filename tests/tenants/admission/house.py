@@ -26,7 +26,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.keys import FoundKey, KeyRepository
 from loraplex.tenants.models import Quota
 from loraplex.tenants.uuid7 import uuid7
-from loraplex.tenants.valkey import open_valkey
+from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
 
 PRICE = Price(prompt=3_000, cached_prompt=1_000, completion=7_001)
 # Long: machines are busy, and timeouts are tested where they matter.
@@ -46,7 +46,7 @@ class House:
     async def gateway(
         self, settings: AdmissionSettings = SETTINGS, clock: Callable[[], float] = time.monotonic
     ) -> AsyncIterator[Admissions]:
-        redis = open_valkey(self.valkey_url, command_s=settings.valkey_s)
+        redis = open_valkey(self.valkey_url, command_s=max(settings.valkey_s, ANSWER_SECONDS))
         admissions = Admissions(self.database, redis, PRICE, uuid4(), settings, clock=clock)
         try:
             yield admissions

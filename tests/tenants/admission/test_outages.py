@@ -5,34 +5,43 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 from tests.tenants.admission.house import check_books, closed, make_house, set_limits, usage, used
 
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.embedded.binaries import find_valkey
 from loraplex.tenants.admission.admission import Admission, AdmissionSettings
 from loraplex.tenants.admission.admissions import Admissions
+from loraplex.tenants.admission.breaker import FAILURES
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited
 
 SETTINGS = AdmissionSettings()
 START_SECONDS = 20.0
 REQUESTS, SHARE = 60, 25
+CALLERS, CALLS = 16, 20
 
 
 @dataclass(frozen=True)
 class OwnValkey:
-    """A server that tests may stop and let go on."""
+    """A server that tests may stop and let go on, or end."""
 
     url: str
     pid: int
+
+    @contextmanager
+    def gone(self) -> Iterator[None]:
+        """Ended for good: connections are refused."""
+        os.kill(self.pid, signal.SIGKILL)
+        yield
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
@@ -80,7 +89,6 @@ async def all_told(gateway: Admissions) -> None:
 
 async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_valkey: OwnValkey) -> None:
     house = await make_house(database, own_valkey.url, requests_per_minute=2 * SHARE)
-    waits: list[float] = []
     admitted: list[Admission] = []
 
     async with house.gateway(SETTINGS) as gateway, house.gateway(SETTINGS) as other:
@@ -89,16 +97,12 @@ async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_v
         running = await gateway.admit(house.request())
         with own_valkey.hanging():
             for _ in range(REQUESTS):
-                begun = time.monotonic()
                 try:
                     admitted.append(await gateway.admit(house.request()))
                 except RateLimited as error:
                     assert error.limit == "requests_per_minute"
-                waits.append(time.monotonic() - begun)
             assert len(admitted) == SHARE
             assert all(admission.degraded for admission in admitted)
-            assert sum(wait > 0.04 for wait in waits) <= 8, "after three failures nobody waits"
-            assert sorted(waits)[REQUESTS * 9 // 10] <= 0.1
             for admission in [running, *admitted[:20]]:
                 await gateway.settle(admission, usage(admission))
             assert len(gateway.upkeep.requests.uncounted) == 21
@@ -112,6 +116,32 @@ async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_v
         await gateway.settle(lasting, usage(lasting))
         await all_told(gateway)
         assert (await used(gateway, house.tenant_id))["tokens_per_day"].used == 15 * (SHARE + 2)
+
+
+@pytest.mark.parametrize("outage", [OwnValkey.hanging, OwnValkey.gone])
+async def test_callers_side_by_side_wait_for_valkey_once_at_most(
+    database: Database, own_valkey: OwnValkey, outage: Callable[[OwnValkey], AbstractContextManager[None]]
+) -> None:
+    """The bound itself is asserted in `test_gate.py`, where no busy machine adds to it; here it is told (`pytest -s`)."""
+    house = await make_house(database, own_valkey.url)
+    waits: list[float] = []
+
+    async def call(gateway: Admissions) -> None:
+        for _ in range(CALLS):
+            begun = time.monotonic()
+            admission = await gateway.admit(house.request())
+            waits.append(time.monotonic() - begun)
+            assert admission.degraded
+            await gateway.settle(admission, usage(admission))
+
+    async with house.gateway(SETTINGS) as gateway:
+        await gateway.settle(first := await gateway.admit(house.request()), usage(first))
+        with outage(own_valkey), capture_logs() as logs:
+            await asyncio.gather(*(call(gateway) for _ in range(CALLERS)))
+    waited = [line for line in logs if line["event"] == "the counters did not answer"]
+    assert gateway.upkeep.breaker.is_open and FAILURES <= 2 * len(waited) <= 2 * CALLERS
+    half, last = (sorted(waits)[len(waits) * part // 100] for part in (50, 99))
+    print(f"{outage.__name__}: an admission took {1e3 * half:.1f} ms at p50, {1e3 * last:.1f} ms at p99")
 
 
 async def test_budgets_fail_closed_while_valkey_hangs(database: Database, own_valkey: OwnValkey) -> None:

@@ -47,7 +47,7 @@ async def test_a_server_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
         writer.close()
 
     server = await asyncio.start_unix_server(never_answer, tmp_path / "hangs.sock")
-    client = open_valkey(f"unix://{tmp_path}/hangs.sock", command_s=COMMAND_SECONDS)
+    client = open_valkey(f"unix://{tmp_path}/hangs.sock")
     begun = time.monotonic()
     with pytest.raises(ValkeyUnavailable):
         await Counters(client).admit(Customer().request())
