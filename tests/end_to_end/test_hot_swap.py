@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,9 @@ class Client:
         url, given = f"/tenant/v1/adapters/{path}", {**self._admin, **(headers or {})}
         return await self._http.request(method, url, json=body, headers=given)
 
-    async def stream(self, model: str, question: str) -> Answered:
+    async def stream(
+        self, model: str, question: str, first_text: Callable[[], None] = lambda: None
+    ) -> Answered:
         """Asserts that the answer is whole."""
         messages = [{"role": "user", "content": question}]
         body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
@@ -68,6 +71,7 @@ class Client:
             async for line in answer.aiter_lines():
                 if line:
                     lines.append(line.removeprefix("data: "))
+                    first_text()
         assert lines[-1] == "[DONE]", lines[-1]
         for line in lines[:-1]:
             text += "".join(choice["delta"].get("content") or "" for choice in json.loads(line)["choices"])
@@ -107,28 +111,61 @@ async def push_versions(demo: LiveServer, tenant: str) -> dict[int, str]:
     return {each.version: each.digest for each in pushed}
 
 
+class RunningStreams:
+    """`STREAMS` streams that run at every moment: each that ends is followed by another at once."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._asking: list[asyncio.Task[None]] = []
+        self._ended = False
+        self.answers: list[Answered] = []
+        self.begun = 0
+
+    async def start(self) -> None:
+        """One after the other, so that they do not end together either."""
+        for question, _ in zip(itertools.cycle(QUESTIONS), range(STREAMS)):
+            first_text = asyncio.Event()
+            self._asking.append(asyncio.create_task(self._keep_asking(question, first_text.set)))
+            await first_text.wait()
+
+    @property
+    def running(self) -> int:
+        """How many the server has been asked for and has not ended."""
+        return self.begun - len(self.answers)
+
+    async def further(self, count: int) -> None:
+        """Returns when so many more have begun."""
+        begun = self.begun + count
+        while self.begun < begun:
+            for task in self._asking:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.005)
+
+    async def end(self) -> list[Answered]:
+        self._ended = True
+        await asyncio.gather(*self._asking)
+        return self.answers
+
+    async def _keep_asking(self, question: str, first_text: Callable[[], None]) -> None:
+        while not self._ended:
+            self.begun += 1
+            self.answers.append(await self._client.stream(NAME, question, first_text))
+
+
 async def swap_under_load(client: Client) -> list[Answered]:
-    """Moves the alias to and fro while every stream that ends is followed by another."""
-    moved = asyncio.Event()
-
-    async def keep_asking(question: str) -> list[Answered]:
-        answers = [await client.stream(NAME, question)]
-        while not moved.is_set():
-            answers.append(await client.stream(NAME, question))
-        return answers
-
+    """Moves the alias to and fro under streams that run, at every second move under one more that began since."""
     etag = await client.move(1, None)
-    # From the first move on every stream begins at another place of the alias.
-    asking: list[asyncio.Task[list[Answered]]] = []
-    questions = itertools.cycle(QUESTIONS)
+    streams = RunningStreams(client)
+    await streams.start()
     for number in range(MOVES):
-        if number % 3 == 0 and len(asking) < STREAMS:
-            asking.append(asyncio.create_task(keep_asking(next(questions))))
+        assert streams.running == STREAMS
         etag = await client.move(2 - number % 2, etag)
-        await asyncio.sleep(0)
-    moved.set()
-    assert etag == f'"{MOVES + 1}"' and len(asking) == STREAMS
-    return [answer for answers in await asyncio.gather(*asking) for answer in answers]
+        assert streams.running == STREAMS
+        if number % 2:
+            await streams.further(1)
+    assert etag == f'"{MOVES + 1}"'
+    return await streams.end()
 
 
 def test_an_alias_moves_under_load(demo: LiveServer, quantization: str) -> None:
@@ -144,7 +181,7 @@ def test_an_alias_moves_under_load(demo: LiveServer, quantization: str) -> None:
             answers = await swap_under_load(client)
         finally:
             await client.remove()
-        assert len(answers) >= STREAMS
+        assert len(answers) >= STREAMS + MOVES // 2
         assert {answer.digest for answer in answers} == set(digests.values())
         for answer in answers:
             version = int(answer.adapter.removeprefix(f"{NAME}@"))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import psycopg
 import pytest
@@ -44,7 +45,7 @@ def test_up_down_up(empty_database_url: str) -> None:
 def test_every_statement_is_bounded_both_ways(empty_database_url: str, postgres_major: int) -> None:
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         connection.execute(WATCH)
-        for move in (lambda: upgrade(empty_database_url), lambda: downgrade(empty_database_url, "base")):
+        for move in (partial(upgrade, empty_database_url), partial(downgrade, empty_database_url, "base")):
             move()
             seen = connection.execute("SELECT DISTINCT * FROM watch.seen").fetchall()
             assert seen == [(postgres_major, "15s", "10min")]
