@@ -2,6 +2,7 @@
 an empty Valkey per test. Tests that ask for `postgres_major` run on another PostgreSQL too.
 """
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, cached_property
@@ -20,6 +21,10 @@ from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.schema import upgrade
 from loraplex.tenants.database import Database
+
+# Files that run side by side have a core each: threads of one would wait for those of the other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TEMPLATE = "template_migrated"
 NEWEST_POSTGRES = max(POSTGRES_MAJORS)
@@ -56,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is long and hardly ever breaks alone waits for `--long`: the suite has twenty minutes on two cores."""
+    """What is long and hardly ever breaks alone waits for `--long`."""
     if config.getoption("--long"):
         return
     for item in items:
