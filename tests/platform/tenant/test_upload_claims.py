@@ -75,7 +75,7 @@ async def test_a_request_that_lives_keeps_its_key_beyond_the_first_lease(
     database: Database, tmp_path: Path
 ) -> None:
     tenant_id, upload_id = await prepare(database), uuid4()
-    home, rival = slow(gateway(database, tmp_path, 0.6), 2.0), gateway(database, tmp_path, 0.6)
+    home, rival = slow(gateway(database, tmp_path, 1.5), 3.5), gateway(database, tmp_path, 1.5)
     first = asyncio.create_task(submit_whole(home, tenant_id, upload_id))
     await asyncio.sleep(0.2)
     while not first.done():
