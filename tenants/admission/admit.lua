@@ -91,8 +91,8 @@ for first = FIRST, #ARGV, WIDTH do
   for index = 1, 7 do
     limits[index] = tonumber(ARGV[first + 1 + index]) or false
   end
-  local rate = read_rate(key_of('rate', subject))
-  levels[level] = { key = key_of('rate', subject), rate = rate, requests = limits[1], tokens = limits[2] }
+  local rate = read_rate(rate_key(subject))
+  levels[level] = { key = rate_key(subject), rate = rate, requests = limits[1], tokens = limits[2] }
   test_rates(level, rate, limits[1], limits[2])
   if limits[3] then
     local running = redis.call('ZCOUNT', key_of('leases', subject), '(' .. integer(now), '+inf')

@@ -31,9 +31,14 @@ end
 -- it is, because the counters were seeded since its limit was last seen, it keeps what it has not paid.
 local UNKNOWN = '?'
 
+-- Of the epoch: buckets outlive it, what is held aside is told anew by each seeding.
+local function held_field()
+  return 'held:' .. epoch
+end
+
 local function read_rate(key)
   local read = redis.call(
-    'HMGET', key, 'requests', 'requests_at', 'tokens', 'tokens_at', 'unpaid', 'unpaid_at', 'tokens_limit', 'held'
+    'HMGET', key, 'requests', 'requests_at', 'tokens', 'tokens_at', 'unpaid', 'unpaid_at', 'tokens_limit', held_field()
   )
   local rate = { requests = read[1], requests_at = read[2], tokens = read[3], tokens_at = read[4] }
   rate.unpaid, rate.unpaid_at, rate.tokens_limit, rate.held = read[5], read[6], read[7], read[8] or '0'

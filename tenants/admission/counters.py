@@ -98,8 +98,9 @@ class Counters:
         return [*map(member, await self._run(self._patient, "expired", tenant_id, MAX_EXPIRED))]
 
     async def seed(self, tenant_id: UUID, epoch: int, seed: Seed) -> int:
-        """Replaces all counters, unless they are of this epoch or a later one. Returns the epoch in force,
-        or 0 if they were forgotten since this epoch."""
+        """Replaces all counters, unless they are of this epoch or a later one; buckets that live go on into the epoch that
+        follows theirs. Returns the epoch in force, or 0 if they were forgotten since this epoch.
+        """
         totals = [
             part
             for total in seed.totals
@@ -115,9 +116,12 @@ class Counters:
         in_force: int = await self._run(self._patient, "seed", tenant_id, *head, *totals, *holds)
         return in_force
 
-    async def invalidate(self, tenant_id: UUID) -> None:
-        """Forgets the counters: the next admission answers `Unseeded`. What the policy is stays known."""
-        await self._run(self._patient, "invalidate", tenant_id)
+    async def invalidate(self, tenant_id: UUID, epoch: int | None = None) -> bool:
+        """Forgets the counters (of that epoch only): the next admission answers `Unseeded`. What the policy is stays known.
+        Returns whether there were any.
+        """
+        only = ANY_EPOCH if epoch is None else epoch
+        return bool(await self._run(self._patient, "invalidate", tenant_id, only))
 
     async def read(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse] | None:
         """What is used, of every limit of every subject; None when the counters are not seeded."""

@@ -16,7 +16,7 @@ end
 
 for first = 1, #ARGV, WIDTH do
   local subject = ARGV[first]
-  local rate = read_rate(key_of('rate', subject))
+  local rate = read_rate(rate_key(subject))
   answer[#answer + 1] = lacks(request_debt, rate, tonumber(ARGV[first + 1]))
   answer[#answer + 1] = lacks(token_debt, rate, tonumber(ARGV[first + 2]))
   answer[#answer + 1] = rate.held

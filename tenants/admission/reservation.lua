@@ -1,6 +1,8 @@
 -- An open reservation is held in every counter it may end in, at every level; ending it takes all of that away again.
 -- Its record is one line: key, adapter or -, tokens, amount, day, month, time of admission.
 
+local ENDED_SECONDS = 600
+
 local function parse(record)
   local parts = {}
   for part in string.gmatch(record, '%S+') do
@@ -49,16 +51,11 @@ local function add_use(subject, period, tokens_field, tokens, amount_field, amou
   end
 end
 
--- Never below zero, and nothing where there is nothing: a counter that has expired stays away.
+-- Never below zero, and nothing where there is nothing: a counter that has expired stays away. Returns what is left.
 local function take(key, field, amount)
-  if amount == '0' then
-    return
-  end
   local there = redis.call('HGET', key, field) or '0'
   local gone = tonumber(there) > tonumber(amount) and amount or there
-  if gone ~= '0' then
-    redis.call('HINCRBY', key, field, '-' .. gone)
-  end
+  return gone == '0' and tonumber(there) or redis.call('HINCRBY', key, field, '-' .. gone)
 end
 
 local function hold(id, reservation, lease)
@@ -66,8 +63,8 @@ local function hold(id, reservation, lease)
     for _, period in ipairs({ reservation.day, reservation.month }) do
       add_use(subject, period, 'reserved_tokens', reservation.tokens, 'reserved_amount', reservation.amount)
     end
-    redis.call('HINCRBY', key_of('rate', subject), 'held', reservation.tokens)
-    redis.call('EXPIRE', key_of('rate', subject), LIFE)
+    redis.call('HINCRBY', rate_key(subject), held_field(), reservation.tokens)
+    redis.call('EXPIRE', rate_key(subject), LIFE)
     redis.call('ZADD', key_of('leases', subject), now + lease, id)
     redis.call('EXPIRE', key_of('leases', subject), LIFE)
   end
@@ -83,7 +80,9 @@ local function let_go(id, reservation)
       take(use_key(subject, period), 'reserved_tokens', reservation.tokens)
       take(use_key(subject, period), 'reserved_amount', reservation.amount)
     end
-    take(key_of('rate', subject), 'held', reservation.tokens)
+    if take(rate_key(subject), held_field(), reservation.tokens) == 0 then
+      redis.call('HDEL', rate_key(subject), held_field())
+    end
     redis.call('ZREM', key_of('leases', subject), id)
   end
   redis.call('HDEL', key_of('open'), id)
@@ -93,7 +92,7 @@ end
 local function hold_again(id, reservation, lease)
   hold(id, reservation, lease)
   for _, subject in ipairs(subjects_of(reservation)) do
-    redis.call('HSETNX', key_of('rate', subject), 'tokens_limit', UNKNOWN)
+    redis.call('HSETNX', rate_key(subject), 'tokens_limit', UNKNOWN)
   end
 end
 
@@ -103,6 +102,6 @@ local function charge(reservation, tokens, amount)
     for _, period in ipairs({ reservation.day, reservation.month }) do
       add_use(subject, period, 'tokens', tokens, 'amount', amount)
     end
-    pay(key_of('rate', subject), tokens)
+    pay(rate_key(subject), tokens)
   end
 end

@@ -25,7 +25,7 @@ class Seeding:
         self._running: dict[UUID, asyncio.Task[int]] = {}
 
     async def try_seed(self, tenant_id: UUID) -> bool:
-        """Seeds unless another gateway is at it, or somebody has since the caller asked: every seeding empties the buckets.
+        """Seeds unless another gateway is at it, or somebody has since the caller asked: seeding reads all of a tenant.
 
         Raises `ValkeyUnavailable`, `DatabaseUnavailable`.
         """

@@ -4,7 +4,6 @@
 -- and the epoch under which alone that is right, '' for any.
 
 local id, tokens, amount, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local ENDED_SECONDS = 600
 local CHARGED_SECONDS = DAY
 
 if not epoch then

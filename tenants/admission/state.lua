@@ -10,11 +10,13 @@ local PERIOD_LIFE = { d = 10 * DAY, m = 40 * DAY }
 
 local state_key = KEYS[1]
 local prefix = string.sub(state_key, 1, -6)
-local stored = redis.call('HMGET', state_key, 'epoch', 'policy', 'clock', 'empty_at')
+local stored = redis.call('HMGET', state_key, 'epoch', 'policy', 'clock', 'empty_at', 'buckets')
 local epoch = stored[1]
 local policy = tonumber(stored[2])
 -- Buckets that were never touched have been filling since then, in microseconds.
 local empty_at = tonumber(stored[4])
+-- The epoch that the buckets began with: a seeding that finds them living keeps them, under their names.
+local buckets = stored[5] or epoch
 
 -- Microseconds; after a failover the server's clock may be behind what was seen, so it stands until it has caught up.
 local time = redis.call('TIME')
@@ -27,6 +29,10 @@ end
 
 local function key_of(kind, subject)
   return prefix .. epoch .. ':' .. kind .. (subject and ':' .. subject or '')
+end
+
+local function rate_key(subject)
+  return prefix .. buckets .. ':rate:' .. subject
 end
 
 local function use_key(subject, period)

@@ -1,6 +1,6 @@
 """What the counters should say, in plain Python: sums over all requests ever admitted. Times in seconds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from uuid import UUID
@@ -126,7 +126,7 @@ class CounterModel:
                 if limit is None:
                     continue
                 if name.endswith("_per_minute"):
-                    self._check_windows(subject, name, limit)
+                    self.check_windows(subject, name, limit, lambda each: each.at)
                 elif name == "concurrent_requests":
                     assert sum(self.expected(subject, name, "", time)) <= limit
                 else:
@@ -134,13 +134,15 @@ class CounterModel:
                     period = periods[name.endswith("_per_month")]
                     assert sum(self.in_period(subject, name, period)) <= limit * factor, name
 
-    def _check_windows(self, subject: Subject, name: str, limit: int) -> None:
+    def check_windows(
+        self, subject: Subject, name: str, limit: int, counted_at: Callable[[ModelRequest], float]
+    ) -> None:
         """At most L (1 + t/60) in any t seconds."""
-        mine = sorted(self.of(subject), key=lambda each: each.at)
+        mine = sorted(self.of(subject), key=counted_at)
         sizes = [each.tokens if name == "tokens_per_minute" else 1 for each in mine]
         for first in range(len(mine)):
             total = 0
             for last in range(first, len(mine)):
                 total += sizes[last]
-                seconds = mine[last].at - mine[first].at
+                seconds = counted_at(mine[last]) - counted_at(mine[first])
                 assert total <= limit * (1 + seconds / 60) + TOLERANCE, (name, total, limit, seconds)

@@ -221,6 +221,12 @@ class CounterMachine(RuleBasedStateMachine):
             self.run(self.counters.invalidate(self.tenant_id))
         self.stored.epoch = None
 
+    @precondition(lambda self: self.stored.epoch)
+    @rule()
+    def seed_anew(self) -> None:
+        """As after a settle that nobody can tell the outcome of: the counters live, and so do their buckets."""
+        self.seed()
+
     @invariant()
     def limits_hold(self) -> None:
         subjects = self.all_subjects()
@@ -250,7 +256,7 @@ class CounterMachine(RuleBasedStateMachine):
         self.runner.close()
 
     def seed(self) -> None:
-        first = self.stored.last_epoch == 0
+        first, lost = self.stored.last_epoch == 0, self.stored.epoch is None
         self.stored.last_epoch += 1
         self.stored.epoch = self.stored.last_epoch
         self.stored.policy = max(self.stored.policy, self.policy)
@@ -263,7 +269,7 @@ class CounterMachine(RuleBasedStateMachine):
         assert self.run(self.counters.seed(self.tenant_id, self.stored.epoch, seed)) == self.stored.epoch
         # A seed that arrives twice changes nothing.
         assert self.run(self.counters.seed(self.tenant_id, self.stored.epoch, seed)) == self.stored.epoch
-        if not first:
+        if lost and not first:
             self.model.lose(self.all_subjects(), self.now())
         for each in self.model.requests.values():
             if each.used is None:

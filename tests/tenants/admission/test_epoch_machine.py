@@ -1,0 +1,197 @@
+"""The rates while seedings come at random: taken early, delivered late or never, while requests are let in, end, and are
+told. The books are the model's, the counters real; what runs and what ran stays within every window of every rate.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from redis.asyncio import Redis
+from tests.tenants.admission.counter_model import CounterModel, ModelRequest
+from tests.tenants.admission.counting import POLICY, Customer, age, hold_of, keys_of
+
+from loraplex.tenants.admission.counter_answer import Admitted, Denied, Unseeded
+from loraplex.tenants.admission.counter_request import Actual, CounterRequest, Seed
+from loraplex.tenants.admission.counters import LEASE_S, Counters
+from loraplex.tenants.admission.limits import NO_LIMITS, Limits
+from loraplex.tenants.valkey import open_valkey
+
+Answer = TypeVar("Answer")
+# Tight, so that whatever is missed shows.
+RATES = st.sampled_from([Limits(tokens_per_minute=60), Limits(requests_per_minute=6, tokens_per_minute=80)])
+SETTINGS = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[*HealthCheck],
+)
+
+
+class EpochMachine(RuleBasedStateMachine):
+    """`epoch` is the books'; `taken` are seeds on their way; `untold`, ends that the counters were not told, each with the
+    books' epoch when it was written; `refused`, what the counters let in and the books did not keep.
+    """
+
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.client, self.counters = self.run(connect(self.url))
+        self.customer = Customer()
+        self.model = CounterModel()
+        self.epoch = 0
+        self.taken: list[tuple[int, Seed]] = []
+        self.untold: list[tuple[ModelRequest, int]] = []
+        self.refused: list[CounterRequest] = []
+        self.passed_s = 0.0
+
+    @initialize(tenant=RATES, key=st.one_of(st.just(NO_LIMITS), RATES))
+    def have_limits(self, tenant: Limits, key: Limits) -> None:
+        self.customer = Customer(tenant, key)
+
+    @rule(tokens=st.sampled_from([20, 30, 60]))
+    def admit(self, tokens: int) -> None:
+        self.ask(self.customer.request(tokens))
+
+    @precondition(lambda self: self.refused)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        self.ask(self.draw(data, self.refused))
+
+    @precondition(lambda self: self.refused)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        self.run(self.counters.release(self.customer.tenant_id, self.draw(data, self.refused).id))
+
+    @precondition(lambda self: self.model.open())
+    @rule(data=st.data(), part=st.sampled_from([0.0, 0.5, 1.0, 1.0, 1.0]))
+    def end(self, data: st.DataObject, part: float) -> None:
+        """Into the books."""
+        found = data.draw(st.sampled_from(self.model.open()))
+        found.used, found.ended_at = (int(found.request.tokens * part), 0), self.now()
+        self.untold.append((found, self.epoch))
+
+    @precondition(lambda self: self.untold)
+    @rule(data=st.data())
+    def tell(self, data: st.DataObject) -> None:
+        """And then the counters, as `Settlements` does."""
+        found, booked = self.draw(data, self.untold)
+        assert found.used is not None
+        charge = replace(found.hold, epoch=booked)
+        settled = self.run(
+            self.counters.settle(
+                self.customer.tenant_id, found.request.id, Actual(*found.used), charge=charge
+            )
+        )
+        if settled.epoch < booked and found.hold.epoch != booked:
+            self.seed(late=False)
+
+    def take(self) -> None:
+        """The next epoch, with what is open now."""
+        self.epoch += 1
+        holds = tuple(each.hold for each in self.model.open())
+        seed = Seed(policy_epoch=POLICY, totals=(), holds=holds, full_buckets=self.epoch == 1)
+        self.taken.append((self.epoch, seed))
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        self.deliver(self.draw(data, self.taken))
+
+    @rule(late=st.sampled_from([False, False, False, True]))
+    def seed(self, late: bool) -> None:
+        self.take()
+        if not late:
+            self.deliver(self.taken.pop())
+
+    @rule(how=st.sampled_from(["not", "not", "not", "not", "forgotten", "all"]))
+    def lose_the_counters(self, how: str) -> None:
+        if how == "all":
+            self.run(delete(self.client, self.customer))
+        if how == "forgotten":
+            self.run(self.counters.invalidate(self.customer.tenant_id))
+
+    @rule(seconds=st.sampled_from([1, 10, 60]))
+    def let_time_pass(self, seconds: int) -> None:
+        self.run(age(self.client, self.customer.tenant_id, seconds))
+        self.passed_s += seconds
+
+    @invariant()
+    def rates_hold(self) -> None:
+        """Tokens counted when their requests are let in, and counted when they end."""
+        now = self.now()
+        for subject in self.customer.subjects:
+            requests, tokens = subject.limits.requests_per_minute, subject.limits.tokens_per_minute
+            if requests is not None:
+                self.model.check_windows(subject, "requests_per_minute", requests, lambda each: each.at)
+            if tokens is not None:
+                self.model.check_windows(subject, "tokens_per_minute", tokens, lambda each: each.at)
+                self.model.check_windows(
+                    subject, "tokens_per_minute", tokens, lambda each: min(each.ended_at, now)
+                )
+
+    def teardown(self) -> None:
+        self.run(self.client.aclose())
+        self.runner.close()
+
+    def ask(self, request: CounterRequest) -> None:
+        answer = self.run(self.counters.admit(request))
+        if isinstance(answer, Unseeded):
+            self.seed(late=False)
+            answer = self.run(self.counters.admit(request))
+        if isinstance(answer, Denied | Unseeded):
+            return
+        assert isinstance(answer, Admitted)
+        if answer.epoch != self.epoch:
+            self.refused.append(request)
+            return
+        at = answer.at.timestamp() + self.passed_s
+        self.model.requests[request.id] = ModelRequest(
+            request, hold_of(request, answer, answer.epoch), at, at + LEASE_S
+        )
+
+    def deliver(self, taken: tuple[int, Seed]) -> None:
+        self.run(self.counters.seed(self.customer.tenant_id, *taken))
+
+    def draw(self, data: st.DataObject, among: list[Answer]) -> Answer:
+        """Takes one out."""
+        return among.pop(data.draw(st.integers(0, len(among) - 1)))
+
+    def now(self) -> float:
+        return time.time() + self.passed_s
+
+    def run(self, step: Coroutine[Any, Any, Answer]) -> Answer:
+        return self.runner.run(step)
+
+
+async def connect(url: str) -> tuple[Redis, Counters]:
+    client = open_valkey(url, command_s=10.0)
+    assert isinstance(client, Redis)
+    return client, Counters(client, command_s=10.0, patient_s=10.0)
+
+
+async def delete(client: Redis, customer: Customer) -> None:
+    keys = await keys_of(client, customer.tenant_id)
+    if keys:
+        await client.delete(*keys)
+
+
+def test_no_rate_is_exceeded_whatever_comes_between_the_steps(valkey_url: str) -> None:
+    class OnValkey(EpochMachine):
+        url = valkey_url
+
+    run_state_machine_as_test(OnValkey, settings=SETTINGS)
