@@ -25,6 +25,9 @@ class WatchedAdmissions(Protocol):
     @property
     def script_fallbacks(self) -> int: ...
 
+    @property
+    def counters_mended(self) -> int: ...
+
 
 class AdmissionMetrics:
     """The `loraplex_admission_*` families, in `registry`."""
@@ -59,7 +62,9 @@ class AdmissionMetrics:
         )
 
     def watch(self, admissions: WatchedAdmissions) -> None:
-        """Show whether admission does without Valkey now, and how often Valkey did not know a script."""
+        """Show whether admission does without Valkey now, how often Valkey did not know a script, and how often counters
+        were not what the books say.
+        """
         degraded = Gauge(
             "loraplex_admission_degraded", "1 while Valkey is done without.", registry=self._registry
         )
@@ -70,6 +75,12 @@ class AdmissionMetrics:
             registry=self._registry,
         )
         fallbacks.set_function(lambda: float(admissions.script_fallbacks))
+        mended = Gauge(
+            "loraplex_admission_counters_mended",
+            "Tenants seeded anew since the start, because their counters were not what the books say.",
+            registry=self._registry,
+        )
+        mended.set_function(lambda: float(admissions.counters_mended))
 
     def decided(self, decision: str, seconds: float, limit: str = NONE, level: str = NONE) -> None:
         """One answer to an admission. A limit or level that is not known counts as none."""

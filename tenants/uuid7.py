@@ -2,10 +2,18 @@
 
 import secrets
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
 _MILLISECOND: Final = 1_000_000
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def uuid7_from(time: datetime) -> UUID:
+    """The smallest that was made at this time or later."""
+    milliseconds = (time - EPOCH) // timedelta(milliseconds=1)
+    return UUID(int=(milliseconds & ((1 << 48) - 1)) << 80 | 7 << 76 | 0b10 << 62)
 
 
 def uuid7() -> UUID:

@@ -20,6 +20,7 @@ from loraplex.tenants.admission.admission import (
 )
 from loraplex.tenants.admission.books import Books
 from loraplex.tenants.admission.breaker import Breaker
+from loraplex.tenants.admission.comparison import Comparison
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.admission.counter_request import NOTHING_USED, Actual
 from loraplex.tenants.admission.counters import Counters
@@ -86,6 +87,9 @@ class Admissions:
             books, counters, self._seeding, breaker, self._requests, settings.most_pending, clock
         )
         self._reaper = Reaper(books, counters, self._requests, settings.lease_s, clock)
+        self._comparison = Comparison(
+            books, counters, self._seeding, breaker, self._requests, settings.compared_at_once
+        )
         self._gate = Gate(
             books=books,
             counters=counters,
@@ -108,6 +112,7 @@ class Admissions:
             requests=self._requests,
             settlements=self._settlements,
             reaper=self._reaper,
+            comparison=self._comparison,
             gateway_id=gateway_id,
             settings=settings,
         )
@@ -122,6 +127,11 @@ class Admissions:
         """How often Valkey did not know a script and was sent its text."""
         return self._counters.script_fallbacks
 
+    @property
+    def counters_mended(self) -> int:
+        """How often counters were seeded anew because they were not what the books say."""
+        return self._comparison.mended
+
     async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
         """Whoever gets it must `settle` or `release` it. From `let_in` on the request may be worked on, but nothing of its
         answer may leave before this returns: only then it is in the books, and it may still be refused.
@@ -130,6 +140,8 @@ class Admissions:
         """
         if len(self._requests.unbooked) >= self._settings.most_pending:
             raise DatabaseUnavailable("too much usage waits for PostgreSQL; nothing more is admitted")
+        if request.key.tenant_id is not None:
+            self._requests.active[request.key.tenant_id] = None
         admission = await self._gate.admit(request, let_in)
         self._requests.running[admission.id] = admission
         return admission
@@ -188,6 +200,7 @@ class Admissions:
         if self._requests.running.pop(admission.id, None) is None:
             return
         self._share.leave(admission.id, actual.tokens)
+        self._requests.active[admission.tenant_id] = None
         await self._settlements.settle(Ended(admission, usage_row(admission, usage, pico), actual))
 
 

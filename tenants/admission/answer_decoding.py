@@ -16,6 +16,8 @@ from loraplex.tenants.admission.counter_answer import (
     Ended,
     Explanation,
     LimitUse,
+    PeriodUse,
+    SettledUse,
     StalePolicy,
     Unseeded,
 )
@@ -81,6 +83,16 @@ def decode_use(answer: Sequence[Any], subjects: Sequence[Subject]) -> list[Limit
         for subject, row in zip(subjects, rows, strict=True)
         for use in _uses(subject, row, at, period_end(day), period_end(month))
     ]
+
+
+def decode_settled(answer: Sequence[Any]) -> SettledUse | None:
+    """Of `settled.lua`."""
+    if not answer:
+        return None
+    epoch, at, day, month, *numbers = answer[:8]
+    day_tokens, day_amount, month_tokens, month_amount = map(int, numbers)
+    uses = PeriodUse(text(day), day_tokens, day_amount), PeriodUse(text(month), month_tokens, month_amount)
+    return SettledUse(epoch, moment(at), uses, tuple(map(member, answer[8:])))
 
 
 def moment(microseconds: int) -> datetime:

@@ -5,7 +5,7 @@ reservations and seeds see each other.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
@@ -13,6 +13,7 @@ from sqlalchemy import select
 
 from loraplex.tenants.admission import statements
 from loraplex.tenants.admission.coalescing import Coalescer
+from loraplex.tenants.admission.counter_answer import PeriodUse, SettledUse
 from loraplex.tenants.admission.counter_request import Actual, Hold, PeriodTotal, Seed
 from loraplex.tenants.admission.limits import Limits
 from loraplex.tenants.admission.periods import periods_around
@@ -23,9 +24,12 @@ from loraplex.tenants.admission.writer_connection import WriterConnection
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.models import Quota, Reservation, Tenant, UsageTotal
+from loraplex.tenants.uuid7 import uuid7_from
 
 UNKNOWN = "unknown"
 MOST_REAPED = 256
+# Of a gateway's clock, which is in its ids, and Valkey's.
+CLOCKS_APART = timedelta(seconds=30)
 
 
 class Books:
@@ -103,6 +107,18 @@ class Books:
         """The number of the tenant's newest seeding; zero before the first."""
         rows = await self._keeping.fetch(statements.EPOCH, tenant_id)
         return next((epoch for (epoch,) in rows), 0)
+
+    async def settled(self, tenant_id: UUID, counted: SettledUse) -> SettledUse:
+        """What the counters should have counted when they were asked; epoch zero for a tenant that was never seeded."""
+        first_id = uuid7_from(counted.at - CLOCKS_APART)
+        periods = [use.period for use in counted.uses]
+        rows = await self._keeping.fetch(
+            statements.SETTLED, tenant_id, [*counted.open], first_id, counted.at, periods, tenant_id
+        )
+        if not rows:
+            return SettledUse(0, counted.at, counted.uses)
+        day, month = (PeriodUse(*row[1:]) for row in rows)
+        return SettledUse(rows[0][0], counted.at, (day, month))
 
     async def seed(self, tenant_id: UUID, above: int = 0) -> tuple[int, Seed]:
         """Takes the tenant's next epoch above that one, and what its counters start from; nothing in the books changes

@@ -116,6 +116,25 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class PeriodUse:
+    """What a tenant has settled in one period."""
+
+    period: str
+    tokens: int
+    amount_nano: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettledUse:
+    """What a tenant has settled in the day and the month of `at`, under an epoch; `open`: what was open then."""
+
+    epoch: int
+    at: datetime
+    uses: tuple[PeriodUse, PeriodUse]
+    open: tuple[UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """`epoch` None: the counters are not seeded, and nothing was done.
 

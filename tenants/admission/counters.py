@@ -9,10 +9,18 @@ from uuid import UUID
 from loraplex.tenants.admission.answer_decoding import (
     decode_admission,
     decode_explanation,
+    decode_settled,
     decode_use,
     member,
 )
-from loraplex.tenants.admission.counter_answer import CounterAnswer, Explanation, Heartbeat, LimitUse, Settled
+from loraplex.tenants.admission.counter_answer import (
+    CounterAnswer,
+    Explanation,
+    Heartbeat,
+    LimitUse,
+    Settled,
+    SettledUse,
+)
 from loraplex.tenants.admission.counter_request import NOTHING_USED, Actual, CounterRequest, Hold, Seed
 from loraplex.tenants.admission.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Subject
 from loraplex.tenants.admission.scripts import ScriptName, ScriptRunner, load_script
@@ -131,6 +139,10 @@ class Counters:
             for part in (subject_name(subject.level, subject.id), *limit_arguments(subject)[:2])
         ]
         return decode_use(await self._run(self._patient, "read", tenant_id, *rows), subjects)
+
+    async def settled(self, tenant_id: UUID) -> SettledUse | None:
+        """What the tenant itself has settled in the current periods; None when the counters are not seeded."""
+        return decode_settled(await self._run(self._patient, "settled", tenant_id))
 
     async def publish_policy(self, tenant_id: UUID, policy_epoch: int) -> int:
         """Requests that were read under an older policy are stale from now on. Returns the newest, never smaller."""

@@ -49,12 +49,15 @@ class Uncounted:
 
 @dataclass(slots=True)
 class OpenRequests:
-    """`reseed`: tenants whose counters are to be seeded anew, because too much was to be told to them."""
+    """`reseed`: tenants whose counters are to be seeded anew, because too much was to be told to them. `active`: those to be
+    compared with the books, whoever waits longest first.
+    """
 
     running: dict[UUID, Admission] = field(default_factory=dict)
     unbooked: dict[UUID, Ended] = field(default_factory=dict)
     uncounted: dict[UUID, Uncounted] = field(default_factory=dict)
     reseed: set[UUID] = field(default_factory=set)
+    active: dict[UUID, None] = field(default_factory=dict)
 
     def vouched_for(self) -> list[Admission]:
         return [*self.running.values(), *(ended.admission for ended in self.unbooked.values())]

@@ -22,7 +22,16 @@ OPENING = ("state", "bucket", "reservation")
 MAX_COMMANDS = 32
 
 ScriptName = Literal[
-    "admit", "settle", "heartbeat", "expired", "seed", "read", "publish_policy", "explain", "invalidate"
+    "admit",
+    "settle",
+    "heartbeat",
+    "expired",
+    "seed",
+    "settled",
+    "read",
+    "publish_policy",
+    "explain",
+    "invalidate",
 ]
 
 

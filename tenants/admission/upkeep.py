@@ -1,4 +1,5 @@
-"""What a gateway does beside its requests: says that it lives, renews leases, repeats what failed, probes, and reaps.
+"""What a gateway does beside its requests: it says that it lives, renews leases, repeats what failed, probes, reaps, and
+compares the counters with the books.
 
 Invariant: no failure ends a task; each is tried again in its time, and told to the log.
 """
@@ -13,6 +14,7 @@ import structlog
 from loraplex.tenants.admission.admission import AdmissionSettings
 from loraplex.tenants.admission.books import Books
 from loraplex.tenants.admission.breaker import Breaker
+from loraplex.tenants.admission.comparison import Comparison
 from loraplex.tenants.admission.counters import Counters
 from loraplex.tenants.admission.local_share import LocalShare
 from loraplex.tenants.admission.open_requests import OpenRequests
@@ -35,6 +37,7 @@ class Upkeep:
     requests: OpenRequests
     settlements: Settlements
     reaper: Reaper
+    comparison: Comparison
     gateway_id: UUID
     settings: AdmissionSettings
 
@@ -46,6 +49,7 @@ class Upkeep:
             tasks.create_task(_repeat(self.settlements.retry, settings.retry_s))
             tasks.create_task(_repeat(self.probe, settings.probe_s))
             tasks.create_task(_repeat(self.reaper.reap, settings.heartbeat_s))
+            tasks.create_task(_repeat(self.comparison.compare, settings.compare_s))
 
     async def beat(self) -> None:
         """Renews this gateway and all its requests in both stores, in each whatever the other does."""
