@@ -21,6 +21,7 @@ TOKENS, CONCURRENT, BUDGET = 2_500, 6, 9
 WORKERS, ATTEMPTS = 6, 30
 FLUSHES, FLUSH_SECONDS = 6, 0.1
 STRETCH_SECONDS = 0.01
+RATE, RESEEDINGS, RESEED_SECONDS = 6_000, 6, 0.1
 
 
 @dataclass
@@ -47,6 +48,19 @@ class Ledger:
         self.tokens += usage.prompt_tokens + usage.completion_tokens
         pico = PRICE.amount_pico(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         self.nano += amount_nano(pico)
+
+
+class RateLedger(Ledger):
+    """Of one rate: `most` is what may have been let in by now."""
+
+    def __init__(self, most: Callable[[], float]) -> None:
+        super().__init__()
+        self._most = most
+
+    def admit(self, admission: Admission) -> None:
+        self.open[admission.id] = (admission.hold.tokens, admission.hold.amount_nano)
+        self.admitted += 1
+        assert self.tokens + sum(tokens for tokens, _ in self.open.values()) <= self._most()
 
 
 class Worker:
@@ -150,6 +164,37 @@ async def test_counters_that_are_lost_again_and_again_miss_nothing(
         )
         assert await check_books(house, second) == (ledger.tokens, ledger.settled)
         assert (ledger.admitted > 40, ledger.refused > 40) == (True, True)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_rate_holds_while_living_counters_are_seeded_again_and_again(
+    database: Database, valkey_url: str, seed: int
+) -> None:
+    """Buckets go on, or start empty where seedings overtook each other: nothing is given twice."""
+    house, began = await make_house(database, valkey_url, tokens_per_minute=RATE), time.monotonic()
+    ledger = RateLedger(lambda: RATE * (1 + (time.monotonic() - began) / 60))
+    async with house.gateway() as first, house.gateway() as second, house.gateway() as third:
+        gateways = (first, second, third)
+        await first.release(await first.admit(house.request(1, 1)))
+        for gateway in gateways:
+            stretch(gateway, random.Random(seed))
+
+        async def reseed() -> None:
+            for _ in range(RESEEDINGS):
+                await asyncio.sleep(RESEED_SECONDS)
+                await third.upkeep.settlements._seeding.seed(house.tenant_id)
+
+        await asyncio.gather(
+            reseed(),
+            *(
+                Worker(house, ledger, seed * 100 + number).run(gateway)
+                for number in range(WORKERS)
+                for gateway in gateways
+            ),
+        )
+        assert await check_books(house, second) == (ledger.tokens, ledger.settled)
+        assert await second.upkeep.books.epoch(house.tenant_id) > RESEEDINGS
+        assert ledger.admitted
 
 
 async def test_what_a_dead_gateway_held_is_given_back(database: Database, valkey_url: str) -> None:
