@@ -4,10 +4,12 @@ Invariant: a version begins only with files that have the declared sizes and has
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self, TypeAlias
 from uuid import UUID
 
 import structlog
@@ -25,7 +27,12 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
 from loraplex.tenants.uploads import COMPLETED, DeclaredFile, UploadRepository, UploadTerms
 
+Turn: TypeAlias = Callable[[UUID], AbstractAsyncContextManager[None]]
 LOG = structlog.get_logger("loraplex.uploads")
+
+
+def _at_once(_: UUID) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 class LifeCycle(Protocol):
@@ -68,6 +75,13 @@ class Uploads:
         self._parts = parts
         self._life_cycle = life_cycle
         self._lease = timedelta(seconds=limits.claim_s)
+        self._turn: Turn = _at_once
+
+    def in_turns(self, turn: Turn) -> Self:
+        """The same uploads, but each transaction that a request of a tenant waits for waits for `turn`."""
+        uploads = copy(self)
+        uploads._turn = turn
+        return uploads
 
     @property
     def terms(self) -> UploadTerms:
@@ -78,7 +92,7 @@ class Uploads:
 
     async def require_room(self, tenant_id: UUID, name: str, size_bytes: int, upload_id: UUID) -> None:
         """Before the bytes of a whole folder are read, unless it repeats an upload. Raises `AdapterNotFound`, `CountReached`."""
-        async with self._database.as_tenant(tenant_id) as session:
+        async with self._as_tenant(tenant_id) as session:
             uploads = UploadRepository(session, tenant_id)
             if not await uploads.exists(upload_id):
                 await uploads.check_room(name, size_bytes, self.terms)
@@ -87,7 +101,7 @@ class Uploads:
         """How many bytes this part of an open upload has. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`,
         `PartRefused`.
         """
-        async with self._database.as_tenant(tenant_id) as session:
+        async with self._as_tenant(tenant_id) as session:
             upload = await UploadRepository(session, tenant_id).require_open(upload_id)
         return part_size(_declared(upload, file), number, upload.part_size)
 
@@ -109,7 +123,7 @@ class Uploads:
         stored = await self._parts.receive(tenant_id, upload_id, chunks, name=file, size=size, sha256=sha256)
         unused: UUID | None = stored.object_id
         try:
-            async with self._database.as_tenant(tenant_id) as session:
+            async with self._as_tenant(tenant_id) as session:
                 replaced = await UploadRepository(session, tenant_id).record_part(
                     upload_id, file, number, size_bytes=size, sha256=stored.sha256, object_id=stored.object_id
                 )
@@ -124,7 +138,7 @@ class Uploads:
 
         Raises `PartsMissing`, `ChecksumMismatch`, `UploadNotFound`, `UploadEnded`, `UploadClaimed`, `BlobStoreUnavailable`.
         """
-        async with self._database.as_tenant(tenant_id) as session:
+        async with self._as_tenant(tenant_id) as session:
             uploads = UploadRepository(session, tenant_id)
             upload = await uploads.claim(upload_id, self._lease)
             name, parts = await uploads.adapter_name(upload), await uploads.parts(upload_id)
@@ -157,7 +171,7 @@ class Uploads:
         The same `upload_id` with the same files is the same version. Raises what `UploadRepository.open_whole` does.
         """
         try:
-            async with self._database.as_tenant(tenant_id) as session:
+            async with self._as_tenant(tenant_id) as session:
                 uploads = UploadRepository(session, tenant_id)
                 upload = await uploads.open_whole(
                     name, files, self.terms, actor.name, upload_id=upload_id, lease=self._lease
@@ -181,6 +195,11 @@ class Uploads:
         """Removes the parts of an ended upload; what cannot be removed now, the janitor removes later."""
         await self._best_effort(self._parts.delete_upload(tenant_id, upload_id))
 
+    @asynccontextmanager
+    async def _as_tenant(self, tenant_id: UUID) -> AsyncIterator[AsyncSession]:
+        async with self._turn(tenant_id), self._database.as_tenant(tenant_id) as session:
+            yield session
+
     async def _assemble(self, upload: Upload, parts: Sequence[UploadPart], staged: Path) -> None:
         declared = _files(upload)
         received = {file.name: {part.number for part in parts if part.file == file.name} for file in declared}
@@ -203,7 +222,7 @@ class Uploads:
         tenant_id = upload.tenant_id
         begun: BegunVersion | None = None
         try:
-            async with self._database.as_tenant(tenant_id) as session:
+            async with self._as_tenant(tenant_id) as session:
                 audit = AuditRepository(session, actor, tenant_id)
                 begun = await self._life_cycle.register(
                     session, audit, tenant_id, name, staged, created_by=actor.name

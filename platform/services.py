@@ -24,7 +24,8 @@ from loraplex.tenants.key_use import KeyUse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits:
-    """Times in seconds. `max_in_flight` counts prompts; `max_completion_tokens` is prompts x n x max_tokens.
+    """Times in seconds. A gateway tokenizes for `max_tokenizing` calls of `/v1/tokenize` at once, `max_tokenizing_per_tenant`
+    of one tenant. `max_in_flight` counts prompts; `max_completion_tokens` is prompts x n x max_tokens.
 
     `max_logprobs` is that times (1 + top_logprobs): a whole answer is held in memory, about 0.5 KB for each.
     """
@@ -32,6 +33,8 @@ class GatewayLimits:
     body: BodyLimits = field(default_factory=BodyLimits)
     grammar: answer_form.Limits = field(default_factory=answer_form.Limits)
     max_in_flight: int = 2048
+    max_tokenizing: int = 16
+    max_tokenizing_per_tenant: int = 4
     max_prompt_characters: int = 2_000_000
     default_max_tokens: int = 1024
     max_completion_tokens: int = 131_072

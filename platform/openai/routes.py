@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from loraplex.platform.auth import Authenticator, Caller
+from loraplex.platform.errors import describe
 from loraplex.platform.inference_call import InferenceCall
 from loraplex.platform.model_names import list_models, resolve_model
 from loraplex.platform.openai.chat_answers import chat_chunks, collect_chat
@@ -23,15 +24,23 @@ from loraplex.platform.request_id import answer_headers_of, request_id_of
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.serving import Inference
 from loraplex.platform.streaming import EventStream, unless_disconnected
+from loraplex.platform.tenant_slots import TenantSlots
 
 SCOPE = "inference"
+# What is wrong with a request, found before it is admitted or without it.
+UNADMITTED = frozenset({400, 404, 408, 413})
 
 
 def inference_router(services: GatewayServices, authenticator: Authenticator) -> APIRouter:
     """All routes of the inference plane."""
     router = APIRouter(prefix="/v1", tags=["inference"])
     inference = Inference(services)
-    authorized = Depends(authenticator.requires(SCOPE, cached=True))
+    # Admission knows when a cached key is outdated; what is not admitted looks its key up.
+    authorized, admissible = (
+        Depends(authenticator.requires(SCOPE, cached=cached)) for cached in (False, True)
+    )
+    limits = services.limits
+    tokenizing = TenantSlots(limits.max_tokenizing, limits.max_tokenizing_per_tenant, "calls of /v1/tokenize")
     started, base = int(time.time()), services.served_model_name
 
     def call_of(request: Request, caller: Caller) -> InferenceCall:
@@ -42,13 +51,21 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
             headers=answer_headers_of(request.scope),
         )
 
+    async def answer(request: Request, caller: Caller, endpoint: Endpoint) -> Response:
+        try:
+            return await _answer(services, inference, request, call_of(request, caller), endpoint)
+        except Exception as error:
+            if _needs_no_admission(error):
+                await authenticator.confirm(caller, SCOPE)
+            raise
+
     @router.post("/chat/completions", responses=ANSWERING, openapi_extra=body_schema("chat"))
-    async def chat_completions(request: Request, caller: Annotated[Caller, authorized]) -> Response:
-        return await _answer(services, inference, request, call_of(request, caller), "chat")
+    async def chat_completions(request: Request, caller: Annotated[Caller, admissible]) -> Response:
+        return await answer(request, caller, "chat")
 
     @router.post("/completions", responses=ANSWERING, openapi_extra=body_schema("completions"))
-    async def completions(request: Request, caller: Annotated[Caller, authorized]) -> Response:
-        return await _answer(services, inference, request, call_of(request, caller), "completions")
+    async def completions(request: Request, caller: Annotated[Caller, admissible]) -> Response:
+        return await answer(request, caller, "completions")
 
     @router.get("/models", responses=READING)
     async def models(caller: Annotated[Caller, authorized]) -> Response:
@@ -64,10 +81,16 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         values = await _values(services, request, caller, "tokenize")
         found = await resolve_model(services, caller, values["model"])
-        prompts = await inference.prompt_ids(values, found)
+        with tokenizing.taken(caller.tenant_id):
+            prompts = await inference.prompt_ids(values, found)
         return json_response(_tokens(services, prompts), found.headers())
 
     return router
+
+
+def _needs_no_admission(error: Exception) -> bool:
+    """Whether it may have come before admission, and so be the answer to a key that is good no more."""
+    return describe(error).row.status in UNADMITTED
 
 
 async def _values(services: GatewayServices, request: Request, caller: Caller, endpoint: Endpoint) -> Values:

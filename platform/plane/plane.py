@@ -5,7 +5,7 @@ Invariant: the change, its audit rows and its kept answer are committed together
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 from uuid import UUID
@@ -117,6 +117,10 @@ class Plane:
         except StoreUnavailable as error:
             LOG.warning("policy change not published", tenant_id=str(tenant_id), reason=str(error))
 
+    def turn(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
+        """For transactions of the tenant's requests that do not run here. Raises `Overloaded`."""
+        return self._turns.taken(tenant_id)
+
     @asynccontextmanager
     async def _transaction(self, caller: PlaneCaller) -> AsyncIterator[AsyncSession]:
         tenant_id, database = tenant_of(caller), self._services.database
@@ -124,7 +128,7 @@ class Plane:
             async with database.as_operator() as session:
                 yield session
         else:
-            async with self._turns.taken(tenant_id), database.as_tenant(tenant_id) as session:
+            async with self.turn(tenant_id), database.as_tenant(tenant_id) as session:
                 yield session
 
 

@@ -37,7 +37,7 @@ from loraplex.platform.tenant.upload_documents import (
     shown_part,
     shown_upload,
 )
-from loraplex.platform.tenant.upload_slots import UploadSlots
+from loraplex.platform.tenant_slots import TenantSlots
 from loraplex.tenants.audit import Actor, AuditRepository
 from loraplex.tenants.errors import UploadNotFound
 from loraplex.tenants.uploads import DeclaredFile, UploadRepository
@@ -51,6 +51,7 @@ def uploads_router(plane: Plane, authenticator: Authenticator, uploads: Uploads)
     """The routes of uploads in parts and of whole ones."""
     router = APIRouter()
     writer = Depends(authenticator.requires(WRITE))
+    uploads = uploads.in_turns(plane.turn)
     _add_session_routes(router, plane, writer, uploads)
     _add_body_routes(router, writer, uploads)
     return router
@@ -147,7 +148,8 @@ class _Receiver:
 
     def __init__(self, uploads: Uploads) -> None:
         self._uploads = uploads
-        self._slots = UploadSlots(uploads.limits)
+        limits = uploads.limits
+        self._slots = TenantSlots(limits.max_in_flight, limits.max_in_flight_per_tenant, "uploads")
 
     async def folder(self, name: str, request: Request, caller: Caller) -> AcceptedVersion:
         """The same Idempotency-Key with the same files is the same version."""

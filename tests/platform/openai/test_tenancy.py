@@ -229,3 +229,53 @@ async def test_a_hot_key_is_looked_up_once_and_its_end_is_seen(
     await asyncio.sleep(0.6)
     with pytest.raises(openai.AuthenticationError):
         await create(model=MODEL, messages=USER, max_tokens=1)
+
+
+async def test_a_revoked_key_is_refused_at_once_where_nothing_is_admitted(
+    start_gateway: Any, database: Database
+) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60.0))
+    key = [("authorization", f"Bearer {gateway.key}")]
+    completion = {"model": MODEL, "messages": USER, "max_tokens": 1}
+    tokenizing = {"model": MODEL, "prompt": "hello"}
+    for path, body in (("chat/completions", completion), ("tokenize", tokenizing)):
+        assert (await gateway.post(f"/v1/{path}", body)).status_code == 200
+    async with database.as_operator() as session:
+        tenant = await TenantRepository(session).get("acme")
+        await KeyRepository(session).revoke(tenant.id, gateway.key.split("_")[2])
+    for path in ("/v1/models", f"/v1/models/{MODEL}", "/v1/models/nobody"):
+        assert (await gateway.get(path, key)).status_code == 401, path
+    for path, wrong in (
+        ("tokenize", tokenizing),
+        ("chat/completions", {**completion, "model": "nobody"}),
+        ("chat/completions", {**completion, "temperature": 9}),
+        ("chat/completions", {**completion, "max_tokens": 100_000, "stream": True}),
+        ("chat/completions", b"{"),
+        ("completions", {"model": "nobody", "prompt": "hello"}),
+    ):
+        answer = await gateway.post(f"/v1/{path}", wrong)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), wrong
+
+
+async def test_a_wrong_request_with_a_good_key_is_told_what_is_wrong(start_gateway: Any) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60.0))
+    for wrong, status in (({"model": "nobody"}, 404), ({"temperature": 9}, 400)):
+        body = {"model": MODEL, "messages": USER, **wrong}
+        assert (await gateway.post("/v1/chat/completions", body)).status_code == status
+
+
+async def test_a_tenant_tokenizes_so_much_at_once_and_others_beside_it(start_gateway: Any) -> None:
+    gateway = await start_gateway(
+        limits=GatewayLimits(key_cache_s=0.0, max_tokenizing=3, max_tokenizing_per_tenant=2)
+    )
+    rival, third = [f"Bearer {await gateway.tenant(name)}" for name in ("rival", "third")]
+    body = {"model": MODEL, "prompt": "many words of a long text " * 40_000}
+    answers = await asyncio.gather(
+        *(gateway.post("/v1/tokenize", body) for _ in range(6)),
+        *(gateway.post("/v1/tokenize", body, authorization=key) for key in (rival, rival, third)),
+    )
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 503} and statuses.count(200) >= 3
+    refused = next(answer for answer in answers if answer.status_code == 503)
+    assert refused.json()["error"]["code"] == "overloaded" and refused.headers["retry-after"] == "1"
+    assert (await gateway.post("/v1/tokenize", body)).status_code == 200

@@ -1,6 +1,8 @@
 """A tenant's slow requests wait for each other, and leave connections to the other tenants."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -8,13 +10,16 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.plane.test_plane import caller_of
+from tests.platform.tenant.upload_server import CONFIG, UploadHome
 from tests.tenants.catalogue import make_tenant
 
 from loraplex.platform.errors import Overloaded
 from loraplex.platform.plane.answers import Answer
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.turns import AT_ONCE, MOST_WAITING, Turns
+from loraplex.tenants.audit import Actor
 from loraplex.tenants.database import Database
+from loraplex.tenants.errors import NotFound
 
 
 async def test_one_tenant_leaves_connections_to_the_others(database: Database) -> None:
@@ -61,3 +66,21 @@ async def test_only_so_many_wait_and_none_is_remembered() -> None:
         end.set()
         await asyncio.gather(*tasks)
     assert not turns._turns
+
+
+async def test_transactions_of_uploads_take_turns(database: Database, tmp_path: Path) -> None:
+    turns, tenant_id = Turns(), await make_tenant(database)
+    uploads = UploadHome(database, tmp_path).uploads.in_turns(turns.taken)
+    asked = (
+        uploads.require_room(tenant_id, "nobody", 1, uuid4()),
+        uploads.expected_size(tenant_id, uuid4(), CONFIG, 1),
+        uploads.complete(tenant_id, uuid4(), Actor("key", "key")),
+    )
+    async with AsyncExitStack() as stack:
+        for _ in range(AT_ONCE):
+            await stack.enter_async_context(turns.taken(tenant_id))
+        waiting = [asyncio.create_task(each) for each in asked]
+        assert not (await asyncio.wait(waiting, timeout=0.1))[0]
+    for task in waiting:
+        with pytest.raises(NotFound):
+            await task
