@@ -57,8 +57,11 @@ class TenantRepository:
         return tenant
 
     async def living(self, tenant_id: UUID) -> Tenant:
-        """Locked against other changes until the transaction's end. Raises `TenantNotFound`, also when it is deleted."""
-        query = select(Tenant).where(Tenant.id == tenant_id, Tenant.deleted_at.is_(None)).with_for_update()
+        """Locked against other changes until the transaction's end, but not against new rows that refer to it, as those of
+        requests do. Raises `TenantNotFound`, also when it is deleted.
+        """
+        query = select(Tenant).where(Tenant.id == tenant_id, Tenant.deleted_at.is_(None))
+        query = query.with_for_update(key_share=True)
         tenant = (await self._session.scalars(query)).one_or_none()
         if tenant is None:
             raise TenantNotFound(f"no tenant {tenant_id}")

@@ -1,10 +1,12 @@
 """Tenants as accounts."""
 
 import pytest
+from sqlalchemy import text
 
 from loraplex.tenants.accounts import TenantRepository, TierChange
+from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import InvalidField, InvalidName, NameTaken, TenantNotFound
+from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, InvalidName, NameTaken, TenantNotFound
 
 
 async def test_create_get_list(database: Database) -> None:
@@ -76,3 +78,18 @@ async def test_tier_and_weight(database: Database) -> None:
         for change in (TierChange(tier="Not allowed"), TierChange(weight=0.0)):
             with pytest.raises(InvalidField):
                 await tenants.change_tier(tenant, change)
+
+
+async def test_a_tenant_that_is_being_changed_takes_new_rows_and_no_other_change(database: Database) -> None:
+    async with database.as_operator() as session:
+        tenant_id = (await TenantRepository(session).create("acme")).id
+    soon = text("SET LOCAL lock_timeout = '200ms'")
+    async with database.as_operator() as changing:
+        await TenantRepository(changing).living(tenant_id)
+        async with database.as_tenant(tenant_id) as session:
+            await session.execute(soon)
+            await AdapterRepository(session, tenant_id).get_or_create("support")
+        with pytest.raises(DatabaseUnavailable):
+            async with database.as_operator() as session:
+                await session.execute(soon)
+                await TenantRepository(session).living(tenant_id)
