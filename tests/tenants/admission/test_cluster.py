@@ -1,5 +1,6 @@
 """A cluster of three Valkeys: everything of one tenant is on one of them, and every step works wherever that is."""
 
+import asyncio
 import socket
 import subprocess
 import time
@@ -10,13 +11,17 @@ from pathlib import Path
 import pytest
 import redis
 from redis.asyncio import RedisCluster
-from tests.tenants.admission.counting import EMPTY, Customer, admit, deny, hold_of, used
+from tests.tenants.admission.counting import EMPTY, Customer, admit, deny, hold_of
+from tests.tenants.admission.counting import used as counted
+from tests.tenants.admission.house import House, make_house, usage, used
 
 from loraplex.platform.embedded.binaries import find_valkey
 from loraplex.tenants.admission.counter_answer import Settled, Unseeded
 from loraplex.tenants.admission.counter_request import Actual
 from loraplex.tenants.admission.counters import Counters
 from loraplex.tenants.admission.limits import Limits
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import RateLimited
 from loraplex.tenants.valkey import open_valkey, ping, tenant_key
 
 NODES = 3
@@ -119,6 +124,50 @@ async def go_through_all_steps(counters: Counters, customer: Customer) -> None:
     assert await counters.expired(tenant_id) == []
     assert await counters.reap(tenant_id, request.id, Actual(0, 0)) == Settled(False)
     assert await counters.settle(tenant_id, request.id, Actual(4, 0)) == Settled(True)
-    assert (await used(counters, customer))["tenant", "tokens_per_day"].used == 4
+    assert (await counted(counters, customer))["tenant", "tokens_per_day"].used == 4
     await counters.invalidate(tenant_id)
     assert await counters.read(tenant_id, customer.subjects) is None
+
+
+async def test_admissions_work_on_whatever_node_the_tenant_is(
+    database: Database, cluster_ports: list[int]
+) -> None:
+    url = f"redis+cluster://127.0.0.1:{cluster_ports[0]}"
+    client = open_valkey(url, command_s=10.0)
+    assert isinstance(client, RedisCluster)
+    await ping(client)
+    places = set()
+    for number in range(6):
+        house = await make_house(database, url, f"tenant-{number}", concurrent_requests=2, tokens_per_day=100)
+        places.add(client.keyslot(tenant_key(house.tenant_id, "state")) * NODES // SLOTS)
+        await go_through_a_life(house, client)
+    await client.aclose()
+    # Six random tenants on one of three nodes: less than one time in 200.
+    assert len(places) > 1
+
+
+async def go_through_a_life(house: House, client: RedisCluster) -> None:
+    """Two gateways seed together, admit, keep alive, refuse, lose the counters, and settle."""
+    async with house.gateway() as first, house.gateway() as second:
+        admitted = await asyncio.gather(first.admit(house.request()), second.admit(house.request()))
+        assert [each.hold.epoch for each in admitted] == [1, 1] and not any(
+            each.degraded for each in admitted
+        )
+        for gateway in (first, second):
+            await gateway.upkeep.beat()
+        refused = house.request()
+        with pytest.raises(RateLimited):
+            await first.admit(refused)
+        explanation = await second.explain(house.tenant_id, refused.request_id)
+        assert explanation is not None
+        await first.settle(admitted[0], usage(admitted[0]))
+        uses = await used(second, house.tenant_id)
+        assert (uses["tokens_per_day"].used, uses["tokens_per_day"].reserved) == (15, 30)
+        await client.delete(tenant_key(house.tenant_id, "state"), tenant_key(house.tenant_id, "seeding"))
+        lasting = await first.admit(house.request())
+        assert (lasting.hold.epoch, lasting.degraded) == (2, False)
+        await second.settle(admitted[1], usage(admitted[1]))
+        await first.settle(lasting, usage(lasting))
+        uses = await used(second, house.tenant_id)
+        assert (uses["tokens_per_day"].used, uses["tokens_per_day"].reserved) == (45, 0)
+        assert uses["concurrent_requests"].used == 0
