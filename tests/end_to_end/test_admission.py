@@ -33,8 +33,6 @@ from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.models import Quota
 from loraplex.tenants.valkey import open_valkey
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).resolve().parents[2]
 GATEWAYS = 4
 WORKERS = 20

@@ -15,8 +15,6 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
 from tests.end_to_end.live_server import LiveServer
 
-pytestmark = pytest.mark.long
-
 QUESTION: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "Plan a picnic with two friends in Berlin."}
 ]

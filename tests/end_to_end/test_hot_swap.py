@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import pytest
 from tests.end_to_end.live_server import LiveServer
 
 from loraplex.adapters.registry import AdapterRegistry
@@ -19,8 +18,6 @@ from loraplex.platform.base_model import read_base_model
 from loraplex.platform.commands.context import open_database
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER as BUNDLED
 from loraplex.tenants.accounts import TenantRepository
-
-pytestmark = pytest.mark.long
 
 NAME = "swap"
 VERSIONS = {1: "pirate", 2: "support"}

@@ -151,4 +151,5 @@ def _refers_to_all(keyword: str) -> dict[str, Any]:
 def test_no_schema_takes_long(schema: Any) -> None:
     started = time.process_time()
     hold_schema(schema, strict=False, param="s", limits=Limits())
-    assert time.process_time() - started < 1
+    # Some tenths on an idle machine; work that grows faster than the schema would take minutes.
+    assert time.process_time() - started < 5

@@ -152,7 +152,8 @@ async def test_what_takes_too_much_time_is_refused_in_time(trials: Trials) -> No
     started = time.monotonic()
     with pytest.raises(GrammarTooCostly):
         await trials.check(b"a", slow())
-    assert time.monotonic() - started < 0.1
+    # It is remembered: a second trial would take that second again.
+    assert time.monotonic() - started < 1
 
 
 async def test_half_a_surrogate_is_refused(trials: Trials) -> None:

@@ -21,8 +21,6 @@ from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.keys import KeyRepository
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
 PART_BYTES = 4 * MIB
