@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 import msgspec
 import uvicorn
 
+from loraplex.adapters.limits import UploadLimits
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.platform.app import create_app
@@ -82,7 +83,9 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
 
 
 def services(plan: FarmPlan, database: Database, admissions: Admissions) -> GatewayServices:
-    absent: Any = SimpleNamespace(special_tokens=frozenset(), record=lambda timings: None, limits=None)
+    absent: Any = SimpleNamespace(special_tokens=frozenset(), record=lambda timings: None)
+    no_uploads: Any = SimpleNamespace(limits=UploadLimits())
+    no_uploads.in_turns = lambda turn: no_uploads
     return GatewayServices(
         served_model_name=MODEL,
         database=database,
@@ -97,7 +100,7 @@ def services(plan: FarmPlan, database: Database, admissions: Admissions) -> Gate
         policies=admissions,
         namespace_of=namespace_of,
         derive_key=lambda *parts: bytes(32),
-        uploads=absent,
+        uploads=no_uploads,
         adapter_path=adapter_path,
         limits=GatewayLimits(),
     )
