@@ -8,6 +8,7 @@ from loraplex.platform.admission_metrics import AdmissionMetrics
 from loraplex.platform.services import RequestAdmissions
 from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn, Usage, not_told
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
+from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaExhausted, StoreUnavailable
 
 
@@ -53,8 +54,8 @@ class MeteredAdmissions:
     async def release(self, admission: Admission) -> None:
         await self._admissions.release(admission)
 
-    async def quotas(self, tenant_id: UUID) -> Sequence[LimitUse]:
-        return await self._admissions.quotas(tenant_id)
+    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
+        return await self._admissions.quotas(tenant_id, subjects)
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
         return await self._admissions.explain(tenant_id, request_id)

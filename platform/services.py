@@ -18,6 +18,7 @@ from loraplex.platform.timings import RequestRecorder
 from loraplex.platform.token_text import TokenText
 from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn, Usage, not_told
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
+from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.database import Database
 from loraplex.tenants.key_use import KeyUse
 
@@ -100,8 +101,8 @@ class RequestAdmissions(Protocol):
         """As if the request had never been."""
         ...
 
-    async def quotas(self, tenant_id: UUID) -> Sequence[LimitUse]:
-        """What is used of every limit of the tenant and of those of its keys and adapters. Raises `StoreUnavailable`."""
+    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
+        """What is used of every limit of these subjects of the tenant. Raises `StoreUnavailable`."""
         ...
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:

@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.adapter_profile import AdapterProfile, ProfileChange
+from loraplex.tenants.default_limits import adapter_limit
 from loraplex.tenants.errors import (
     AdapterNotFound,
     CountReached,
@@ -201,9 +202,7 @@ class AdapterRepository:
         name = func.hashtextextended(f"max_adapters:{self._tenant_id}", 0)
         await self._session.execute(select(func.pg_advisory_xact_lock(name)))
         own = (Quota.tenant_id == self._tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
-        limit = await self._session.scalar(select(Quota.max_adapters).where(*own))
-        if limit is None:
-            return
+        limit = adapter_limit(await self._session.scalar(select(Quota.max_adapters).where(*own)))
         count = await self._session.scalar(select(func.count()).select_from(self._live().subquery()))
         if (count or 0) >= limit:
             raise CountReached("max_adapters", f"max_adapters of the tenant is {limit}: delete one first")

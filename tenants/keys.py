@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Select, func, or_, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import selectinload
 
+from loraplex.tenants.default_limits import key_limit
 from loraplex.tenants.errors import (
     CountReached,
     ExpiredKey,
@@ -254,9 +255,9 @@ class KeyRepository:
         """
         await self.lock(tenant_id)
         own = (Quota.tenant_id == tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
-        limit = None if tenant_id is None else await self._session.scalar(select(Quota.max_keys).where(*own))
-        if limit is None:
+        if tenant_id is None:
             return
+        limit = key_limit(await self._session.scalar(select(Quota.max_keys).where(*own)))
         counts = select(func.count(), func.count().filter(ApiKey.replaced_by.is_(None)))
         found = await self._session.execute(
             counts.where(ApiKey.tenant_id == tenant_id, alive(datetime.now(UTC)))

@@ -3,7 +3,8 @@ they are set; what has no row has no limits, and is read as a row that was never
 """
 
 from dataclasses import dataclass
-from typing import Final
+from datetime import UTC, datetime
+from typing import Final, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import func, select
@@ -12,14 +13,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.adapter_space import AdapterSpace
 from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.admission.limits import Level, Limits, wider
+from loraplex.tenants.admission.limits import Level, Limits, Subject, wider
 from loraplex.tenants.errors import InvalidField, KeyNotFound
 from loraplex.tenants.key_format import is_key_id
+from loraplex.tenants.keys import alive
 from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
 
 FIRST_REVISION: Final = 1
 TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys")
 """Limits that only a tenant as a whole has."""
+
+
+Place: TypeAlias = tuple[str, str]
+"""The level and the name of a subject."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,14 @@ class QuotaState:
     name: str
     limits: Limits
     revision: int
+
+    @property
+    def place(self) -> Place:
+        return self.level, self.name
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.level, self.subject_id, self.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +82,29 @@ class QuotaRepository:
         adapter = await AdapterRepository(self._session, self._tenant_id).get(name)
         return state_of("adapter", adapter.id, adapter.name, await self._row(None, adapter.id))
 
-    async def all(self) -> list[QuotaState]:
-        """The tenant's, then those that were ever set of its keys and adapters, by name."""
-        keys = select(Quota, ApiKey.id, ApiKey.key_id).join(ApiKey, Quota.api_key_id == ApiKey.id)
-        keys = keys.where(ApiKey.revoked_at.is_(None)).order_by(ApiKey.key_id)
-        adapters = select(Quota, Adapter.id, Adapter.name).join(Adapter, Quota.adapter_id == Adapter.id)
-        adapters = adapters.where(Adapter.deleted_at.is_(None)).order_by(Adapter.name)
-        states = [await self.tenant()]
-        found = await self._session.execute(keys.where(Quota.tenant_id == self._tenant_id))
-        states += [state_of("key", subject, name, row) for row, subject, name in found]
-        found = await self._session.execute(adapters.where(Quota.tenant_id == self._tenant_id))
-        states += [state_of("adapter", subject, name, row) for row, subject, name in found]
-        return states
+    async def page(self, after: Place | None, limit: int) -> list[QuotaState]:
+        """At most `limit` behind that place: the tenant's, then those that were ever set of its keys that work, then of its
+        adapters, each by name.
+        """
+        level, name = after or ("tenant", "")
+        states = [await self.tenant()] if after is None else []
+        if level != "adapter":
+            states += await self._keys(name if level == "key" else "", limit - len(states))
+        return states + await self._adapters(name if level == "adapter" else "", limit - len(states))
+
+    async def _keys(self, after: str, limit: int) -> list[QuotaState]:
+        query = select(Quota, ApiKey.id, ApiKey.key_id).join(ApiKey, Quota.api_key_id == ApiKey.id)
+        query = query.where(Quota.tenant_id == self._tenant_id, ApiKey.key_id > after)
+        query = query.where(alive(datetime.now(UTC))).order_by(ApiKey.key_id).limit(limit)
+        found = await self._session.execute(query)
+        return [state_of("key", subject, name, row) for row, subject, name in found]
+
+    async def _adapters(self, after: str, limit: int) -> list[QuotaState]:
+        query = select(Quota, Adapter.id, Adapter.name).join(Adapter, Quota.adapter_id == Adapter.id)
+        query = query.where(Quota.tenant_id == self._tenant_id, Adapter.name > after)
+        query = query.where(Adapter.deleted_at.is_(None)).order_by(Adapter.name).limit(limit)
+        found = await self._session.execute(query)
+        return [state_of("adapter", subject, name, row) for row, subject, name in found]
 
     async def locked(self, state: QuotaState) -> Quota:
         """The row of a key or an adapter, made where there is none, and nobody else's to change until the transaction's end."""

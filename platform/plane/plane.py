@@ -5,9 +5,9 @@ Invariant: the change, its audit rows and its kept answer are committed together
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import timedelta
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 from uuid import UUID
 
 import structlog
@@ -33,6 +33,7 @@ LOG = structlog.get_logger("loraplex.plane")
 CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 
+FoundT = TypeVar("FoundT")
 PlaneCaller: TypeAlias = Caller | OperatorCaller
 Read: TypeAlias = Callable[[AsyncSession], Awaitable[Answer]]
 Change: TypeAlias = Callable[[AsyncSession, AuditRepository], Awaitable[Answer]]
@@ -57,6 +58,18 @@ class Plane:
         """The answer of `work`, which changes nothing."""
         async with self._transaction(caller) as session:
             return respond(await work(session))
+
+    async def read_beside(
+        self,
+        caller: PlaneCaller,
+        find: Callable[[AsyncSession], Awaitable[FoundT]],
+        tell: Callable[[FoundT], Awaitable[Answer]],
+    ) -> Response:
+        """As `read`, for what lies in another store too: `tell` is asked in the same turn, and holds no connection."""
+        async with self._turn(caller):
+            async with self._session(caller) as session:
+                found = await find(session)
+            return respond(await tell(found))
 
     async def change(self, request: Request, caller: PlaneCaller, work: Change) -> Response:
         """The answer of `work` after its commit; a POST with an Idempotency-Key that was answered is answered the same.
@@ -84,16 +97,20 @@ class Plane:
         shown: Callable[[RowT], Document],
         filters: Iterable[str] = (),
     ) -> Response:
-        """The page that the query asks for, of the listing at this path as `caller` sees it. `rows` reads `fetch` rows behind
-        `after`, in that order.
-        """
-        scope = f"{tenant_of(caller) or 'operator'} {request.url.path}".encode()
-        page = page_of(request, Cursors(self._cursor_key, scope), order, filters)
+        """The page that the query asks for. `rows` reads `fetch` rows behind `after`, in that order."""
+        page = self.page(request, caller, order, filters)
 
         async def work(session: AsyncSession) -> Answer:
             return Answer(200, page.listing(await rows(session, page), shown))
 
         return await self.read(caller, work)
+
+    def page(
+        self, request: Request, caller: PlaneCaller, order: Order[RowT, KeyT], filters: Iterable[str] = ()
+    ) -> Page[RowT, KeyT]:
+        """What the query asks for, of the listing at this path as `caller` sees it."""
+        scope = f"{tenant_of(caller) or 'operator'} {request.url.path}".encode()
+        return page_of(request, Cursors(self._cursor_key, scope), order, filters)
 
     async def _once(
         self, session: AsyncSession, request: RepeatableRequest, work: Callable[[], Awaitable[Answer]]
@@ -123,13 +140,16 @@ class Plane:
 
     @asynccontextmanager
     async def _transaction(self, caller: PlaneCaller) -> AsyncIterator[AsyncSession]:
+        async with self._turn(caller), self._session(caller) as session:
+            yield session
+
+    def _turn(self, caller: PlaneCaller) -> AbstractAsyncContextManager[None]:
+        tenant_id = tenant_of(caller)
+        return nullcontext() if tenant_id is None else self.turn(tenant_id)
+
+    def _session(self, caller: PlaneCaller) -> AbstractAsyncContextManager[AsyncSession]:
         tenant_id, database = tenant_of(caller), self._services.database
-        if tenant_id is None:
-            async with database.as_operator() as session:
-                yield session
-        else:
-            async with self.turn(tenant_id), database.as_tenant(tenant_id) as session:
-                yield session
+        return database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
 
 
 def tenant_of(caller: PlaneCaller) -> UUID | None:

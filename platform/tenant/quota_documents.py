@@ -5,8 +5,10 @@ from dataclasses import asdict
 from uuid import UUID
 
 from loraplex.platform.plane.answers import Document, UtcTime
+from loraplex.platform.plane.pagination import Listing
 from loraplex.tenants.admission.counter_answer import Decision, Explanation, LimitUse
 from loraplex.tenants.admission.limits import COUNTED, Level, LimitName, Limits
+from loraplex.tenants.default_limits import adapter_limit, key_limit
 from loraplex.tenants.quota_events import Event
 from loraplex.tenants.quotas import Holdings, QuotaState
 
@@ -29,11 +31,10 @@ class QuotaDocument(Document):
     limits: dict[str, LimitDocument]
 
 
-class QuotasDocument(Document):
-    """The tenant first, then the keys and adapters that have limits of their own."""
+class QuotasDocument(Listing[QuotaDocument]):
+    """The tenant first, then the keys that work and the adapters, by name, that have limits of their own."""
 
     currency: str
-    data: list[QuotaDocument]
 
 
 class LimitsDocument(Document):
@@ -83,24 +84,15 @@ class EventDocument(Document):
     limit: int
 
 
-def shown_quotas(
-    states: Sequence[QuotaState], uses: Sequence[LimitUse], holdings: Holdings, currency: str
-) -> QuotasDocument:
-    known = {(use.level, use.subject_id, use.name): use for use in uses}
-    documents: list[QuotaDocument] = []
-    for state in states:
-        limits: dict[str, LimitDocument] = {
-            name: _limit(state.limits.get(name), known.get((state.level, state.subject_id, name)))
-            for name in COUNTED
-        }
-        if state.level == "tenant":
-            for held, used in asdict(holdings).items():
-                limit = state.limits.get(held)
-                limits[held] = LimitDocument(limit=limit, used=used, reserved=0, resets_at=None)
-        documents.append(
-            QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
-        )
-    return QuotasDocument(currency=currency, data=documents)
+def shown_quota(state: QuotaState, uses: Sequence[LimitUse], holdings: Holdings | None) -> QuotaDocument:
+    """`uses` are those of this subject; `holdings` are the tenant's, and shown with its own limits."""
+    known = {use.name: use for use in uses}
+    limits: dict[str, LimitDocument] = {
+        name: _limit(state.limits.get(name), known.get(name)) for name in COUNTED
+    }
+    if state.level == "tenant" and holdings is not None:
+        limits |= _held(state.limits, holdings)
+    return QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
 
 
 def shown_limits(limits: Limits) -> LimitsDocument:
@@ -125,6 +117,18 @@ def shown_event(event: Event) -> EventDocument:
         used=row.used,
         limit=row.limit_value,
     )
+
+
+def _held(limits: Limits, holdings: Holdings) -> dict[str, LimitDocument]:
+    in_force = {
+        "max_adapters": adapter_limit(limits.max_adapters),
+        "max_adapter_bytes": limits.max_adapter_bytes,
+        "max_keys": key_limit(limits.max_keys),
+    }
+    return {
+        name: LimitDocument(limit=in_force[name], used=used, reserved=0, resets_at=None)
+        for name, used in asdict(holdings).items()
+    }
 
 
 def _limit(limit: int | None, use: LimitUse | None) -> LimitDocument:

@@ -17,6 +17,7 @@ from loraplex.platform.plane.body import body_of
 from loraplex.platform.plane.limit_fields import CountedLimits
 from loraplex.platform.plane.openapi import described, listed
 from loraplex.platform.plane.order import Order, by_time
+from loraplex.platform.plane.pagination import page_parameters
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, require_revision
 from loraplex.platform.services import RequestAdmissions
@@ -28,14 +29,15 @@ from loraplex.platform.tenant.quota_documents import (
     shown_event,
     shown_explanation,
     shown_limits,
-    shown_quotas,
+    shown_quota,
 )
+from loraplex.tenants.admission.counter_answer import LimitUse
 from loraplex.tenants.admission.limits import Limits
 from loraplex.tenants.audit import AuditRepository
 from loraplex.tenants.errors import RefusalNotFound
 from loraplex.tenants.managed_keys import ManagedKeys
 from loraplex.tenants.quota_events import Event, quota_events
-from loraplex.tenants.quotas import QuotaRepository, QuotaState
+from loraplex.tenants.quotas import Holdings, Place, QuotaRepository, QuotaState
 
 READ: Final = "usage:read"
 KEYS_WRITE: Final = "keys:write"
@@ -44,6 +46,9 @@ ADAPTERS_WRITE: Final = "adapters:write"
 MAX_REQUEST_ID: Final = 200
 BY_TIME: Final[Order[Event, tuple[datetime, UUID]]] = by_time(
     lambda event: (event[0].created_at, event[0].id)
+)
+BY_PLACE: Final[Order[QuotaState, Place]] = Order(
+    lambda state: state.place, lambda place: place, lambda position: (str(position[0]), str(position[1]))
 )
 Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
 
@@ -61,16 +66,33 @@ def quotas_router(
     router = APIRouter()
     reader = Depends(authenticator.requires(READ))
 
-    @router.get("/quotas", responses=documented(answer=QuotasDocument))
-    async def show_quotas(caller: Annotated[Caller, reader]) -> Response:
-        uses = await admissions.quotas(caller.tenant_id)
+    @router.get(
+        "/quotas",
+        responses=documented(answer=QuotasDocument),
+        openapi_extra={"parameters": page_parameters()},
+    )
+    async def list_quotas(request: Request, caller: Annotated[Caller, reader]) -> Response:
+        page = plane.page(request, caller, BY_PLACE)
 
-        async def work(session: AsyncSession) -> Answer:
+        async def find(session: AsyncSession) -> tuple[list[QuotaState], Holdings | None]:
             quotas = QuotaRepository(session, caller.tenant_id)
-            states, holdings = await quotas.all(), await quotas.holdings()
-            return Answer(200, shown_quotas(states, uses, holdings, currency))
+            holdings = await quotas.holdings() if page.after is None else None
+            return await quotas.page(page.after, page.fetch), holdings
 
-        return await plane.read(caller, work)
+        async def tell(found: tuple[list[QuotaState], Holdings | None]) -> Answer:
+            states, holdings = found
+            used: dict[UUID, list[LimitUse]] = {}
+            subjects = [state.subject for state in states[: page.limit]]
+            for use in await admissions.quotas(caller.tenant_id, subjects):
+                used.setdefault(use.subject_id, []).append(use)
+            listing = page.listing(
+                states, lambda state: shown_quota(state, used.get(state.subject_id, ()), holdings)
+            )
+            return Answer(
+                200, QuotasDocument(currency=currency, data=listing.data, next_cursor=listing.next_cursor)
+            )
+
+        return await plane.read_beside(caller, find, tell)
 
     @router.get("/limits/explain/{request_id}", responses=documented(404, answer=ExplanationDocument))
     async def explain(request_id: str, caller: Annotated[Caller, reader]) -> Response:

@@ -5,7 +5,7 @@ for it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import structlog
@@ -25,6 +25,7 @@ from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.admission.counter_request import NOTHING_USED, Actual
 from loraplex.tenants.admission.counters import Counters
 from loraplex.tenants.admission.gate import Gate
+from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.admission.local_share import LocalShare
 from loraplex.tenants.admission.open_requests import Ended, OpenRequests
 from loraplex.tenants.admission.policies import Policies
@@ -156,12 +157,11 @@ class Admissions:
         """As if the request had never been. Harmless when repeated, or after it was settled."""
         await self._end(admission, None, 0, NOTHING_USED)
 
-    async def quotas(self, tenant_id: UUID) -> list[LimitUse]:
-        """What is used of every limit of the tenant, and of its keys and adapters that have some.
+    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse]:
+        """What is used of every limit of these subjects of the tenant.
 
-        Raises `TenantNotFound`, `ValkeyUnavailable`, `DatabaseUnavailable`.
+        Raises `ValkeyUnavailable`, `DatabaseUnavailable`.
         """
-        subjects = (await self._books.policy(tenant_id)).all_subjects(tenant_id)
         uses = await self._counters.read(tenant_id, subjects)
         if uses is None:
             await self._seeding.seed(tenant_id)

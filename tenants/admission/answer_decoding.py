@@ -72,13 +72,13 @@ def decode_explanation(line: bytes | str | None) -> Explanation | None:
     )
 
 
-def decode_use(answer: Sequence[Any], subjects: Sequence[Subject]) -> list[LimitUse] | None:
-    """Of `read.lua`, which was asked for these subjects."""
+def decode_use(answer: Sequence[Any], subjects: Sequence[Subject]) -> tuple[int, list[LimitUse]] | None:
+    """The epoch and the use, of `read.lua`, which was asked for these subjects."""
     if not answer:
         return None
-    at, day, month = moment(answer[0]), text(answer[1]), text(answer[2])
-    rows = zip(*[iter(map(int, answer[3:]))] * USE_WIDTH, strict=True)
-    return [
+    at, day, month = moment(answer[1]), text(answer[2]), text(answer[3])
+    rows = zip(*[iter(map(int, answer[4:]))] * USE_WIDTH, strict=True)
+    return answer[0], [
         use
         for subject, row in zip(subjects, rows, strict=True)
         for use in _uses(subject, row, at, period_end(day), period_end(month))

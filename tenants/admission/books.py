@@ -15,15 +15,15 @@ from loraplex.tenants.admission import statements
 from loraplex.tenants.admission.coalescing import Coalescer
 from loraplex.tenants.admission.counter_answer import PeriodUse, SettledUse
 from loraplex.tenants.admission.counter_request import Actual, Hold, PeriodTotal, Seed
-from loraplex.tenants.admission.limits import Limits
 from loraplex.tenants.admission.periods import periods_around
 from loraplex.tenants.admission.policies import TenantPolicy
+from loraplex.tenants.admission.policy_rows import ROWS_AT_ONCE, policy_of, policy_rows
 from loraplex.tenants.admission.price import amount_nano
 from loraplex.tenants.admission.rows import Booked, Known, ReservationRow, Reserved, ReservedUnder, UsageRow
 from loraplex.tenants.admission.writer_connection import WriterConnection
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantNotFound
-from loraplex.tenants.models import Quota, Reservation, Tenant, UsageTotal
+from loraplex.tenants.models import Reservation, Tenant, UsageTotal
 from loraplex.tenants.uuid7 import uuid7_from
 
 UNKNOWN = "unknown"
@@ -86,22 +86,11 @@ class Books:
     async def policy(self, tenant_id: UUID) -> TenantPolicy:
         """The tenant's limits as they are now. Raises `TenantNotFound`."""
         async with self._database.as_writer() as session:
-            query = (
-                select(Tenant.policy_epoch, Quota)
-                .outerjoin(Quota, Quota.tenant_id == Tenant.id)
-                .where(Tenant.id == tenant_id)
-            )
-            rows = (await session.execute(query)).all()
-        if not rows:
+            rows = await session.stream(policy_rows(tenant_id))
+            policy = await policy_of(rows.partitions(ROWS_AT_ONCE))
+        if policy is None:
             raise TenantNotFound(f"no tenant {tenant_id}")
-        quotas = [quota for _, quota in rows if quota is not None]
-        own = [quota for quota in quotas if quota.api_key_id is None and quota.adapter_id is None]
-        return TenantPolicy(
-            rows[0].policy_epoch,
-            Limits.of(own[0] if own else None),
-            {each.api_key_id: Limits.of(each) for each in quotas if each.api_key_id is not None},
-            {each.adapter_id: Limits.of(each) for each in quotas if each.adapter_id is not None},
-        )
+        return policy
 
     async def epoch(self, tenant_id: UUID) -> int:
         """The number of the tenant's newest seeding; zero before the first."""

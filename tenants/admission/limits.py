@@ -3,7 +3,7 @@ which is what Valkey's scripts compute with.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Literal, Self
 from uuid import UUID
@@ -80,7 +80,7 @@ class Limits:
         return cls(**{field.name: getattr(quota, field.name, None) for field in fields(cls)})
 
     def items(self) -> list[tuple[str, int | None]]:
-        return [*asdict(self).items()]
+        return [(name, getattr(self, name)) for name in MAXIMA]
 
     def get(self, name: str) -> int | None:
         value: int | None = getattr(self, name)

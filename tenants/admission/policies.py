@@ -32,14 +32,6 @@ class TenantPolicy:
             return (tenant, key)
         return (tenant, key, Subject("adapter", adapter_id, self.adapters.get(adapter_id, NO_LIMITS)))
 
-    def all_subjects(self, tenant_id: UUID) -> tuple[Subject, ...]:
-        """The tenant and all that has limits of its own."""
-        return (
-            Subject("tenant", tenant_id, self.tenant),
-            *(Subject("key", each, limits) for each, limits in self.keys.items()),
-            *(Subject("adapter", each, limits) for each, limits in self.adapters.items()),
-        )
-
 
 class Policies:
     """The policies last used; `load` reads one from the database."""

@@ -1,5 +1,5 @@
 -- What is used of every limit now. ARGV: for each subject its name, its limit of requests and of tokens per minute or ''.
--- Returns nothing without counters; else the time, day, month, and for each subject what its buckets lack, what they
+-- Returns nothing without counters; else the epoch, the time, day, month, and for each subject what its buckets lack, what they
 -- hold aside, its running requests, and the settled and reserved tokens and amounts of the day and of the month.
 
 local WIDTH = 3
@@ -8,7 +8,7 @@ if not epoch then
   return {}
 end
 local day, month = periods()
-local answer = { now, day, month }
+local answer = { tonumber(epoch), now, day, month }
 
 local function lacks(debt_of, rate, limit)
   return limit and limit - room_in(debt_of(rate, limit), limit) or 0

@@ -21,6 +21,7 @@ import psycopg
 import pytest
 import redis
 from tests.end_to_end.gateway_farm import MODEL, FarmGateway, FarmPlan, price_of
+from tests.tenants.admission.house import limited_subjects
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.bench.stream_client import CompletionRequest, StreamRecord, stream_completion
@@ -258,11 +259,12 @@ async def counted(database: Database, plan: FarmPlan, tenant_id: UUID) -> list[L
     """What Valkey says is used, once the last settlement has reached it."""
     client = open_valkey(plan.valkey_url)
     admissions = Admissions(database, client, price_of(plan), uuid4())
+    subjects = await limited_subjects(admissions, tenant_id)
     async with asyncio.timeout(10):
-        uses = await admissions.quotas(tenant_id)
+        uses = await admissions.quotas(tenant_id, subjects)
         while any(use.reserved for use in uses):
             await asyncio.sleep(0.05)
-            uses = await admissions.quotas(tenant_id)
+            uses = await admissions.quotas(tenant_id, subjects)
     await admissions.close()
     await client.aclose()
     return uses

@@ -13,6 +13,7 @@ from loraplex.tenants.admission.admission import (
 )
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.admission.counter_request import Hold
+from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.admission.periods import periods_of
 from loraplex.tenants.rates import RateState
 
@@ -69,7 +70,7 @@ class FakeAdmissions:
     async def release(self, admission: Admission) -> None:
         self.released.append(admission)
 
-    async def quotas(self, tenant_id: UUID) -> Sequence[LimitUse]:
+    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
         return []
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:

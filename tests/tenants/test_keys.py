@@ -257,6 +257,21 @@ async def test_pages_show_every_key_once(database: Database) -> None:
     assert seen[:5] == created[:5] and sorted(seen) == sorted(created)
 
 
+@pytest.mark.parametrize("with_row", [False, True])
+async def test_keys_have_a_bound_where_no_operator_set_one(
+    database: Database, monkeypatch: pytest.MonkeyPatch, with_row: bool
+) -> None:
+    monkeypatch.setattr("loraplex.tenants.default_limits.DEFAULT_MAX_KEYS", 2)
+    tenant_id = await make_tenant(database)
+    if with_row:
+        async with database.as_operator() as session:
+            session.add(Quota(tenant_id=tenant_id, requests_per_minute=5))
+    for _ in range(2):
+        await issue(database, tenant_id, "inference")
+    with pytest.raises(CountReached, match="may have 2 keys"):
+        await issue(database, tenant_id, "inference")
+
+
 async def test_a_tenant_never_has_more_keys_than_its_quota(database: Database) -> None:
     tenant_id = await make_tenant(database)
     first = (await issue(database, tenant_id, "inference")).record

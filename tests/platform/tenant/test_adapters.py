@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 from tests.platform.tenant.managed_tenant import ManagedTenant, managed
 
@@ -96,6 +97,15 @@ async def test_an_adapter_in_use_is_not_deleted(tenant: ManagedTenant) -> None:
     assert (await tenant.http.delete("adapters/pirate")).status_code == 409
     await tenant.settle()
     assert (await tenant.http.delete("adapters/pirate")).status_code == 204
+
+
+async def test_adapters_have_a_bound_where_no_operator_set_one(
+    tenant: ManagedTenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplex.tenants.default_limits.DEFAULT_MAX_ADAPTERS", 1)
+    assert (await tenant.http.post("adapters", json={"name": "first"})).status_code == 201
+    refused = await tenant.http.post("adapters", json={"name": "second"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "limit_reached")
 
 
 async def test_max_adapters_holds_under_a_race(tenant: ManagedTenant) -> None:

@@ -1,15 +1,19 @@
 """Quotas over HTTP on real stores: what is used, narrower limits, why a request was refused, and crossed budgets."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 
 from loraplex.engine.fake_engine import FakeScript
+from loraplex.platform.plane.turns import AT_ONCE
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.admission.admissions import Admissions
+from loraplex.tenants.admission.counter_answer import LimitUse
+from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.admission.price import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
@@ -55,8 +59,67 @@ async def test_what_is_limited_and_used(start_gateway: Any, database: Database, 
         assert use(tenant, "tokens_per_day") == (20, 10, 0)
         # 2 tokens of 1, 2 cached of a half, 6 of 2 micro-units each.
         assert use(tenant, "budget_per_month") == (1000, 15, 0)
-        assert use(tenant, "max_keys") == (5, 1, 0) and use(tenant, "max_adapters") == (None, 0, 0)
+        assert use(tenant, "max_keys") == (5, 1, 0) and use(tenant, "max_adapters") == (10_000, 0, 0)
         assert tenant["limits"]["tokens_per_day"]["resets_at"].endswith("T00:00:00Z")
+
+
+async def test_quotas_come_in_pages(start_gateway: Any, database: Database, valkey_url: str) -> None:
+    async with limited(start_gateway, database, valkey_url, max_keys=9) as (gateway, http):
+        ids = [(await http.post("keys", json={"name": "app"})).json()["id"] for _ in range(4)]
+        for name in ("b", "a"):
+            await gateway.adapter("boss", name, "a" * 64)
+        for path in (*(f"keys/{each}" for each in ids), "adapters/a", "adapters/b"):
+            put = await http.put(
+                f"{path}/quotas", json={"requests_per_minute": 5}, headers={"if-match": '"1"'}
+            )
+            assert put.status_code == 200
+        assert (await http.delete(f"keys/{ids.pop()}")).status_code == 204
+        wanted = ["boss", *sorted(ids), "a", "b"]
+        for limit in (1, 2, 4, 6, 100):
+            seen: list[Any] = []
+            cursor: dict[str, str] = {}
+            while True:
+                page = (await http.get("quotas", params={"limit": limit, **cursor})).json()
+                assert len(page["data"]) <= limit and page["currency"] == "USD"
+                seen += page["data"]
+                if page["next_cursor"] is None:
+                    break
+                cursor = {"cursor": page["next_cursor"]}
+            assert [each["name"] for each in seen] == wanted
+            assert [each["level"] for each in seen] == ["tenant", *["key"] * 3, *["adapter"] * 2]
+            assert use(seen[0], "max_keys") == (9, 4, 0)
+            assert all(use(each, "requests_per_minute") == (5, 0, 0) for each in seen[1:])
+        for wrong in ({"limit": "101"}, {"cursor": "x"}, {"page": "2"}):
+            assert (await http.get("quotas", params=wrong)).status_code == 400
+
+
+async def test_reading_quotas_takes_turns_and_holds_no_connection(
+    start_gateway: Any, database: Database
+) -> None:
+    gateway = await start_gateway()
+    key = await gateway.tenant("boss", ("tenant:admin",))
+    reading, most, go_on = 0, 0, asyncio.Event()
+
+    async def slow(tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await go_on.wait()
+        reading -= 1
+        return []
+
+    gateway.admissions.quotas = slow
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:
+        asked = [asyncio.create_task(http.get("quotas")) for _ in range(3 * AT_ONCE)]
+        async with asyncio.timeout(10):
+            while reading < AT_ONCE:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert gateway.database._engine.pool.checkedout() == 0
+        go_on.set()
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3 * AT_ONCE
+    assert most == AT_ONCE
 
 
 async def test_a_spent_budget_is_refused_explained_and_told(

@@ -20,6 +20,7 @@ from loraplex.platform.embedded import EmbeddedServices
 from loraplex.tenants.admission.admission import Admission, AdmissionRequest, AdmissionSettings, Usage
 from loraplex.tenants.admission.admissions import Admissions
 from loraplex.tenants.admission.counter_answer import LimitUse
+from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.admission.periods import periods_of
 from loraplex.tenants.admission.price import Price
 from loraplex.tenants.database import Database
@@ -166,7 +167,16 @@ def usage(admission: Admission, completion: int = 5, cached: int = 0) -> Usage:
 
 async def used(admissions: Admissions, tenant_id: UUID) -> dict[str, LimitUse]:
     """What the counters say of the tenant itself."""
-    return {use.name: use for use in await admissions.quotas(tenant_id) if use.level == "tenant"}
+    uses = await admissions.quotas(tenant_id, await limited_subjects(admissions, tenant_id))
+    return {use.name: use for use in uses if use.level == "tenant"}
+
+
+async def limited_subjects(admissions: Admissions, tenant_id: UUID) -> list[Subject]:
+    """The tenant and all that has limits of its own."""
+    policy = await admissions.upkeep.books.policy(tenant_id)
+    keys = [Subject("key", each, limits) for each, limits in policy.keys.items()]
+    adapters = [Subject("adapter", each, limits) for each, limits in policy.adapters.items()]
+    return [Subject("tenant", tenant_id, policy.tenant), *keys, *adapters]
 
 
 TOTALS = """
