@@ -22,7 +22,7 @@ GatewayError
 The table holds the errors of the floors below as well; those of unknown class are internal errors.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from loraplex.adapters import errors as adapters_errors
@@ -230,7 +230,10 @@ def describe(error: Exception) -> ClientError:
 def _row(error: Exception) -> ErrorRow:
     if isinstance(error, EngineFailed | engine_errors.EngineError):
         return ENGINE_TABLE.get(error.code, INTERNAL)
-    return next((ERROR_TABLE[cls] for cls in type(error).__mro__ if cls in ERROR_TABLE), INTERNAL)
+    row = next((ERROR_TABLE[cls] for cls in type(error).__mro__ if cls in ERROR_TABLE), INTERNAL)
+    if isinstance(error, tenants_errors.LimitExceeded) and error.retry_after_s is None:
+        return replace(row, retry_after_s=None)
+    return row
 
 
 def _param(error: Exception) -> str | None:

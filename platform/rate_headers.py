@@ -6,7 +6,7 @@ Invariant: a number never falls below zero, and what nothing limits has no heade
 import math
 from typing import Final
 
-from loraplex.tenants.errors import LimitExceeded, QuotaExhausted
+from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, QuotaUnavailable
 from loraplex.tenants.rates import RateState
 
 MODE_HEADER: Final = "x-ratelimit-mode"
@@ -32,11 +32,18 @@ def refusal_headers(error: LimitExceeded) -> dict[str, str]:
     are told not to.
     """
     headers = {LIMIT_HEADER: error.limit, LEVEL_HEADER: error.level}
-    if error.rate is not None:
-        headers |= rate_headers(error.rate, degraded=error.degraded)
+    headers |= rate_headers(error.rate or RateState(), degraded=error.degraded)
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    return headers | ({RETRY_HEADER: "false"} if isinstance(error, QuotaExhausted) else {})
+    in_vain = error.retry_after_s is None or isinstance(error, QuotaExhausted)
+    return headers | ({RETRY_HEADER: "false"} if in_vain else {})
+
+
+def unavailable_headers(error: QuotaUnavailable) -> dict[str, str]:
+    """Which limit it is that nobody can tell."""
+    if error.limit is None or error.level is None:
+        return {}
+    return {LIMIT_HEADER: error.limit, LEVEL_HEADER: error.level}
 
 
 def duration_text(seconds: float) -> str:

@@ -15,10 +15,10 @@ from loraplex.platform.detached_work import DetachedWork
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.inference_call import InferenceCall
 from loraplex.platform.model_names import ResolvedModel
-from loraplex.platform.rate_headers import rate_headers, refusal_headers
+from loraplex.platform.rate_headers import rate_headers, refusal_headers, unavailable_headers
 from loraplex.platform.services import RequestAdmissions
 from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn
-from loraplex.tenants.errors import LimitExceeded, PolicyStale, TenantsError
+from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable, TenantsError
 from loraplex.tenants.uuid7 import uuid7
 
 LOG = structlog.get_logger("loraplex.admission")
@@ -39,6 +39,9 @@ class Entry:
             admission = await asyncio.shield(self._admitting)
         except LimitExceeded as error:
             self._call.headers.update(refusal_headers(error))
+            raise
+        except QuotaUnavailable as error:
+            self._call.headers.update(unavailable_headers(error))
             raise
         self._call.headers.update(rate_headers(admission.rate, degraded=admission.degraded))
         return admission

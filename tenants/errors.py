@@ -44,7 +44,7 @@ TenantsError
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
     ├── ValkeyUnavailable
-    └── QuotaUnavailable     a day or month is limited, and nobody can tell now what is left of it
+    └── QuotaUnavailable     nobody can tell now what is left of a limit: names it and its level
 """
 
 from loraplex.tenants.rates import RateState
@@ -262,4 +262,9 @@ class ValkeyUnavailable(StoreUnavailable):
 
 
 class QuotaUnavailable(StoreUnavailable):
-    pass
+    """`limit` and `level`: a limit of which nobody can tell what is left, None where it is no limit that holds it up."""
+
+    def __init__(self, message: str, *, limit: str | None = None, level: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.level = level

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Literal
 from uuid import UUID
 
 from loraplex.platform.plane.answers import Document, UtcTime
 from loraplex.platform.plane.pagination import Listing
-from loraplex.tenants.admission.counter_answer import Decision, Explanation, LimitUse
+from loraplex.tenants.admission.counter_answer import RETRY_S, Decision, Explanation, LimitUse, UntoldLimit
 from loraplex.tenants.admission.limits import COUNTED, Level, LimitName, Limits
 from loraplex.tenants.default_limits import adapter_limit, key_limit
 from loraplex.tenants.quota_events import Event
@@ -50,23 +51,28 @@ class LimitsDocument(Document):
 
 
 class DecisionDocument(Document):
-    """One limit as the request found it: `used` and `reserved` before it came, `asked` by it at most."""
+    """One limit as the request found it: `used` and `reserved` before it came, null where nobody could tell; `asked` by it at
+    most. By a gateway's share, `limit` and `used` are of the share.
+    """
 
     level: Level
     name: LimitName
     limit: int
-    used: int
-    reserved: int
+    used: int | None
+    reserved: int | None
     asked: int
     passed: bool
     retry_after_s: float | None
 
 
 class ExplanationDocument(Document):
-    """Why a request was refused: every limit that was looked at, also those it would have passed."""
+    """Why a request was refused: every limit that was looked at, also those it would have passed. `mode`: by all gateways'
+    counters, or while these were away by the share of the gateway that tells it.
+    """
 
     request_id: str
     at: UtcTime
+    mode: Literal["counted", "degraded"]
     decisions: list[DecisionDocument]
 
 
@@ -100,8 +106,12 @@ def shown_limits(limits: Limits) -> LimitsDocument:
 
 
 def shown_explanation(explanation: Explanation) -> ExplanationDocument:
-    decisions = [_decision(each) for each in explanation.decisions]
-    return ExplanationDocument(request_id=explanation.request_id, at=explanation.at, decisions=decisions)
+    return ExplanationDocument(
+        request_id=explanation.request_id,
+        at=explanation.at,
+        mode="degraded" if explanation.degraded else "counted",
+        decisions=[*map(_decision, explanation.decisions), *map(_untold, explanation.untold)],
+    )
 
 
 def shown_event(event: Event) -> EventDocument:
@@ -139,3 +149,7 @@ def _limit(limit: int | None, use: LimitUse | None) -> LimitDocument:
 
 def _decision(decision: Decision) -> DecisionDocument:
     return DecisionDocument(**asdict(decision))
+
+
+def _untold(limit: UntoldLimit) -> DecisionDocument:
+    return DecisionDocument(**asdict(limit), used=None, reserved=None, passed=False, retry_after_s=RETRY_S)

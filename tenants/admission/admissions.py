@@ -24,6 +24,7 @@ from loraplex.tenants.admission.comparison import Comparison
 from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
 from loraplex.tenants.admission.counter_request import NOTHING_USED, Actual
 from loraplex.tenants.admission.counters import Counters
+from loraplex.tenants.admission.denials import Denials
 from loraplex.tenants.admission.gate import Gate
 from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.admission.local_share import LocalShare
@@ -83,6 +84,7 @@ class Admissions:
         self._policies = Policies(books.policy)
         self._seeding = Seeding(books, counters, patient or redis, gateway_id)
         self._share = LocalShare(clock)
+        self._denials = Denials(clock)
         self._breaker = breaker = Breaker()
         self._settlements = Settlements(
             books, counters, self._seeding, breaker, self._requests, settings.most_pending, clock
@@ -99,6 +101,7 @@ class Admissions:
             breaker=breaker,
             booking=Breaker(most_failures=1),
             share=self._share,
+            denials=self._denials,
             price=price,
             gateway_id=gateway_id,
             settings=settings,
@@ -171,8 +174,19 @@ class Admissions:
         return uses
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
-        """Why a request was denied, if it was of late. Raises `ValkeyUnavailable`."""
-        return await self._counters.explain(tenant_id, request_id)
+        """Why a request was denied, if it was of late: by the counters, or by this gateway without them.
+
+        Raises `ValkeyUnavailable` where the counters would have to tell.
+        """
+        here = self._denials.find(tenant_id, request_id)
+        if here is not None and self.degraded:
+            return here
+        try:
+            return await self._counters.explain(tenant_id, request_id) or here
+        except ValkeyUnavailable:
+            if here is None:
+                raise
+            return here
 
     async def publish(self, tenant_id: UUID) -> None:
         """Tells all gateways that the tenant's keys or limits have changed; the books would stop stale callers anyway."""

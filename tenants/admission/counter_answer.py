@@ -161,12 +161,26 @@ class LimitUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UntoldLimit:
+    """One limit of which nobody could tell what is left. Budgets in micro-units of money, rounded up."""
+
+    level: Level
+    name: LimitName
+    limit: int
+    asked: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a request was denied."""
+    """Why a request was denied. `degraded`: without the counters, so that `decisions` are of one gateway's shares of the
+    limits, and `untold` are those that have no shares.
+    """
 
     request_id: str
     at: datetime
     decisions: tuple[Decision, ...]
+    untold: tuple[UntoldLimit, ...] = ()
+    degraded: bool = False
 
 
 def wait(decision: Decision) -> float:

@@ -5,7 +5,7 @@ waits may begin its work earlier, when the counters have let it in, but keeps to
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
@@ -25,11 +25,13 @@ from loraplex.tenants.admission.counter_answer import Admitted, CounterAnswer, D
 from loraplex.tenants.admission.counter_request import CounterRequest, Hold
 from loraplex.tenants.admission.counters import Counters
 from loraplex.tenants.admission.deadline import GRACE_SECONDS, deadline
+from loraplex.tenants.admission.denials import Denials
+from loraplex.tenants.admission.limits import COUNTED, PERIODIC, LimitName
 from loraplex.tenants.admission.local_share import LocalShare
 from loraplex.tenants.admission.periods import Periods, periods_of
 from loraplex.tenants.admission.policies import Policies
 from loraplex.tenants.admission.price import Price
-from loraplex.tenants.admission.refusals import rate_state, refusal
+from loraplex.tenants.admission.refusals import degraded_denial, rate_state, refusal, untold_limits
 from loraplex.tenants.admission.rows import ReservationRow, Reserved, ReservedUnder
 from loraplex.tenants.admission.seeding import Seeding
 from loraplex.tenants.errors import (
@@ -66,6 +68,7 @@ class Gate:
     breaker: Breaker
     booking: Breaker
     share: LocalShare
+    denials: Denials
     price: Price
     gateway_id: UUID
     settings: AdmissionSettings
@@ -137,7 +140,7 @@ class Gate:
                 outdated = True
             if not outdated or not await self.seeding.try_seed(asked.tenant_id):
                 await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
-        raise QuotaUnavailable("the counters of this tenant are being seeded; try again")
+        raise self._unavailable(asked, COUNTED, "the counters of this tenant are being seeded; try again")
 
     def _raise_refusal(self, asked: CounterRequest, answer: CounterAnswer) -> None:
         """Returns only for counters that are not seeded."""
@@ -168,10 +171,16 @@ class Gate:
 
     async def _by_share(self, request: AdmissionRequest, asked: CounterRequest) -> Admission:
         if any(subject.limits.has_periods() for subject in asked.subjects):
-            raise QuotaUnavailable("what is left of a day's or month's quota cannot be told now; try again")
+            message = "what is left of a day's or month's quota cannot be told now; try again"
+            raise self._unavailable(asked, PERIODIC, message)
         now = datetime.now(UTC)
         periods = periods_of(now)
-        rate = self.share.admit(asked.id, asked.subjects, asked.tokens)
+        try:
+            rate = self.share.admit(asked.id, asked.subjects, asked.tokens)
+        except LimitExceeded:
+            decisions = self.share.decisions(asked.subjects, asked.tokens)
+            self.denials.remember(asked.tenant_id, degraded_denial(asked, now, decisions=decisions))
+            raise
         try:
             reserved = await self._reserve(self._row(request, asked, periods, now, None))
         except BaseException:
@@ -181,6 +190,15 @@ class Gate:
             self.share.leave(asked.id, 0)
             raise QuotaUnavailable("the tenant's reservation was not taken; try again")
         return admission(request, asked, periods, reserved.epoch, now, rate, degraded=True)
+
+    def _unavailable(
+        self, asked: CounterRequest, names: Sequence[LimitName], message: str
+    ) -> QuotaUnavailable:
+        untold = untold_limits(asked, names)
+        if not untold:
+            return QuotaUnavailable(message)
+        self.denials.remember(asked.tenant_id, degraded_denial(asked, datetime.now(UTC), untold=untold))
+        return QuotaUnavailable(message, limit=untold[0].name, level=untold[0].level)
 
     async def _ask(self, asked: CounterRequest) -> CounterAnswer:
         """Once more while the breaker is closed: a connection that Valkey has closed fails at once, and on a busy machine

@@ -31,6 +31,7 @@ COUNTED: tuple[LimitName, ...] = (
     "budget_per_day",
     "budget_per_month",
 )
+PERIODIC = COUNTED[3:]
 RATES: frozenset[LimitName] = frozenset({"requests_per_minute", "tokens_per_minute"})
 BUDGETS: frozenset[LimitName] = frozenset({"budget_per_day", "budget_per_month"})
 MAX_INTEGER = 2**53 - 1
@@ -88,7 +89,7 @@ class Limits:
 
     def has_periods(self) -> bool:
         """Whether a day or a month is limited: then nothing may be admitted without the counters."""
-        return any(self.get(name) is not None for name in COUNTED[3:])
+        return any(self.get(name) is not None for name in PERIODIC)
 
 
 NO_LIMITS = Limits()

@@ -5,14 +5,16 @@ the counters have it: a share of S per minute holds S and refills S / 60 per sec
 aside, and paid when they end.
 """
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from loraplex.tenants.admission.limits import Subject
-from loraplex.tenants.errors import RateLimited
+from loraplex.tenants.admission.counter_answer import Decision
+from loraplex.tenants.admission.limits import Level, LimitName, Subject
+from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
 from loraplex.tenants.rates import Rate, RateState
 
 MOST_SUBJECTS = 100_000
@@ -33,12 +35,46 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedLimit:
-    """`limit` is all of it, not this gateway's share."""
+class TestedLimit:
+    """`limit` is all of it, `share` what this gateway gives out of it; `asked` comes on top of `used` and `reserved`."""
 
-    name: str
+    level: Level
+    name: LimitName
     limit: int
-    retry_after_s: float
+    share: int
+    used: float
+    reserved: int
+    asked: int
+
+    @property
+    def missing(self) -> float:
+        return self.used + self.reserved + self.asked - self.share
+
+    @property
+    def passed(self) -> bool:
+        return self.missing <= 0
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Zero if it passed, None if it never can."""
+        if self.passed or self.asked > self.limit:
+            return 0.0 if self.passed else None
+        if self.name == "concurrent_requests":
+            return RETRY_SECONDS
+        return NO_SHARE_RETRY_SECONDS if self.asked > self.share else self.missing * 60 / self.share
+
+    def decision(self) -> Decision:
+        """Of the share."""
+        return Decision(
+            level=self.level,
+            name=self.name,
+            limit=self.share,
+            used=math.ceil(self.used),
+            reserved=self.reserved,
+            asked=self.asked,
+            passed=self.passed,
+            retry_after_s=self.retry_after_s,
+        )
 
 
 @dataclass(slots=True)
@@ -61,12 +97,11 @@ class LocalShare:
         self._running: dict[UUID, tuple[tuple[Subject, ...], int]] = {}
 
     def admit(self, admission_id: UUID, subjects: tuple[Subject, ...], tokens: int) -> RateState:
-        """Takes from every limit or from none. Raises `RateLimited`."""
+        """Takes from every limit or from none. Raises `RateLimited`, or `QuotaExhausted` for what no share ever holds."""
         now = self._clock()
-        for subject in subjects:
-            failed = self._failed(subject, self._use(subject, now), tokens)
-            if failed is not None:
-                raise self._refusal(subject, failed, self._rates(subjects, now))
+        failed = [each for each in self._tested(subjects, tokens, now) if not each.passed]
+        if failed:
+            raise self._refusal(max(failed, key=_wait), self._rates(subjects, now))
         for subject in subjects:
             use = self._use(subject, now)
             use.requests.lacking += 1
@@ -74,6 +109,10 @@ class LocalShare:
             use.running.add(admission_id)
         self._running[admission_id] = subjects, tokens
         return self._rates(subjects, now)
+
+    def decisions(self, subjects: Sequence[Subject], tokens: int) -> tuple[Decision, ...]:
+        """How its shares of the limits would meet a request now."""
+        return tuple(each.decision() for each in self._tested(subjects, tokens, self._clock()))
 
     def leave(self, admission_id: UUID, used_tokens: int) -> None:
         """The request has ended: it pays what it used. Harmless for one that was not admitted here."""
@@ -99,31 +138,29 @@ class LocalShare:
             self._uses.popitem(last=False)
         return use
 
-    def _failed(self, subject: Subject, use: SubjectUse, tokens: int) -> FailedLimit | None:
-        limits = subject.limits
-        most = limits.concurrent_requests
-        if most is not None and len(use.running) >= self.share(most):
-            return FailedLimit("concurrent_requests", most, RETRY_SECONDS)
-        for name, limit, lacking, asked in (
-            ("requests_per_minute", limits.requests_per_minute, use.requests.lacking, 1),
-            ("tokens_per_minute", limits.tokens_per_minute, use.tokens.lacking + use.held, tokens),
-        ):
-            if limit is None:
-                continue
-            share = self.share(limit)
-            if asked > share:
-                return FailedLimit(name, limit, NO_SHARE_RETRY_SECONDS)
-            missing = lacking + asked - share
-            if missing > 0:
-                return FailedLimit(name, limit, missing * 60 / share)
-        return None
+    def _tested(self, subjects: Sequence[Subject], tokens: int, now: float) -> list[TestedLimit]:
+        tested: list[TestedLimit] = []
+        for subject in subjects:
+            use = self._use(subject, now)
+            rows: tuple[tuple[LimitName, float, int, int], ...] = (
+                ("concurrent_requests", len(use.running), 0, 1),
+                ("requests_per_minute", use.requests.lacking, 0, 1),
+                ("tokens_per_minute", use.tokens.lacking, use.held, tokens),
+            )
+            for name, used, reserved, asked in rows:
+                limit = subject.limits.get(name)
+                if limit is not None:
+                    share = self.share(limit)
+                    tested.append(TestedLimit(subject.level, name, limit, share, used, reserved, asked))
+        return tested
 
-    def _refusal(self, subject: Subject, failed: FailedLimit, rate: RateState) -> RateLimited:
-        return RateLimited(
-            f"{failed.name} of the {subject.level} is {failed.limit}; while limits cannot be counted together, this "
-            f"gateway gives out {self.share(failed.limit)} of it",
+    def _refusal(self, failed: TestedLimit, rate: RateState) -> LimitExceeded:
+        kind = QuotaExhausted if failed.retry_after_s is None else RateLimited
+        return kind(
+            f"{failed.name} of the {failed.level} is {failed.limit}; while limits cannot be counted together, this "
+            f"gateway gives out {failed.share} of it",
             limit=failed.name,
-            level=subject.level,
+            level=failed.level,
             limit_value=failed.limit,
             retry_after_s=failed.retry_after_s,
             rate=rate,
@@ -143,3 +180,7 @@ class LocalShare:
                 reset_s = lacking * 60 / share if share else 60.0
                 rates.append(Rate(limit, max(0, int(share - lacking)), reset_s))
         return min(rates, key=lambda rate: rate.remaining, default=None)
+
+
+def _wait(failed: TestedLimit) -> float:
+    return math.inf if failed.retry_after_s is None else failed.retry_after_s

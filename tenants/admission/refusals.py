@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
-from loraplex.tenants.admission.counter_answer import Decision, Denied
+from loraplex.tenants.admission.counter_answer import Decision, Denied, Explanation, UntoldLimit
+from loraplex.tenants.admission.counter_request import CounterRequest
+from loraplex.tenants.admission.limits import BUDGETS, NANO_PER_MICRO, LimitName
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
 from loraplex.tenants.rates import Rate, RateState
 
@@ -26,6 +29,28 @@ def refusal(denied: Denied) -> LimitExceeded:
         retry_after_s=decision.retry_after_s,
         # Nothing was taken, not even of the limits that it would have passed.
         rate=rate_state([replace(each, asked=0) for each in denied.decisions]),
+    )
+
+
+def degraded_denial(
+    asked: CounterRequest,
+    at: datetime,
+    *,
+    decisions: tuple[Decision, ...] = (),
+    untold: tuple[UntoldLimit, ...] = (),
+) -> Explanation:
+    return Explanation(request_id=asked.request_id, at=at, decisions=decisions, untold=untold, degraded=True)
+
+
+def untold_limits(asked: CounterRequest, names: Sequence[LimitName]) -> tuple[UntoldLimit, ...]:
+    """Those of its subjects' limits that have one of these names, and what the request asked of each."""
+    amounts: dict[str, int] = {"requests_per_minute": 1, "concurrent_requests": 1}
+    amounts |= dict.fromkeys(BUDGETS, -(-asked.amount_nano // NANO_PER_MICRO))
+    return tuple(
+        UntoldLimit(level=subject.level, name=name, limit=limit, asked=amounts.get(name, asked.tokens))
+        for subject in asked.subjects
+        for name in names
+        if (limit := subject.limits.get(name)) is not None
     )
 
 

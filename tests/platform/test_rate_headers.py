@@ -2,8 +2,8 @@
 
 import pytest
 
-from loraplex.platform.rate_headers import duration_text, rate_headers, refusal_headers
-from loraplex.tenants.errors import QuotaExhausted, RateLimited
+from loraplex.platform.rate_headers import duration_text, rate_headers, refusal_headers, unavailable_headers
+from loraplex.tenants.errors import QuotaExhausted, QuotaUnavailable, RateLimited
 from loraplex.tenants.rates import Rate, RateState
 
 
@@ -45,6 +45,16 @@ def test_a_refusal_names_its_limit_and_says_whether_to_try_again() -> None:
         "x-loraplex-limit-level": "key",
         "retry-after": "2",
     }
+    hopeless = RateLimited("no", limit="tokens_per_minute", level="key", limit_value=1, retry_after_s=None)
+    assert refusal_headers(hopeless) == {
+        "x-loraplex-limit": "tokens_per_minute",
+        "x-loraplex-limit-level": "key",
+        "x-should-retry": "false",
+    }
+    degraded = RateLimited(
+        "no", limit="concurrent_requests", level="key", limit_value=1, retry_after_s=1, degraded=True
+    )
+    assert refusal_headers(degraded)["x-ratelimit-mode"] == "degraded"
     spent = QuotaExhausted("spent", limit="budget_per_day", level="tenant", limit_value=1, retry_after_s=None)
     assert refusal_headers(spent) == {
         "x-loraplex-limit": "budget_per_day",
@@ -73,3 +83,11 @@ def test_a_refusal_tells_the_rates_it_knows(degraded: bool) -> None:
         "x-ratelimit-reset-tokens": "52.8s",
     }
     assert refusal_headers(limited) == expected | ({"x-ratelimit-mode": "degraded"} if degraded else {})
+
+
+def test_what_nobody_can_tell_is_named() -> None:
+    assert unavailable_headers(QuotaUnavailable("later")) == {}
+    assert unavailable_headers(QuotaUnavailable("later", limit="tokens_per_day", level="adapter")) == {
+        "x-loraplex-limit": "tokens_per_day",
+        "x-loraplex-limit-level": "adapter",
+    }

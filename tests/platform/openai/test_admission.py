@@ -27,6 +27,12 @@ DIGEST = "a" * 64
 CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 LIMITED: Any = {"limit": "requests_per_minute", "level": "tenant", "limit_value": 60, "retry_after_s": 1.4}
 SPENT: Any = {"limit": "tokens_per_day", "level": "adapter", "limit_value": 9, "retry_after_s": None}
+UNTOLD: Any = {"limit": "tokens_per_day", "level": "key"}
+UNTOLD_HEADERS = {
+    "retry-after": "2",
+    "x-loraplex-limit": "tokens_per_day",
+    "x-loraplex-limit-level": "key",
+}
 RATE = RateState(requests=Rate(60, 59, 1.0), tokens=Rate(1000, 12, 0.03))
 RATE_HEADERS = {
     "x-ratelimit-limit-requests": "60",
@@ -119,6 +125,7 @@ async def test_a_client_that_leaves_is_settled_by_what_the_engine_made(
         (RateLimited("slow down", **LIMITED), 429, "rate_limit_exceeded", {"retry-after": "2"}),
         (QuotaExhausted("spent", **SPENT), 429, "insufficient_quota", {"x-should-retry": "false"}),
         (QuotaUnavailable("no counters"), 503, "quota_unavailable", {"retry-after": "2"}),
+        (QuotaUnavailable("which", **UNTOLD), 503, "quota_unavailable", UNTOLD_HEADERS),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -148,6 +155,15 @@ async def test_a_refusal_tells_the_rates(start_gateway: Any, stream: bool) -> No
     answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
     assert answer.status_code == 429 and told(answer, RATE_HEADERS) == RATE_HEADERS
     assert "x-ratelimit-mode" not in answer.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_never_passes_is_not_to_be_tried_again(start_gateway: Any, stream: bool) -> None:
+    gateway = await start_gateway()
+    gateway.admissions.refusals = [RateLimited("too large", **LIMITED | {"retry_after_s": None})]
+    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert answer.status_code == 429 and answer.headers["x-should-retry"] == "false"
+    assert "retry-after" not in answer.headers
 
 
 async def test_the_official_client_does_not_repeat_what_is_spent(start_gateway: Any) -> None:

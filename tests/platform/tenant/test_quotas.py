@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,7 +13,7 @@ from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.plane.turns import AT_ONCE
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.admission.admissions import Admissions
-from loraplex.tenants.admission.counter_answer import LimitUse
+from loraplex.tenants.admission.counter_answer import Decision, Explanation, LimitUse, UntoldLimit
 from loraplex.tenants.admission.limits import Subject
 from loraplex.tenants.admission.price import Price
 from loraplex.tenants.database import Database
@@ -132,7 +133,7 @@ async def test_a_spent_budget_is_refused_explained_and_told(
         assert answer.headers["x-loraplex-limit"] == "tokens_per_day"
         assert answer.headers["x-should-retry"] == "false" and int(answer.headers["retry-after"]) >= 1
         explanation = (await http.get("limits/explain/too-much")).json()
-        assert explanation["request_id"] == "too-much"
+        assert (explanation["request_id"], explanation["mode"]) == ("too-much", "counted")
         (decision,) = explanation["decisions"]
         assert (decision["used"], decision["asked"], decision["passed"]) == (10, 10, False)
         for unknown in ("never", "x" * 300):
@@ -140,6 +141,35 @@ async def test_a_spent_budget_is_refused_explained_and_told(
         (event,) = (await http.get("events")).json()["data"]
         assert (event["limit_name"], event["threshold"], event["used"]) == ("tokens_per_day", 80, 10)
         assert (event["level"], event["limit"]) == ("tenant", 12)
+
+
+async def test_a_degraded_refusal_is_explained_as_such(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    key = await gateway.tenant("boss", ("tenant:admin",))
+    async with gateway.database.as_operator() as session:
+        tenant = await TenantRepository(session).get("boss")
+    shared = Decision(
+        level="tenant",
+        name="requests_per_minute",
+        limit=30,
+        used=30,
+        reserved=0,
+        asked=1,
+        passed=False,
+        retry_after_s=2.0,
+    )
+    untold = UntoldLimit(level="key", name="tokens_per_day", limit=500, asked=30)
+    gateway.admissions.explanations[tenant.id, "r"] = Explanation(
+        request_id="r", at=datetime.now(UTC), decisions=(shared,), untold=(untold,), degraded=True
+    )
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:
+        document = (await http.get("limits/explain/r")).json()
+    assert document["mode"] == "degraded"
+    by_share, unknown = document["decisions"]
+    assert (by_share["limit"], by_share["used"]) == (30, 30)
+    assert (unknown["name"], unknown["limit"], unknown["asked"]) == ("tokens_per_day", 500, 30)
+    assert (unknown["used"], unknown["reserved"], unknown["passed"]) == (None, None, False)
 
 
 async def test_keys_and_adapters_are_narrowed_and_hold_at_once(

@@ -13,6 +13,7 @@ from tests.tenants.admission.artificial_time import run, running_loop
 from loraplex.tenants.admission.admission import AdmissionRequest, AdmissionSettings
 from loraplex.tenants.admission.breaker import FAILURES, Breaker
 from loraplex.tenants.admission.counter_request import CounterRequest
+from loraplex.tenants.admission.denials import Denials
 from loraplex.tenants.admission.gate import Gate
 from loraplex.tenants.admission.limits import Limits
 from loraplex.tenants.admission.local_share import LocalShare
@@ -82,6 +83,7 @@ class House:
             policies=stores,
             breaker=Breaker(),
             booking=Breaker(most_failures=1),
+            denials=Denials(),
             share=LocalShare(running_loop().time),
             price=Price(prompt=0, cached_prompt=0, completion=0),
             gateway_id=uuid4(),

@@ -6,7 +6,7 @@ import pytest
 
 from loraplex.tenants.admission.limits import Limits, Subject
 from loraplex.tenants.admission.local_share import LocalShare
-from loraplex.tenants.errors import RateLimited
+from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
 from loraplex.tenants.rates import Rate, RateState
 
 
@@ -26,7 +26,7 @@ def admitted(share: LocalShare, *subjects: Subject, tokens: int = 1, most: int =
     for number in range(most):
         try:
             share.admit(UUID(int=1000 + number), subjects, tokens)
-        except RateLimited:
+        except LimitExceeded:
             return number
     return most
 
@@ -101,3 +101,26 @@ def test_more_than_a_share_can_ever_hold_is_refused() -> None:
     share.live_gateways = 2
     with pytest.raises(RateLimited, match="gives out 50"):
         share.admit(UUID(int=1), (subject(tokens_per_minute=100),), 51)
+
+
+def test_what_no_share_can_ever_hold_is_not_worth_a_retry() -> None:
+    share = LocalShare(Clock())
+    key = Subject("key", UUID(int=2), Limits(concurrent_requests=0))
+    for limited, tokens in ((subject(tokens_per_minute=100), 101), (key, 1)):
+        with pytest.raises(QuotaExhausted) as refused:
+            share.admit(UUID(int=1), (limited,), tokens)
+        assert refused.value.retry_after_s is None and refused.value.degraded
+
+
+def test_decisions_are_of_the_shares_and_name_every_limit() -> None:
+    share = LocalShare(Clock())
+    share.live_gateways = 2
+    limited = subject(tokens_per_minute=100, requests_per_minute=2)
+    share.admit(UUID(int=1), (limited,), 30)
+    with pytest.raises(RateLimited):
+        share.admit(UUID(int=2), (limited,), 10)
+    requests, tokens = share.decisions((limited,), 10)
+    assert (requests.name, requests.limit, requests.used, requests.asked) == ("requests_per_minute", 1, 1, 1)
+    assert (requests.passed, requests.retry_after_s) == (False, 60.0)
+    assert (tokens.limit, tokens.used, tokens.reserved, tokens.asked) == (50, 0, 30, 10)
+    assert (tokens.passed, tokens.retry_after_s) == (True, 0.0)

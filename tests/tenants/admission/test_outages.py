@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 from structlog.testing import capture_logs
-from tests.tenants.admission.house import check_books, closed, make_house, set_limits, usage, used
+from tests.tenants.admission.house import PRICE, check_books, closed, make_house, set_limits, usage, used
 
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.embedded.binaries import find_valkey
@@ -23,6 +23,7 @@ from loraplex.tenants.admission.admissions import Admissions
 from loraplex.tenants.admission.breaker import FAILURES
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited
+from loraplex.tenants.keys import FoundKey
 
 SETTINGS = AdmissionSettings()
 START_SECONDS = 20.0
@@ -157,6 +158,39 @@ async def test_budgets_fail_closed_while_valkey_hangs(database: Database, own_va
         await until_answered(gateway)
         await all_told(gateway)
         assert await check_books(house, gateway) == (15, 1)
+
+
+async def test_what_is_refused_without_valkey_is_explained(database: Database, own_valkey: OwnValkey) -> None:
+    house = await make_house(database, own_valkey.url, requests_per_minute=2, concurrent_requests=9)
+    async with house.gateway(SETTINGS) as gateway:
+
+        async def refused(kind: type[Exception], key: FoundKey) -> str:
+            request = house.request(key=key)
+            with pytest.raises(kind):
+                await gateway.admit(request)
+            return request.request_id
+
+        with own_valkey.hanging():
+            for _ in range(2):
+                await gateway.release(await gateway.admit(house.request()))
+            rated = await refused(RateLimited, house.key)
+            key = await set_limits(house, tokens_per_day=100, budget_per_month=7)
+            untold = await refused(QuotaUnavailable, key)
+            assert gateway.degraded
+            explained = [await gateway.explain(house.tenant_id, each) for each in (rated, untold)]
+        await until_answered(gateway)
+        for each, request_id in zip(explained, (rated, untold), strict=True):
+            assert each is not None and each.degraded
+            assert await gateway.explain(house.tenant_id, request_id) == each
+        assert explained[0] is not None and explained[1] is not None
+        failed = [each.name for each in explained[0].decisions if not each.passed]
+        assert failed == ["requests_per_minute"] and len(explained[0].decisions) == 2
+        amount = -(-PRICE.bound_nano(10, 20) // 1000)
+        assert [(each.name, each.limit, each.asked) for each in explained[1].untold] == [
+            ("tokens_per_day", 100, 30),
+            ("budget_per_month", 7, amount),
+        ]
+        assert await gateway.explain(house.tenant_id, "never") is None
 
 
 async def test_a_valkey_that_is_gone_for_good_is_seeded_with_what_was_admitted_without_it(
