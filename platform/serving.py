@@ -85,6 +85,7 @@ class Inference:
         """Let in once its sizes are known: while the counters refuse it, nothing is composed and no engine hears of it."""
         sticky = values["user"] or call.request_id
         model = await resolve_model(self._services, call.caller, values["model"], sticky)
+        call.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model)
         samplings = self._samplings(endpoint, values, prompts)
@@ -93,7 +94,9 @@ class Inference:
         async with self._admission.given_back_on_error(entry):
             asked = _Asked(values, prompts, samplings)
             requests, answer = await self._engine_requests(call.caller, asked, model, form)
-            return Generation(self._services, self.in_flight, model, requests, entry, arrival, answer)
+            generation = Generation(self._services, self.in_flight, model, requests, entry, arrival, answer)
+            call.headers.update(generation.headers())
+            return generation
 
     async def prompt_ids(self, values: Values, model: ResolvedModel) -> list[list[int]]:
         """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread."""

@@ -81,9 +81,10 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         values = await _values(services, request, caller, "tokenize")
         found = await resolve_model(services, caller, values["model"])
+        answer_headers_of(request.scope).update(found.headers())
         with tokenizing.taken(caller.tenant_id):
             prompts = await inference.prompt_ids(values, found)
-        return json_response(_tokens(services, prompts), found.headers())
+        return json_response(_tokens(services, prompts))
 
     return router
 

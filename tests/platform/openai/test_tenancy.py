@@ -12,15 +12,18 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from loraplex.engine.fake_engine import FakeScript
+from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.services import GatewayLimits
 from loraplex.tenants.accounts import TenantRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.errors import QuotaUnavailable, RateLimited
 from loraplex.tenants.key_format import ParsedKey
 from loraplex.tenants.keys import KeyRepository
 
 MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "hello"}]
 FIRST, SECOND = "a" * 64, "b" * 64
+UNSATISFIED: Any = {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}
 PUBLIC = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}
 
 
@@ -49,6 +52,42 @@ async def test_a_stream_names_its_adapter_before_its_first_chunk(start_gateway: 
     create = gateway.client().chat.completions.with_raw_response.create
     answer = await create(model="pirate", messages=USER, max_tokens=2, stream=True)
     assert answer.headers["x-loraplex-adapter-digest"] == FIRST
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "status", "more"),
+    [
+        (None, 400, {"max_tokens": 10**6}),
+        (None, 422, UNSATISFIED),
+        (RateLimited("no", limit="a", level="key", limit_value=1, retry_after_s=1), 429, {}),
+        (QuotaUnavailable("which"), 503, {}),
+        (GrammarRefused("no", param="response_format", pointer=""), 400, UNSATISFIED),
+    ],
+)
+async def test_an_error_names_the_adapter_too(
+    start_gateway: Any, refusal: Exception | None, status: int, more: dict[str, Any], stream: bool
+) -> None:
+    refused = refusal if isinstance(refusal, GrammarRefused) else None
+    gateway = await start_gateway(FakeScript(answers=(("[1, 1]",),)), refused=refused)
+    await gateway.adapter("acme", "pirate", FIRST)
+    gateway.admissions.refusals = [refusal] if refusal is not None and refused is None else []
+    body = {"model": "pirate", "messages": USER, "stream": stream} | more
+    answer = await gateway.post("/v1/chat/completions", body)
+    # A stream has begun when its schema is judged.
+    assert answer.status_code == (200 if stream and status == 422 else status)
+    assert answer.headers["x-loraplex-adapter"] == "pirate@1"
+    assert answer.headers["x-loraplex-adapter-digest"] == FIRST
+    assert ("x-loraplex-schema-enforcement" in answer.headers) == (status == 422)
+
+
+async def test_an_error_of_counting_tokens_names_the_adapter(start_gateway: Any) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(max_prompt_characters=10_000))
+    await gateway.adapter("acme", "pirate", FIRST)
+    for prompt, status in (("short", 200), ("x" * 20_000, 400)):
+        answer = await gateway.post("/v1/tokenize", {"model": "pirate", "prompt": prompt})
+        assert answer.status_code == status
+        assert answer.headers["x-loraplex-adapter-digest"] == FIRST
 
 
 async def test_the_base_model_has_no_adapter_headers(start_gateway: Any) -> None:
