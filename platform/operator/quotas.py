@@ -21,7 +21,7 @@ from loraplex.tenants.tenant_quotas import TenantQuotas
 
 
 class LimitsDocument(Document):
-    """The limits of a tenant."""
+    """The limits of a tenant as set: where `max_keys` or `max_adapters` is null, 10,000 hold."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -36,7 +36,7 @@ class LimitsDocument(Document):
 
 
 class LimitsChange(CountedLimits):
-    """What is not named stays; null takes a limit away."""
+    """What is not named stays; null takes a limit away, or leaves `max_keys` and `max_adapters` at 10,000."""
 
     max_adapters: Count = None
     max_adapter_bytes: Count = None
