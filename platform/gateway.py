@@ -4,13 +4,13 @@ Invariant: whatever was opened is closed, however the start or the run ends.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import structlog
@@ -20,6 +20,7 @@ from loraplex.adapters.blob_removal import BlobRemoval
 from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.adapters.tenant_files import StoredFiles
+from loraplex.engine.messages import EngineInfo
 from loraplex.platform.admission_start import open_admissions
 from loraplex.platform.app import create_app
 from loraplex.platform.base_model import BaseModelFacts, default_served_name, write_base_model
@@ -37,7 +38,13 @@ from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.secret import derive, server_secret, tenant_namespace
-from loraplex.platform.services import GatewayLimits, GatewayServices
+from loraplex.platform.services import (
+    AnswerJudges,
+    GatewayLimits,
+    GatewayServices,
+    GrammarTrials,
+    RequestPreparation,
+)
 from loraplex.platform.start_errors import DependencyFailed, SettingsError
 from loraplex.platform.stores import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.tenant_erasure import TenantErasure
@@ -111,6 +118,17 @@ async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnSt
     return addresses
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answering:
+    """What knows the model's tokens and grammars, and the processes that work on them."""
+
+    prompts: PromptRenderer
+    token_text: TokenText
+    preparation: RequestPreparation
+    trials: GrammarTrials
+    judges: AnswerJudges
+
+
 async def _assemble(
     settings: Settings,
     model: str | None,
@@ -131,22 +149,16 @@ async def _assemble(
     await _require_roles(database)
     await warn_of_shadowed(database, served_name)
     admissions = await open_admissions(settings, addresses.redis_url, database, metrics.admission, stack)
-    watching = asyncio.create_task(health.watch())
-    stack.callback(watching.cancel)
     blobs = await asyncio.to_thread(OpenBlobs, settings, info.model_digest)
     for upkeep in (
+        health.watch(),
         blobs.cleaner(database).run(),
         BlobRemoval(database, blobs.adapters.delete).run(),
         blobs.adapters.run_eviction(),
     ):
-        stack.callback(asyncio.create_task(upkeep).cancel)
-    tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
-    tokenizer_json = tokenizer.backend_tokenizer.to_str()
-    limits, prompts = _limits(settings), PromptRenderer(tokenizer)
-    setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
-    preparation = await stack.enter_async_context(open_preparation(setup))
-    trials = await stack.enter_async_context(open_trials(settings, info, tokenizer_json, metrics))
-    judges = await stack.enter_async_context(open_judges())
+        _run_beside(upkeep, stack)
+    limits = _limits(settings)
+    answering = await _open_answering(settings, info, limits, metrics, stack)
     configured = settings.secret.get_secret_value() if settings.secret else None
     secret = server_secret(configured, settings.data_dir)
     namespace_of = partial(_namespace_of, secret)
@@ -157,12 +169,12 @@ async def _assemble(
         served_model_name=served_name,
         database=database,
         engine=engines,
-        prompts=prompts,
-        token_text=TokenText(tokenizer),
+        prompts=answering.prompts,
+        token_text=answering.token_text,
         recorder=metrics,
-        preparation=preparation,
-        trials=trials,
-        judges=judges,
+        preparation=answering.preparation,
+        trials=answering.trials,
+        judges=answering.judges,
         admissions=MeteredAdmissions(admissions, metrics.admission),
         policies=admissions,
         currency=settings.currency,
@@ -177,9 +189,7 @@ async def _assemble(
     )
     stack.push_async_callback(services.detached.join)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
-    janitor = _janitor(settings, services, client, blobs)
-    tidying = asyncio.create_task(janitor.run())
-    stack.callback(tidying.cancel)
+    _run_beside(_janitor(settings, services, client, blobs).run(), stack)
     app = create_app(services, routers=[health_router(health)])
     return OpenGateway(
         app=app,
@@ -188,6 +198,27 @@ async def _assemble(
         database=database,
         adapters=blobs.local,
         served_model_name=served_name,
+    )
+
+
+def _run_beside(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
+    """Until the gateway closes."""
+    stack.callback(asyncio.create_task(work).cancel)
+
+
+async def _open_answering(
+    settings: Settings, info: EngineInfo, limits: GatewayLimits, metrics: Metrics, stack: AsyncExitStack
+) -> Answering:
+    tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
+    prompts = PromptRenderer(tokenizer)
+    setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
+    trials = open_trials(settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
+    return Answering(
+        prompts=prompts,
+        token_text=TokenText(tokenizer),
+        preparation=await stack.enter_async_context(open_preparation(setup)),
+        trials=await stack.enter_async_context(trials),
+        judges=await stack.enter_async_context(open_judges()),
     )
 
 

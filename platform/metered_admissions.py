@@ -25,7 +25,8 @@ class MeteredAdmissions:
 
         def begin() -> None:
             nonlocal waited
-            waited = time.perf_counter() - began
+            if waited is None:
+                waited = time.perf_counter() - began
             let_in()
 
         try:

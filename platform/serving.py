@@ -6,7 +6,7 @@ Invariant: the model name is resolved, every size checked and the request let in
 import asyncio
 import time
 from dataclasses import dataclass
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from loraplex.platform.generation import Generation, InFlight
 from loraplex.platform.inference_call import InferenceCall
 from loraplex.platform.model_names import ResolvedModel, resolve_model
 from loraplex.platform.parameters import Endpoint, Values, sampling_fields
+from loraplex.platform.plane.turns import Turns
 from loraplex.platform.prompts_parameter import Prompt
 from loraplex.platform.request_admission import RequestAdmission
 from loraplex.platform.services import GatewayServices
@@ -54,6 +55,7 @@ class Inference:
             services.judges,
         )
         self._admission = RequestAdmission(services.admissions, services.detached)
+        self._encoding = Turns()
         self.in_flight = InFlight(services.limits.max_in_flight)
 
     async def begin(self, call: InferenceCall, endpoint: Endpoint, values: Values) -> "Generation":
@@ -87,7 +89,7 @@ class Inference:
         model = await resolve_model(self._services, call.caller, values["model"], sticky)
         call.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
-        prompts = await self.prompt_ids(values, model)
+        prompts = await self.prompt_ids(values, model, call.caller.tenant_id)
         samplings = self._samplings(endpoint, values, prompts)
         completion_tokens = sum(each.max_tokens * each.n for each in samplings)
         entry = await self._admission.enter(call, model, sum(map(len, prompts)), completion_tokens)
@@ -98,11 +100,15 @@ class Inference:
             call.headers.update(generation.headers())
             return generation
 
-    async def prompt_ids(self, values: Values, model: ResolvedModel) -> list[list[int]]:
-        """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread."""
+    async def prompt_ids(self, values: Values, model: ResolvedModel, tenant_id: UUID) -> list[list[int]]:
+        """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread, a few of a tenant at once.
+
+        Raises `Overloaded` when too many of them wait.
+        """
         if _characters(values, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
             return self._encode(values, model)
-        return await asyncio.to_thread(self._encode_large, values, model)
+        async with self._encoding.taken(tenant_id):
+            return await asyncio.to_thread(self._encode_large, values, model)
 
     def _encode_large(self, values: Values, model: ResolvedModel) -> list[list[int]]:
         limit = self._services.limits.max_prompt_characters

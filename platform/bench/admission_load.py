@@ -120,7 +120,9 @@ class Scene:
         async def renewed(caller: Caller) -> Caller:
             return caller
 
-        call = InferenceCall(caller=tenant_caller(key, None), request_id=uuid4().hex, renewed=renewed)
+        call = InferenceCall(
+            caller=tenant_caller(key, None), request_id=uuid4().hex, renewed=renewed, confirmed=renewed
+        )
         shape = self._shape
         return await self._admission.enter(call, BASE, shape.input_len, shape.output_len)
 

@@ -19,6 +19,7 @@ from loraplex.platform.openai.documented_answers import ANSWERING, READING
 from loraplex.platform.openai.envelope import AnswerHead
 from loraplex.platform.openai.request_schema import body_schema
 from loraplex.platform.parameters import Endpoint, Values, read_parameters
+from loraplex.platform.plane.turns import Turns
 from loraplex.platform.request_body import read_object
 from loraplex.platform.request_id import answer_headers_of, request_id_of
 from loraplex.platform.services import GatewayServices
@@ -40,6 +41,7 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
         Depends(authenticator.requires(SCOPE, cached=cached)) for cached in (False, True)
     )
     limits = services.limits
+    turns = Turns()
     tokenizing = TenantSlots(limits.max_tokenizing, limits.max_tokenizing_per_tenant, "calls of /v1/tokenize")
     started, base = int(time.time()), services.served_model_name
 
@@ -48,15 +50,18 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
             caller=caller,
             request_id=request_id_of(request.scope),
             renewed=partial(authenticator.renewed, scope=SCOPE),
+            confirmed=partial(authenticator.confirm, scope=SCOPE),
             headers=answer_headers_of(request.scope),
         )
 
     async def answer(request: Request, caller: Caller, endpoint: Endpoint) -> Response:
+        call = call_of(request, caller)
         try:
-            return await _answer(services, inference, request, call_of(request, caller), endpoint)
+            return await _answer(services, inference, request, call, endpoint)
         except Exception as error:
             if _needs_no_admission(error):
-                await authenticator.confirm(caller, SCOPE)
+                async with turns.taken(caller.tenant_id):
+                    await call.confirm()
             raise
 
     @router.post("/chat/completions", responses=ANSWERING, openapi_extra=body_schema("chat"))
@@ -69,7 +74,8 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
 
     @router.get("/models", responses=READING)
     async def models(caller: Annotated[Caller, authorized]) -> Response:
-        found = await list_models(services, caller)
+        async with turns.taken(caller.tenant_id):
+            found = await list_models(services, caller)
         return json_response({"object": "list", "data": [each.card(started, base) for each in found]})
 
     @router.get("/models/{name:path}", responses=READING)
@@ -83,7 +89,7 @@ def inference_router(services: GatewayServices, authenticator: Authenticator) ->
         found = await resolve_model(services, caller, values["model"])
         answer_headers_of(request.scope).update(found.headers())
         with tokenizing.taken(caller.tenant_id):
-            prompts = await inference.prompt_ids(values, found)
+            prompts = await inference.prompt_ids(values, found, caller.tenant_id)
         return json_response(_tokens(services, prompts))
 
     return router

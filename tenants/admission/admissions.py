@@ -73,9 +73,7 @@ class Admissions:
         """`redis` is given up after `settings.valkey_s`, so its own timeouts are longer; `patient` serves what may take long, as
         seeding does.
         """
-        self._price = price
-        self._gateway_id = gateway_id
-        self._settings = settings
+        self._price, self._gateway_id, self._settings = price, gateway_id, settings
         self._requests = OpenRequests()
         self._books = books = Books(database)
         self._counters = counters = Counters(
@@ -197,7 +195,7 @@ class Admissions:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
     async def run(self) -> None:
-        """Heartbeats, retries, probes and reaping, until it is cancelled."""
+        """Heartbeats, retries, probes, reaping and comparing, until it is cancelled."""
         await self.upkeep.run()
 
     async def close(self) -> None:

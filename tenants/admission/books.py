@@ -30,6 +30,8 @@ UNKNOWN = "unknown"
 MOST_REAPED = 256
 # Of a gateway's clock, which is in its ids, and Valkey's.
 CLOCKS_APART = timedelta(seconds=30)
+# What was let in so long after the counters were asked is of a clock that is ahead of theirs.
+AHEAD = timedelta(seconds=1)
 
 
 class Books:
@@ -97,16 +99,19 @@ class Books:
         rows = await self._keeping.fetch(statements.EPOCH, tenant_id)
         return next((epoch for (epoch,) in rows), 0)
 
-    async def settled(self, tenant_id: UUID, counted: SettledUse) -> SettledUse:
-        """What the counters should have counted when they were asked; epoch zero for a tenant that was never seeded."""
+    async def settled(self, tenant_id: UUID, counted: SettledUse) -> SettledUse | None:
+        """What the counters should have counted when they were asked. None when nobody can tell: the tenant was never seeded,
+        or has records of a clock that is ahead.
+        """
         first_id = uuid7_from(counted.at - CLOCKS_APART)
         periods = [use.period for use in counted.uses]
         rows = await self._keeping.fetch(
-            statements.SETTLED, tenant_id, [*counted.open], first_id, counted.at, periods, tenant_id
+            statements.SETTLED,
+            *(tenant_id, [*counted.open], first_id, counted.at, counted.at + AHEAD, periods, tenant_id),
         )
-        if not rows:
-            return SettledUse(0, counted.at, counted.uses)
-        day, month = (PeriodUse(*row[1:]) for row in rows)
+        if not rows or rows[0][-1] or rows[1][-1]:
+            return None
+        day, month = (PeriodUse(*row[1:4]) for row in rows)
         return SettledUse(rows[0][0], counted.at, (day, month))
 
     async def seed(self, tenant_id: UUID, above: int = 0) -> tuple[int, Seed]:

@@ -28,7 +28,7 @@ local function deeper(debt, used, limit)
 end
 
 -- The bucket of tokens holds aside what open reservations may use, and pays when they end. While it is not known how large
--- it is, because the counters were seeded since its limit was last seen, it keeps what it has not paid.
+-- it is, because no admission has brought its limit since it is there, it keeps what it has not paid.
 local UNKNOWN = '?'
 
 -- Of the epoch: buckets outlive it, what is held aside is told anew by each seeding.

@@ -15,6 +15,7 @@ from loraplex.tenants.admission.counter_answer import PeriodUse
 from loraplex.tenants.admission.counters import Counters
 from loraplex.tenants.admission.open_requests import OpenRequests
 from loraplex.tenants.admission.seeding import Seeding
+from loraplex.tenants.errors import StoreUnavailable
 
 LOG = structlog.get_logger("loraplex.comparison")
 
@@ -50,19 +51,24 @@ class Comparison:
         self._differing: dict[UUID, Difference] = {}
 
     async def compare(self) -> None:
-        """One round. Raises `StoreUnavailable`; tenants that were not reached are compared later."""
+        """One round, of every tenant, though others fail: a node of a cluster may be away. Raises `StoreUnavailable` at its
+        end; tenants that were not reached are compared later.
+        """
         if self._breaker.is_open:
             return
-        active = self._requests.active
+        active, failure = self._requests.active, None
         for tenant_id in [*active][: self._most_at_once]:
             del active[tenant_id]
+            known = False
             try:
                 known = await self._compare(tenant_id)
-            except BaseException:
-                active[tenant_id] = None
-                raise
-            if not known:
-                active[tenant_id] = None
+            except StoreUnavailable as error:
+                failure = error
+            finally:
+                if not known:
+                    active[tenant_id] = None
+        if failure is not None:
+            raise failure
 
     async def _compare(self, tenant_id: UUID) -> bool:
         """False: it differs, and is to be compared once more."""
@@ -77,12 +83,12 @@ class Comparison:
         return False
 
     async def _difference(self, tenant_id: UUID) -> Difference | None:
-        """None, too, while a seeding is under way."""
+        """None, too, while a seeding is under way, or nobody can tell."""
         counted = await self._counters.settled(tenant_id)
         if counted is None:
             return None
         booked = await self._books.settled(tenant_id, counted)
-        if booked.epoch != counted.epoch or booked.uses == counted.uses:
+        if booked is None or booked.epoch != counted.epoch or booked.uses == counted.uses:
             return None
         behind = tuple(
             PeriodUse(right.period, right.tokens - there.tokens, right.amount_nano - there.amount_nano)

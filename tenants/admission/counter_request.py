@@ -99,8 +99,8 @@ class PeriodTotal:
 class Seed:
     """What the counters start from: PostgreSQL's totals of the periods around now, and all open reservations.
 
-    `full_buckets` only when this tenant never had counters before; otherwise nobody knows what lost buckets had given out,
-    so they start empty.
+    `full_buckets` only when this tenant never had counters before. Otherwise buckets of counters that live go on; what lost
+    ones had given out nobody knows, so they start empty.
     """
 
     policy_epoch: int

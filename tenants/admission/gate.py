@@ -57,8 +57,8 @@ LOG = structlog.get_logger("loraplex.admission")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """`breaker` is that of Valkey; `booking` is open from a failure of the books until they keep a reservation: meanwhile no
-    work is begun that may come to nothing. `tell_overdue` hears of tenants that have leases to be reaped; `abandon`, of (tenant, id) that Valkey may still admit
-    when it goes on, though the request was refused.
+    work is begun that may come to nothing. `tell_overdue` hears of tenants that have leases to be reaped; `abandon`, of
+    (tenant, id) that Valkey may still admit when it goes on, though the request was refused.
     """
 
     books: Books

@@ -149,16 +149,18 @@ SELECT request_id, prompt_tokens + completion_tokens, amount_pico FROM usage_rec
 UNION ALL SELECT id, NULL, NULL FROM reservations WHERE id = ANY(%s)
 """
 # What the counters should have settled, of a moment that has just passed: without those requests that were open then, and
-# those let in since. Their ids tell by their time, which is their gateway's, where in the index to look for them.
+# those let in since. Their ids tell by their time, which is their gateway's, where in the index to look for them. Last, whether
+# one of them is of a time that nobody can have had yet.
 SETTLED: Final = """
 WITH later AS MATERIALIZED (
-    SELECT r.day, r.month, r.prompt_tokens + r.completion_tokens AS tokens, (r.amount_pico + 999) / 1000 AS amount_nano
+    SELECT r.day, r.month, r.admitted_at, r.prompt_tokens + r.completion_tokens AS tokens, (r.amount_pico + 999) / 1000 AS amount_nano
     FROM usage_records r
-    WHERE r.tenant_id = %s AND (r.request_id = ANY(%s) OR (r.request_id >= %s AND r.admitted_at >= %s))
+    WHERE r.tenant_id = %s AND (r.request_id = ANY(%s) OR (r.request_id >= %s AND r.admitted_at > %s))
 )
 SELECT e.epoch, p.period,
     (coalesce(u.tokens, 0) - coalesce(sum(l.tokens), 0))::bigint,
-    (coalesce(u.amount_nano, 0) - coalesce(sum(l.amount_nano), 0))::bigint
+    (coalesce(u.amount_nano, 0) - coalesce(sum(l.amount_nano), 0))::bigint,
+    coalesce(bool_or(l.admitted_at > %s), false)
 FROM admission_epochs e CROSS JOIN unnest(%s::text[]) WITH ORDINALITY AS p (period, place)
 LEFT JOIN usage_totals u
     ON u.tenant_id = e.tenant_id AND u.level = 'tenant' AND u.subject_id = e.tenant_id AND u.period = p.period

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+import time
 from typing import Any
 
 import httpx
@@ -11,6 +13,8 @@ from sqlalchemy import text as sql
 
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarRefused
+from loraplex.platform.plane.turns import AT_ONCE
+from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.services import GatewayLimits
 from loraplex.tenants.admission.admission import Usage
 from loraplex.tenants.errors import (
@@ -227,6 +231,42 @@ async def test_a_client_that_leaves_while_it_is_admitted_gives_its_admission_bac
         while not gateway.admissions.released:
             await asyncio.sleep(0.01)
     assert gateway.engine.requests == [] and gateway.admissions.settled == []
+
+
+async def test_who_is_found_revoked_learns_nothing_of_the_model(start_gateway: Any) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60))
+    await gateway.adapter("acme", "pirate", DIGEST)
+    body = CHAT | {"model": "pirate"}
+    answer = await gateway.post("/v1/chat/completions", body)
+    assert answer.headers["x-loraplex-adapter-digest"] == DIGEST
+    async with gateway.database.as_operator() as session:
+        await session.execute(sql("UPDATE api_keys SET revoked_at = now()"))
+    gateway.admissions.refusals = [PolicyStale("old")]
+    answer = await gateway.post("/v1/chat/completions", body)
+    assert answer.status_code == 401 and not [name for name in answer.headers if "adapter" in name]
+
+
+async def test_large_prompts_of_one_tenant_take_turns(start_gateway: Any, monkeypatch: Any) -> None:
+    gateway = await start_gateway()
+    running, most, lock = 0, 0, threading.Lock()
+    encode = PromptRenderer.text_ids
+
+    def watched(renderer: PromptRenderer, text: str) -> list[int]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        try:
+            return encode(renderer, text)
+        finally:
+            with lock:
+                running -= 1
+
+    monkeypatch.setattr(PromptRenderer, "text_ids", watched)
+    body = {"model": MODEL, "prompt": "hello " * 2_000, "max_tokens": 10**6}
+    answers = await asyncio.gather(*(gateway.post("/v1/completions", body) for _ in range(12)))
+    assert {answer.status_code for answer in answers} == {400} and 1 <= most <= AT_ONCE
 
 
 @pytest.mark.parametrize("stream", [False, True])

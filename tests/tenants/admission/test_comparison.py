@@ -2,9 +2,12 @@
 
 import asyncio
 import random
+import time
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
+import psycopg
 import pytest
 from redis.asyncio import Redis
 from tests.tenants.admission.house import (
@@ -14,6 +17,7 @@ from tests.tenants.admission.house import (
     closed,
     make_house,
     open_client,
+    plain,
     usage,
     used,
 )
@@ -21,6 +25,7 @@ from tests.tenants.admission.house import (
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.tenants.admission.admissions import Admissions
 from loraplex.tenants.admission.counter_answer import Settled
+from loraplex.tenants.admission.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, RateLimited, ValkeyUnavailable
 from loraplex.tenants.valkey import tenant_key
@@ -215,3 +220,59 @@ async def test_who_could_not_be_compared_is_compared_later(
         assert [*gateway.upkeep.requests.active] == [house.tenant_id]
         assert await compare(gateway) == 0
         assert not gateway.upkeep.requests.active
+
+
+async def test_a_clock_that_stands_makes_no_difference(database: Database, valkey_url: str) -> None:
+    """After a failover to a server whose clock is behind by an hour."""
+    house = await make_house(database, valkey_url, tokens_per_day=1000)
+    async with house.gateway() as gateway, open_client(valkey_url) as client:
+        await spend(house, gateway)
+        state = tenant_key(house.tenant_id, "state")
+        ahead = time.time_ns() // 1000 + 3_600_000_000
+        await client.hset(state, "clock", str(ahead))
+        for _ in range(3):
+            await spend(house, gateway)
+            assert await compare(gateway, 3) == 0
+        await spend(house, gateway)
+        await lose(client, house, "tokens", 15)
+        assert await compare(gateway, 2) == 1
+        assert int(await client.hget(state, "clock") or 0) >= ahead
+        await spend(house, gateway)
+        assert await compare(gateway, 3) == 1
+        assert await check_books(house, gateway) == (90, 6)
+
+
+async def test_records_of_a_clock_that_is_ahead_make_no_difference(
+    database: Database, valkey_url: str
+) -> None:
+    house = await make_house(database, valkey_url, tokens_per_day=1000)
+    async with house.gateway() as gateway:
+        await spend(house, gateway)
+        async with await psycopg.AsyncConnection.connect(plain(database.url)) as connection:
+            await connection.execute("SET session_replication_role = replica")
+            await connection.execute("UPDATE usage_records SET admitted_at = now() + interval '15 seconds'")
+        gateway.upkeep.requests.active[house.tenant_id] = None
+        assert await compare(gateway, 3) == 0
+
+
+async def test_tenants_are_compared_though_one_is_not_reached(
+    database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, house = await make_house(database, valkey_url, "away"), await make_house(database, valkey_url)
+    async with house.gateway() as gateway, open_client(valkey_url) as client:
+        for each in (away, house):
+            await spend(each, gateway)
+        await lose(client, house, "tokens", 15)
+        settled = Counters.settled
+
+        async def unless_away(counters: Counters, tenant_id: UUID) -> Any:
+            if tenant_id == away.tenant_id:
+                raise ValkeyUnavailable("its node is away")
+            return await settled(counters, tenant_id)
+
+        monkeypatch.setattr(Counters, "settled", unless_away)
+        for _ in range(2):
+            with pytest.raises(ValkeyUnavailable):
+                await compare(gateway, 1)
+        assert gateway.counters_mended == 1
+        assert away.tenant_id in gateway.upkeep.requests.active
