@@ -69,6 +69,13 @@ class BlobStore:
             for file in (WEIGHTS_FILE, CONFIG_FILE):
                 await self._bucket.copy(folder / file, _key(tenant_id, digest, file))
 
+    async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
+        """What a `store` whose process ended may have left to do. Raises `BlobMissing` where the files are neither here nor
+        published, `BlobStoreUnavailable`.
+        """
+        if not await self._is_published(tenant_id, digest):
+            await self.publish(tenant_id, digest)
+
     async def ensure_local(self, tenant_id: UUID, digest: str) -> Path:
         """The adapter's folder on this machine, fetched once for all who ask meanwhile; it stays for `CopyLimits.in_use_s`.
 

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 from uuid import UUID, uuid4
 
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.errors import AdaptersError, ValidationUnavailable
+from loraplex.adapters.errors import AdaptersError, StorageError, ValidationUnavailable
 from loraplex.adapters.held_uploads import HeldUpload, HeldUploads
 from loraplex.adapters.storage import WEIGHTS_FILE
-from loraplex.adapters.verdict import refused
 from loraplex.adapters.version_work import SYSTEM, LifeCycleLimits, VersionWork
 from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.audit import Actor, AuditRepository
@@ -31,9 +30,6 @@ from loraplex.tenants.waiting_versions import WaitingVersion, WaitingVersions
 
 AdapterKey: TypeAlias = tuple[bytes, str]
 """The tenant's cache namespace and the digest: `AdapterRef.key`."""
-INTERRUPTED: Final = refused(
-    "interrupted", "the upload", "the server that validated it ended, and its files are gone; upload it again"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +175,15 @@ class VersionLifeCycle:
             waiting = await WaitingVersions(session).get(held.version_id)
         if waiting is None:
             held.release()
-        elif held.folder.is_dir():
-            self._spawn(waiting, held)
         else:
-            await self._end(waiting)
-            held.release()
+            self._spawn(waiting, held)
 
     async def _end(self, waiting: WaitingVersion) -> None:
-        """A version whose uploaded files are gone."""
-        if not await self._work.finish_stored(waiting):
-            await self._work.reject(waiting, INTERRUPTED)
+        """A version whose uploaded files are gone; the next round has another try while nobody can tell."""
+        try:
+            await self._work.end_without_files(waiting)
+        except StorageError as error:
+            self._log.warning("version not ended", version_id=str(waiting.version_id), reason=str(error))
 
     def _require_room(self, tenant_id: UUID) -> None:
         limits = self._limits

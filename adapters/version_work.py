@@ -28,6 +28,9 @@ from loraplex.tenants.version_states import Findings, VersionStates
 from loraplex.tenants.waiting_versions import WaitingVersion, WaitingVersions
 
 SYSTEM: Final = Actor("system", "validation")
+INTERRUPTED: Final = refused(
+    "interrupted", "the upload", "the server that validated it ended, and its files are gone; upload it again"
+)
 
 
 class Validation(Protocol):
@@ -49,8 +52,8 @@ class AdapterStore(Protocol):
         """Takes a folder of the two files. An equal one that is stored stays as it is. Raises `StorageError`."""
         ...
 
-    async def ensure_local(self, tenant_id: UUID, digest: str) -> Path:
-        """The folder of stored files. Raises `BlobMissing`, `StorageError`."""
+    async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
+        """Ends what a `store` that was interrupted began. Raises `BlobMissing` where the files are nowhere, `StorageError`."""
         ...
 
 
@@ -112,12 +115,21 @@ class VersionWork:
         adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
         return canary_check(await self._prober.probe(adapter))
 
-    async def finish_stored(self, waiting: WaitingVersion) -> bool:
-        """Whether only the last step was missing: its files are where `digest` says, after every check had passed."""
+    async def end_without_files(self, waiting: WaitingVersion) -> None:
+        """Of a version whose uploaded files are gone: ready where they were taken to be stored, else rejected.
+
+        Raises `StorageError` where nobody can tell now.
+        """
+        if not await self._finish_stored(waiting):
+            await self.reject(waiting, INTERRUPTED)
+
+    async def _finish_stored(self, waiting: WaitingVersion) -> bool:
+        """Whether only the last steps were missing: its files are where `digest` says, after every check had passed."""
         if waiting.digest is None:
             return False
         try:
-            await self._store.ensure_local(waiting.tenant_id, waiting.digest)
+            # They may be on this machine alone: its last server ended on the way to the bucket.
+            await self._store.ensure_stored(waiting.tenant_id, waiting.digest)
             await self._move(waiting, "ready")
         except (BlobMissing, VersionStateChanged, NotFound) as error:
             self._log.info("version not finished", reason=str(error))
@@ -162,6 +174,8 @@ class VersionWork:
 
     async def _attempt(self, waiting: WaitingVersion, folder: Path, progress: _Progress) -> None:
         validated = progress.validated
+        if validated is None and not await asyncio.to_thread(folder.is_dir):
+            return await self.end_without_files(waiting)
         if validated is None:
             verdict = await self._validation.validate(waiting.tenant_id, folder)
             if isinstance(verdict, Rejected):

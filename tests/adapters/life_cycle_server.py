@@ -17,7 +17,7 @@ from loraplex.adapters.life_cycle import VersionLifeCycle
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.adapters.verdict import Validated, Verdict
-from loraplex.adapters.version_work import LifeCycleLimits, VersionWork
+from loraplex.adapters.version_work import AdapterStore, LifeCycleLimits, VersionWork
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.engine.messages import ProbeReport
 from loraplex.tenants.accounts import TenantRepository
@@ -51,8 +51,8 @@ class LocalStore:
             raise BlobMissing("the disk is full")
         return self.storage.put(tenant_id, digest, staged)
 
-    async def ensure_local(self, tenant_id: UUID, digest: str) -> Path:
-        return self.storage.path(tenant_id, digest)
+    async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
+        self.storage.path(tenant_id, digest)
 
 
 class Instant:
@@ -85,7 +85,12 @@ class Server:
     """One process's life cycle on a storage."""
 
     def __init__(
-        self, database: Database, root: Path, validation: Any, limits: LifeCycleLimits = QUICK
+        self,
+        database: Database,
+        root: Path,
+        validation: Any,
+        limits: LifeCycleLimits = QUICK,
+        store: AdapterStore | None = None,
     ) -> None:
         self.root = root
         self.database = database
@@ -93,7 +98,7 @@ class Server:
         self.store = LocalStore(self.storage)
         self.engine = FakeEngine()
         self.validation = validation
-        work = VersionWork(database, validation, self.engine, self.store, namespace_of, limits)
+        work = VersionWork(database, validation, self.engine, store or self.store, namespace_of, limits)
         self.refused: list[tuple[bytes, str]] = []
         self.life_cycle = VersionLifeCycle(database, work, HeldUploads(root), limits, lambda: self.refused)
 

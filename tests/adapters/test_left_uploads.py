@@ -2,11 +2,16 @@
 
 import asyncio
 import os
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from tests.adapters.life_cycle_server import (
+    BASE_DIGEST,
+    QUICK,
     Instant,
     Server,
     server,
@@ -14,7 +19,11 @@ from tests.adapters.life_cycle_server import (
     version_of,
 )
 
+from loraplex.adapters.blob_store import BlobStore
+from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.held_uploads import HELD_FOLDER
+from loraplex.adapters.objects import Objects, S3Options
+from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage
 from loraplex.adapters.version_work import LifeCycleLimits
 from loraplex.tenants.database import Database
 
@@ -120,3 +129,45 @@ async def test_a_server_that_dies_with_the_files_stored_leaves_one_step(
     ready = await other.version(begun)
     assert ready.state == "ready" and ready.report["checks"][-1]["name"] == "canary"
     assert other.validation.folders == [] and other.held() == []
+
+
+@pytest.mark.parametrize("is_overdue", [False, True], ids=["held", "overdue"])
+async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published_before_it_is_ready(
+    database: Database, tenant_id: UUID, tmp_path: Path, s3_bucket: S3Options, is_overdue: bool
+) -> None:
+    """Also where the bucket is down for a while."""
+    objects, copying = Objects(tmp_path / "objects", s3_bucket), asyncio.Event()
+    copy, down = objects.copy, 2
+
+    async def hang(*_: object) -> None:
+        copying.set()
+        await asyncio.Event().wait()
+
+    async def unsteady(file: Path, key: str) -> None:
+        nonlocal down
+        down -= 1
+        if down >= 0:
+            raise BlobStoreUnavailable("down")
+        await copy(file, key)
+
+    def started(limits: LifeCycleLimits) -> Server:
+        root = tmp_path / "adapters"
+        store = BlobStore(AdapterStorage(root), objects, BASE_DIGEST)
+        return Server(database, root, Instant(), limits, store)
+
+    server = started(QUICK)
+    objects.copy = hang  # type: ignore[method-assign]
+    begun = await server.begin(tenant_id)
+    await asyncio.wait_for(copying.wait(), 10)
+    await server.life_cycle.close()
+
+    objects.copy = unsteady  # type: ignore[method-assign]
+    if is_overdue:
+        shutil.rmtree(server.root / HELD_FOLDER)
+    later = started(replace(QUICK, give_up_s=-1.0) if is_overdue else QUICK)
+    for _ in range(3):
+        await later.life_cycle.sweep()
+        ready = await later.version(begun)
+    assert ready.state == "ready" and later.held() == []
+    folder = f"adapters/{tenant_id}/{ready.digest}"
+    assert [await objects.exists(f"{folder}/{file}") for file in (CONFIG_FILE, WEIGHTS_FILE)] == [True, True]

@@ -45,8 +45,8 @@ class Store:
     async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
         return self._storage.put(tenant_id, digest, staged)
 
-    async def ensure_local(self, tenant_id: UUID, digest: str) -> Path:
-        return self._storage.path(tenant_id, digest)
+    async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
+        self._storage.path(tenant_id, digest)
 
 
 def namespace_of(tenant_id: UUID) -> bytes:
