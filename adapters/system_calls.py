@@ -9,6 +9,7 @@ import errno
 import os
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
@@ -16,7 +17,7 @@ PR_SET_NO_NEW_PRIVS = 38
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET, ARGUMENT_BYTES = 0, 4, 16, 8
-"""In `struct seccomp_data`; the lower half of an argument, all that the kernel reads of flags, comes first on both machines."""
+"""In `struct seccomp_data`; the lower half of an argument, all that the kernel reads of flags and commands, comes first on both machines."""
 ARCHITECTURES: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_CALLS = 0x40000000
 """On x86-64 the same calls have second numbers from here on."""
@@ -24,8 +25,28 @@ X32_CALLS = 0x40000000
 CHANGING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 """Any of these flags makes, empties or writes a file. They are the same on both machines; O_TMPFILE needs one of them."""
 
-# call: (number on x86-64, number on aarch64, which argument has the flags)
-OPENING: Final[Mapping[str, tuple[int, int | None, int]]] = {"open": (2, None, 1), "openat": (257, 56, 2)}
+OWNER_COMMANDS: Final = {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15}
+OWNER_REQUESTS: Final = {"FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902, "FIOASYNC": 0x5452}
+"""These have the kernel send a signal of choice to another process. They are the same on both machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCall:
+    """A call that is refused where one `test`, a kind of jump and its value, holds of its argument at `place`."""
+
+    on_x86_64: int
+    on_aarch64: int | None
+    place: int
+    tests: tuple[tuple[int, int], ...]
+
+
+_CHANGES: Final = ((JUMP_IF_ANY_BIT, CHANGING),)
+CHECKED: Final[Mapping[str, CheckedCall]] = {
+    "open": CheckedCall(2, None, 1, _CHANGES),
+    "openat": CheckedCall(257, 56, 2, _CHANGES),
+    "fcntl": CheckedCall(72, 25, 1, tuple((JUMP_IF_EQUAL, value) for value in OWNER_COMMANDS.values())),
+    "ioctl": CheckedCall(16, 29, 1, tuple((JUMP_IF_EQUAL, value) for value in OWNER_REQUESTS.values())),
+}
 
 # call: (number on x86-64, number on aarch64); None where there is none.
 REFUSED: Final[Mapping[str, tuple[int, int | None]]] = {
@@ -67,6 +88,22 @@ REFUSED: Final[Mapping[str, tuple[int, int | None]]] = {
     "setpriority": (141, 140),
     "sched_setaffinity": (203, 122),
     "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "ioprio_set": (251, 30),
+    # what other processes of this user wait for or share
+    "flock": (73, 32),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semctl": (66, 191),
+    "semtimedop": (220, 192),
+    "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     # files, other tenants' too: which there are, and whose
     "unlink": (87, None),
     "unlinkat": (263, 35),
@@ -164,22 +201,24 @@ def filter_program(machine: str) -> bytes:
         _instruction(RETURN, KILL),
         _instruction(LOAD, NUMBER_OFFSET),
     ]
-    for of_x86, of_arm, place in OPENING.values():
-        opening = of_x86 if is_x86 else of_arm
-        if opening is not None:
-            program += _reading_only(opening, place)
+    for call in CHECKED.values():
+        checked = call.on_x86_64 if is_x86 else call.on_aarch64
+        if checked is not None:
+            program += _checked(checked, call)
     for index, (jump, number) in enumerate(tests):
         # Over the tests that are left and the permission.
         program.append(_instruction(jump, number, if_true=len(tests) - index))
     return b"".join([*program, _instruction(RETURN, ALLOW), _instruction(RETURN, REFUSE)])
 
 
-def _reading_only(number: int, place: int) -> list[bytes]:
+def _checked(number: int, call: CheckedCall) -> list[bytes]:
     """For one call, which ends here; for others, on to what follows with the number still loaded."""
+    count = len(call.tests)
     return [
-        _instruction(JUMP_IF_EQUAL, number, if_false=4),
-        _instruction(LOAD, ARGUMENTS_OFFSET + place * ARGUMENT_BYTES),
-        _instruction(JUMP_IF_ANY_BIT, CHANGING, if_true=1),
+        _instruction(JUMP_IF_EQUAL, number, if_false=count + 3),
+        _instruction(LOAD, ARGUMENTS_OFFSET + call.place * ARGUMENT_BYTES),
+        # Over the tests that are left and the permission.
+        *(_instruction(jump, value, if_true=count - at) for at, (jump, value) in enumerate(call.tests)),
         _instruction(RETURN, ALLOW),
         _instruction(RETURN, REFUSE),
     ]

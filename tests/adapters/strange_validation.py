@@ -2,10 +2,12 @@
 
 import ctypes
 import errno
+import fcntl
 import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -21,6 +23,8 @@ DEED = os.environ.get("DEED", "")
 IO_URING_SETUP = 425
 PTRACE = {"x86_64": 101, "aarch64": 117}.get(os.uname().machine, 0)
 ATTACH = 16
+SHMGET = {"x86_64": 29, "aarch64": 194}.get(os.uname().machine, 0)
+SIOCSPGRP, FIOASYNC = 0x8902, 0x5452
 OPEN = {"x86_64": 2}.get(os.uname().machine)
 
 
@@ -62,6 +66,13 @@ def attempts(folder: Path) -> dict[str, str]:
     def opened(flags: int, name: str = "adapter_config.json") -> Callable[[], None]:
         return lambda: os.close(os.open(folder / name, flags, 0o600))
 
+    def on_opened(act: Callable[[int], object]) -> Callable[[], None]:
+        def opened_and_used() -> None:
+            with (folder / "adapter_config.json").open("rb", buffering=0) as file:
+                act(file.fileno())
+
+        return opened_and_used
+
     def opened_by_its_older_call() -> None:
         path = str(folder / "other").encode()
         if OPEN is None:
@@ -91,6 +102,14 @@ def attempts(folder: Path) -> dict[str, str]:
         "create": opened(os.O_RDONLY | os.O_CREAT, "other"),
         "nameless": opened(os.O_TMPFILE | os.O_RDWR, "."),
         "older": opened_by_its_older_call,
+        "owner": on_opened(lambda file: fcntl.fcntl(file, fcntl.F_SETOWN, os.getppid())),
+        "owner signal": on_opened(lambda file: fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGKILL)),
+        "owner group": on_opened(lambda file: fcntl.ioctl(file, SIOCSPGRP, struct.pack("i", os.getppid()))),
+        "asynchronous": on_opened(lambda file: fcntl.ioctl(file, FIOASYNC, struct.pack("i", 1))),
+        "lock": on_opened(lambda file: fcntl.flock(file, fcntl.LOCK_EX)),
+        "shared memory": lambda: system_call(SHMGET, 0, 4096, 0o1600),
+        "scheduling": lambda: os.sched_setparam(0, os.sched_param(0)),
+        "flags": on_opened(lambda file: fcntl.fcntl(file, fcntl.F_GETFL)),
         "times": lambda: os.utime(folder / "adapter_config.json", (0, 0)),
         "device": lambda: os.close(os.open(os.devnull, os.O_WRONLY)),
         "read": opened(os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW),

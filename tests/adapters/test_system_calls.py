@@ -73,6 +73,27 @@ def test_files_open_for_reading_alone(machine: str, number: int, place: int) -> 
     assert opened(os.O_TMPFILE | os.O_RDWR) == REFUSE
 
 
+@pytest.mark.parametrize(
+    ("machine", "number", "refused", "allowed"),
+    [
+        ("x86_64", 72, (8, 10, 15), (0, 1, 2, 3, 4, 9, 11, 16, 1030)),
+        ("aarch64", 25, (8, 10, 15), (0, 1, 2, 3, 4, 9, 11, 16, 1030)),
+        ("x86_64", 16, (0x8901, 0x8902, 0x5452), (0x5401, 0x5413, 0x541B, 0x5421, 0x8903)),
+        ("aarch64", 29, (0x8901, 0x8902, 0x5452), (0x5401, 0x5413, 0x541B, 0x5421, 0x8903)),
+    ],
+)
+def test_nobody_else_is_sent_a_signal_by_an_open_file(
+    machine: str, number: int, refused: tuple[int, ...], allowed: tuple[int, ...]
+) -> None:
+    program, architecture = filter_program(machine), ARCHITECTURES[machine]
+    for command in refused:
+        # The kernel ignores the upper half of a command.
+        for asked in (command, command | 1 << 40):
+            assert run(program, number, architecture, 2**64 - 1, asked, 1) == REFUSE, command
+    for command in allowed:
+        assert run(program, number, architecture, refused[0], command, refused[0]) == ALLOW, command
+
+
 def test_a_call_by_another_convention_does_not_slip_by() -> None:
     program = filter_program("x86_64")
     assert run(program, X32_CALLS | 41, ARCHITECTURES["x86_64"]) == REFUSE
