@@ -136,15 +136,16 @@ class Uploads:
     async def complete(self, tenant_id: UUID, upload_id: UUID, actor: Actor) -> tuple[str, AdapterVersion]:
         """The adapter's name, and the version that the upload becomes, or became before. Its parts stay when this fails.
 
-        Raises `PartsMissing`, `ChecksumMismatch`, `UploadNotFound`, `UploadEnded`, `UploadClaimed`, `BlobStoreUnavailable`.
+        Raises `PartsMissing`, `ChecksumMismatch`, `UploadNotFound`, `UploadEnded`, `UploadClaimed`, `BlobStoreUnavailable`,
+        `DatabaseUnavailable`.
         """
         async with self._as_tenant(tenant_id) as session:
-            uploads = UploadRepository(session, tenant_id)
+            uploads, began = UploadRepository(session, tenant_id), _now()
             upload = await uploads.claim(upload_id, self._lease)
             name, parts = await uploads.adapter_name(upload), await uploads.parts(upload_id)
             if upload.state == COMPLETED:
                 return name, await uploads.made_version(upload)
-        claim = self._claim(upload)
+        claim = self._claim(upload, began)
         staged = await on_thread(self.storage.make_staged)
         try:
             async with claim.kept():
@@ -172,7 +173,7 @@ class Uploads:
         """
         try:
             async with self._as_tenant(tenant_id) as session:
-                uploads = UploadRepository(session, tenant_id)
+                uploads, began = UploadRepository(session, tenant_id), _now()
                 upload = await uploads.open_whole(
                     name, files, self.terms, actor.name, upload_id=upload_id, lease=self._lease
                 )
@@ -183,7 +184,7 @@ class Uploads:
         if known is not None:
             await on_thread(remove_staged, staged)
             return known
-        claim = self._claim(upload)
+        claim = self._claim(upload, began)
         try:
             async with claim.kept():
                 return await self._begin(upload, name, staged, actor, claim)
@@ -212,8 +213,8 @@ class Uploads:
         except TimeoutError as error:
             raise BlobStoreUnavailable("putting the parts together took too long") from error
 
-    def _claim(self, upload: Upload) -> UploadClaim:
-        return UploadClaim(self._database, upload, self.limits.claim_s)
+    def _claim(self, upload: Upload, began: float) -> UploadClaim:
+        return UploadClaim(self._database, upload, self.limits.claim_s, began)
 
     async def _begin(
         self, upload: Upload, name: str, staged: Path, actor: Actor, claim: UploadClaim
@@ -247,6 +248,10 @@ class Uploads:
             await removal
         except StorageError as error:
             LOG.warning("parts are left for the janitor", reason=str(error))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _files(upload: Upload) -> list[DeclaredFile]:
