@@ -9,10 +9,10 @@ import os
 import stat
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from uuid import UUID
 
 from loraplex.adapters.storage import AdapterStorage, make_private
@@ -52,8 +52,10 @@ class LocalCopies:
 
     async def use(self, tenant_id: UUID, digest: str) -> bool:
         """Whether the copy is here, and stays for `in_use_s`."""
-        if not self._storage.exists(tenant_id, digest):
-            return False
+        noted = self._noted(tenant_id, digest)
+        if noted is None or _is_recent(noted):
+            # No eviction has chosen it, nor does before `in_use_s`: nobody is waited for.
+            return noted is not None
         return await on_thread(self._note, tenant_id, digest)
 
     async def evict(self, is_stored: Callable[[UUID, str], Awaitable[bool]]) -> int:
@@ -63,32 +65,46 @@ class LocalCopies:
         for copy in copies:
             if excess <= 0 or not self._is_unused(copy.used_at):
                 break
-            is_copy = copy.was_fetched or await is_stored(copy.tenant_id, copy.digest)
-            if is_copy and await on_thread(self._remove, copy):
-                excess -= copy.size_bytes
-                removed += 1
+            if not (copy.was_fetched or await is_stored(copy.tenant_id, copy.digest)):
+                continue
+            fate = await on_thread(self._remove, copy)
+            # What another process has removed since takes no room either.
+            excess -= 0 if fate == "used" else copy.size_bytes
+            removed += fate == "removed"
         return removed
 
     def _note(self, tenant_id: UUID, digest: str) -> bool:
         # Not taken out between this look and the note: whoever removes has the lock alone.
-        with self._locked(fcntl.LOCK_SH):
-            if not self._storage.exists(tenant_id, digest):
-                return False
-            folder = self._storage.path(tenant_id, digest)
-            if abs(time.time() - folder.stat().st_mtime) > NOTED_SECONDS:
-                os.utime(folder)
-            return True
+        with self._locked(fcntl.LOCK_SH), suppress(FileNotFoundError):
+            noted = self._noted(tenant_id, digest)
+            if noted is not None and not _is_recent(noted):
+                os.utime(self._storage.location(tenant_id, digest))
+            return noted is not None
+        # Deleted with its adapter meanwhile.
+        return False
 
-    def _remove(self, copy: _Copy) -> bool:
-        """Whether it was still unused. Its files go on for who has them open, and for others are gone at once."""
+    def _remove(self, copy: _Copy) -> Literal["removed", "used", "gone"]:
+        """Its files go on for who has them open, and for others are gone at once."""
         with self._storage.staging() as staged, self._locked(fcntl.LOCK_EX):
-            if not self._storage.exists(copy.tenant_id, copy.digest):
-                return False
-            folder = self._storage.path(copy.tenant_id, copy.digest)
-            if not self._is_unused(folder.stat().st_mtime):
-                return False
-            folder.rename(staged / copy.digest)
-            return True
+            noted = self._noted(copy.tenant_id, copy.digest)
+            if noted is None:
+                return "gone"
+            if not self._is_unused(noted):
+                return "used"
+            try:
+                self._storage.location(copy.tenant_id, copy.digest).rename(staged / copy.digest)
+            except FileNotFoundError:
+                return "gone"
+            return "removed"
+
+    def _noted(self, tenant_id: UUID, digest: str) -> float | None:
+        """When a use was noted last; None where it is not here."""
+        if not self._storage.exists(tenant_id, digest):
+            return None
+        try:
+            return self._storage.location(tenant_id, digest).stat().st_mtime
+        except FileNotFoundError:
+            return None
 
     def _is_unused(self, used_at: float) -> bool:
         return time.time() - used_at > self._limits.in_use_s + NOTED_SECONDS
@@ -117,6 +133,10 @@ class LocalCopies:
             yield
         finally:
             os.close(descriptor)
+
+
+def _is_recent(noted: float) -> bool:
+    return abs(time.time() - noted) <= NOTED_SECONDS
 
 
 def mark_fetched(staged: Path) -> None:

@@ -54,7 +54,7 @@ class AdapterStorage:
         """Takes a staged folder of the two files in one atomic step. An existing equal blob stays as it is."""
         if sorted(file.name for file in staged.iterdir()) != [CONFIG_FILE, WEIGHTS_FILE]:
             raise StorageError(f"a blob is made of exactly {CONFIG_FILE} and {WEIGHTS_FILE}")
-        final = self._location(tenant_id, digest)
+        final = self.location(tenant_id, digest)
         make_private(final.parent)
         _sync_folder(staged)
         if not self.exists(tenant_id, digest):
@@ -68,20 +68,24 @@ class AdapterStorage:
         return final
 
     def exists(self, tenant_id: UUID, digest: str) -> bool:
-        final = self._location(tenant_id, digest)
+        final = self.location(tenant_id, digest)
         return final.is_dir() and not final.is_symlink() and not final.parent.is_symlink()
 
     def path(self, tenant_id: UUID, digest: str) -> Path:
         """The blob's folder. Raises `BlobMissing`."""
         if not self.exists(tenant_id, digest):
             raise BlobMissing(f"no adapter {digest} is stored for this tenant")
-        return self._location(tenant_id, digest)
+        return self.location(tenant_id, digest)
 
     def delete(self, tenant_id: UUID, digest: str) -> None:
         """Removes a blob, in one atomic step as seen by readers. Raises `BlobMissing`."""
         blob = self.path(tenant_id, digest)
         with self.staging() as folder:
-            blob.rename(folder / digest)
+            try:
+                blob.rename(folder / digest)
+            except FileNotFoundError as error:
+                # Another process was faster.
+                raise BlobMissing(f"no adapter {digest} is stored for this tenant") from error
 
     def tenants(self) -> list[UUID]:
         """Whose blobs are here, or were."""
@@ -93,7 +97,11 @@ class AdapterStorage:
         folder = self.root / str(UUID(int=tenant_id.int))
         if not folder.is_dir() or folder.is_symlink():
             return []
-        entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in os.scandir(folder)]
+        try:
+            entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in os.scandir(folder)]
+        except FileNotFoundError:
+            # Deleted with its tenant meanwhile.
+            return []
         return [name for name, is_folder in entries if is_folder and _DIGEST.fullmatch(name)]
 
     def delete_tenant(self, tenant_id: UUID) -> None:
@@ -119,7 +127,8 @@ class AdapterStorage:
         if adapter_digest(config, weights, base_model_digest) != digest:
             raise BlobCorrupt(f"adapter {digest}: its content has changed, or its base model is another")
 
-    def _location(self, tenant_id: UUID, digest: str) -> Path:
+    def location(self, tenant_id: UUID, digest: str) -> Path:
+        """Where the blob is, or would be. Raises `StorageError`."""
         if not _DIGEST.fullmatch(digest):
             raise StorageError("a digest has 64 hexadecimal digits")
         return self.root / str(UUID(int=tenant_id.int)) / digest

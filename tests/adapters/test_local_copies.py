@@ -1,9 +1,12 @@
 """Copies of a bucket's adapters on one machine: bounded by bytes, the least recently used out first, never one in use."""
 
 import asyncio
+import fcntl
 import hashlib
 import os
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -12,7 +15,7 @@ import pytest
 from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.identity import adapter_digest
-from loraplex.adapters.local_copies import NOTED_SECONDS, CopyLimits
+from loraplex.adapters.local_copies import NOTED_SECONDS, CopyLimits, LocalCopies
 from loraplex.adapters.objects import Objects, S3Options
 from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage
 
@@ -157,3 +160,72 @@ async def test_a_fetch_brings_the_next_round_at_once(tmp_path: Path, s3_bucket: 
             await asyncio.sleep(0.02)
     keeping.cancel()
     assert 3 in machine.here(digests)
+
+
+async def test_who_removes_at_once_with_another_counts_what_that_one_removed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, None)
+    digests = await machine.store(range(1, 6))
+    for age, digest in enumerate(digests):
+        machine.unused_for(digest, LONG_AGO + 100 * (5 - age))
+    one, other = LocalCopies(machine.storage, LIMITS), LocalCopies(machine.storage, LIMITS)
+    removed: list[int] = []
+
+    async def is_stored(*_: object) -> bool:
+        return True
+
+    async def is_stored_after_the_others_round(*_: object) -> bool:
+        removed.append(await other.evict(is_stored))
+        return True
+
+    removed.append(await one.evict(is_stored_after_the_others_round))
+    assert machine.here(digests) == [2, 3, 4] and sum(removed) == 2
+
+
+async def test_what_is_deleted_during_a_round_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, gone = Machine(tmp_path, None), UUID(int=8)
+    digests = await machine.store(range(1, 6))
+    for age, digest in enumerate(digests):
+        machine.unused_for(digest, LONG_AGO + 100 * (5 - age))
+    of_gone, folder = machine.staged(9)
+    machine.storage.put(gone, of_gone, folder)
+    scandir, exists = os.scandir, machine.storage.exists
+
+    def delete_and_scan(path: Path | int) -> Iterator[os.DirEntry[str]]:
+        if isinstance(path, Path) and path.name == str(gone):
+            shutil.rmtree(path)
+        return scandir(path)
+
+    def exists_until_now(tenant_id: UUID, digest: str) -> bool:
+        if was_here := exists(tenant_id, digest) and digest == digests[0]:
+            shutil.rmtree(machine.storage.location(tenant_id, digest))
+        return was_here or exists(tenant_id, digest)
+
+    async def is_stored(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr("loraplex.adapters.storage.os.scandir", delete_and_scan)
+    monkeypatch.setattr(machine.storage, "exists", exists_until_now)
+    assert await LocalCopies(machine.storage, LIMITS).evict(is_stored) == 1
+    monkeypatch.undo()
+    assert machine.here(digests) == [2, 3, 4] and not machine.storage.exists(gone, of_gone)
+
+
+async def test_a_use_that_is_noted_already_waits_for_no_eviction(
+    tmp_path: Path, s3_bucket: S3Options
+) -> None:
+    machine = Machine(tmp_path, s3_bucket)
+    (digest,) = await machine.store(range(1, 2))
+    await machine.blobs.ensure_local(TENANT, digest)
+    descriptor = os.open(machine.storage.root / ".eviction.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        await asyncio.wait_for(machine.blobs.ensure_local(TENANT, digest), 5)
+        machine.unused_for(digest, NOTED_SECONDS + 1)
+        noting = asyncio.create_task(machine.blobs.ensure_local(TENANT, digest))
+        assert not (await asyncio.wait({noting}, timeout=0.2))[0]
+    finally:
+        os.close(descriptor)
+    await noting
+    assert time.time() - machine.storage.path(TENANT, digest).stat().st_mtime < NOTED_SECONDS
