@@ -124,7 +124,9 @@ class BlobStore:
         if self._bucket is not None:
             await self._bucket.delete_below(_folder(tenant_id, digest))
         if here:
-            await on_thread(self.storage.delete, tenant_id, digest)
+            # Another gateway's eviction may be faster.
+            with suppress(BlobMissing):
+                await on_thread(self.storage.delete, tenant_id, digest)
 
     async def delete_tenant(self, tenant_id: UUID) -> None:
         """All adapters of a tenant. Raises `BlobStoreUnavailable`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -48,6 +49,24 @@ async def test_stored_adapters_are_local_until_they_are_deleted(machine: Machine
     assert (folder / WEIGHTS_FILE).read_bytes() == WEIGHTS
     await machine.blobs.delete(TENANT, DIGEST)
     await machine.blobs.delete(TENANT, DIGEST)
+    with pytest.raises(BlobMissing):
+        await machine.blobs.ensure_local(TENANT, DIGEST)
+
+
+async def test_what_another_process_removes_meanwhile_is_deleted(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await machine.blobs.store(TENANT, DIGEST, machine.staged())
+    path = machine.storage.path
+
+    def found_and_gone(tenant_id: UUID, digest: str) -> Path:
+        folder = path(tenant_id, digest)
+        shutil.rmtree(folder)
+        return folder
+
+    with monkeypatch.context() as patched:
+        patched.setattr(machine.storage, "path", found_and_gone)
+        await machine.blobs.delete(TENANT, DIGEST)
     with pytest.raises(BlobMissing):
         await machine.blobs.ensure_local(TENANT, DIGEST)
 
