@@ -139,7 +139,7 @@ async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published
     objects, copying = Objects(tmp_path / "objects", s3_bucket), asyncio.Event()
     copy, down = objects.copy, 2
 
-    async def hang(*_: object) -> None:
+    async def hang(file: Path, key: str) -> None:
         copying.set()
         await asyncio.Event().wait()
 
