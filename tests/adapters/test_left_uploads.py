@@ -156,7 +156,7 @@ async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published
         return Server(database, root, Instant(), limits, store)
 
     server = started(QUICK)
-    objects.copy = hang  # type: ignore[assignment]
+    objects.copy = hang  # type: ignore[method-assign]
     begun = await server.begin(tenant_id)
     await asyncio.wait_for(copying.wait(), 10)
     await server.life_cycle.close()

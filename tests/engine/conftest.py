@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.engine.interpreter_runs import InterpreterRuns
+from tests.engine.interpreter_runs import SIDE_BY_SIDE, InterpreterRuns
 
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.config import SchedulerConfig
@@ -132,10 +132,13 @@ class ScriptedMask:
 @pytest.fixture(scope="session")
 def interpreter_runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> InterpreterRuns:
-    """The files that this session's tests want interpreted, on their way from now on."""
-    marks = [mark for item in request.session.items for mark in item.iter_markers("interpreted")]
-    return InterpreterRuns(marks, tmp_path_factory.mktemp("interpreted"))
+) -> Iterator[InterpreterRuns]:
+    """The files that this session's tests want interpreted; without others beside it, on their way from now on."""
+    items = [] if SIDE_BY_SIDE else request.session.items
+    marks = [mark for item in items for mark in item.iter_markers("interpreted")]
+    runs = InterpreterRuns(marks, tmp_path_factory.mktemp("interpreted"))
+    yield runs
+    runs.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Tests under Triton's interpreter, which is chosen before Triton is imported and so needs a process of its own.
 
-Invariant: the files of one run share two processes, one per core, started when the first of them is asked for.
+Invariant: the files of one run share two processes, one per core, started when the first of them is asked for. Where test
+files run side by side already, each has a process of its own, started when it is asked for.
 """
 
 import os
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PROCESSES = 2
 TIMEOUT_S = 900
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+SIDE_BY_SIDE = "PYTEST_XDIST_WORKER" in os.environ
 
 
 @dataclass
@@ -37,21 +39,24 @@ class InterpreterRuns:
         jobs = [Job() for _ in range(PROCESSES)]
         self._runs: dict[str, Future[dict[str, list[str]]]] = {}
         self._folder = folder
-        executor = ThreadPoolExecutor(PROCESSES)
+        self._executor = ThreadPoolExecutor(PROCESSES)
         for mark in sorted(marks, key=lambda mark: -float(mark.kwargs["seconds"])):
             job = min(jobs, key=lambda job: job.seconds)
             job.targets += mark.args
             job.seconds += float(mark.kwargs["seconds"])
-        for index, job in enumerate(jobs):
+        for job in jobs:
             if job.targets:
-                run = executor.submit(self._run, index, job.targets)
-                self._runs |= dict.fromkeys(job.targets, run)
-        executor.shutdown(wait=False)
+                self._start(job.targets)
+
+    def close(self) -> None:
+        self._executor.shutdown(cancel_futures=True)
 
     def passed(self, node: pytest.Item) -> int:
         """How many tests of `node`'s targets passed; fails with what others printed."""
         mark = node.get_closest_marker("interpreted")
         assert mark is not None
+        if not self._runs.keys() >= set(mark.args):
+            self._start([*mark.args])
         total = 0
         for target in mark.args:
             file = str(Path(target.partition("::")[0]).relative_to(ROOT))
@@ -61,9 +66,12 @@ class InterpreterRuns:
             total += len(outcomes)
         return total
 
-    def _run(self, index: int, targets: list[str]) -> dict[str, list[str]]:
+    def _start(self, targets: list[str]) -> None:
+        report = self._folder / f"interpreted-{len(self._runs)}.xml"
+        self._runs |= dict.fromkeys(targets, self._executor.submit(self._run, report, targets))
+
+    def _run(self, report: Path, targets: list[str]) -> dict[str, list[str]]:
         """By file, one entry per test that ran: empty, or why it failed."""
-        report = self._folder / f"interpreted-{index}.xml"
         options = ["-q", "-p", "no:cacheprovider", "-m", "not gpu", "-o", "junit_family=xunit1"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *targets],
