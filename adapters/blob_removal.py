@@ -13,9 +13,9 @@ import structlog
 
 from loraplex.adapters.errors import StorageError
 from loraplex.adapters.storage import AdapterStorage
-from loraplex.tenants.adapter_deletion import Blob, UnusedBlobs
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable
+from loraplex.tenants.registry.deletion import Blob, UnusedBlobs
 
 LOG = structlog.get_logger("loraplex.adapters")
 ROUND_S: Final = 10.0

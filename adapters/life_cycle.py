@@ -20,13 +20,13 @@ from loraplex.adapters.errors import AdaptersError, StorageError, ValidationUnav
 from loraplex.adapters.held_uploads import HeldUpload, HeldUploads
 from loraplex.adapters.storage import WEIGHTS_FILE
 from loraplex.adapters.version_work import SYSTEM, LifeCycleLimits, VersionWork
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.audit import Actor, AuditRepository
+from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.version_states import VersionStates, owners_of
-from loraplex.tenants.waiting_versions import WaitingVersion, WaitingVersions
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.versions import VersionStates, owners_of
+from loraplex.tenants.registry.waiting_versions import WaitingVersion, WaitingVersions
 
 AdapterKey: TypeAlias = tuple[bytes, str]
 """The tenant's cache namespace and the digest: `AdapterRef.key`."""

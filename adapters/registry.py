@@ -20,13 +20,13 @@ from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, keep_canonical
 from loraplex.adapters.verdict import Validated
 from loraplex.engine.models.config import ModelConfig
-from loraplex.tenants.adapter_deletion import AdapterDeletion, Blob, UnusedBlobs, lock_digest
-from loraplex.tenants.adapter_profile import AdapterProfile
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.aliases import AliasRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.model_reference import PRODUCTION
 from loraplex.tenants.names import check_adapter_name
+from loraplex.tenants.registry.adapter_profile import AdapterProfile
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion, Blob, UnusedBlobs, lock_digest
+from loraplex.tenants.registry.resolution import PRODUCTION
 
 Promotion: TypeAlias = Literal["always", "first", "never"]
 """When `production` moves to a pushed version: always, only where the adapter has none before it, or never."""

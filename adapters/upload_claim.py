@@ -13,7 +13,7 @@ import structlog
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import Conflict, DatabaseUnavailable, NotFound, StoreUnavailable, UploadClaimed
 from loraplex.tenants.models import Upload
-from loraplex.tenants.uploads import UploadRepository
+from loraplex.tenants.registry.uploads import UploadRepository
 
 LOG = structlog.get_logger("loraplex.uploads")
 

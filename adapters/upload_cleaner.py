@@ -15,7 +15,7 @@ from loraplex.adapters.thread_work import on_thread
 from loraplex.adapters.upload_parts import UploadParts
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
-from loraplex.tenants.uploads import UploadJanitor
+from loraplex.tenants.registry.uploads import UploadJanitor
 
 LOG = structlog.get_logger("loraplex.uploads")
 

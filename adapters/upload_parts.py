@@ -15,7 +15,7 @@ from loraplex.adapters.errors import BlobMissing, ChecksumMismatch, PartRefused,
 from loraplex.adapters.hashed_file import WrittenFile, write_chunks
 from loraplex.adapters.objects import Objects
 from loraplex.adapters.thread_work import on_thread
-from loraplex.tenants.uploads import DeclaredFile
+from loraplex.tenants.registry.uploads import DeclaredFile
 
 _UPLOADS: Final = "uploads"
 _IDENTITY: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -22,10 +22,10 @@ from loraplex.adapters.storage import AdapterStorage, remove_staged
 from loraplex.adapters.thread_work import on_thread
 from loraplex.adapters.upload_claim import UploadClaim
 from loraplex.adapters.upload_parts import StoredPart, UploadParts, part_size, require_all
-from loraplex.tenants.audit import Actor, AuditRepository
+from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
-from loraplex.tenants.uploads import COMPLETED, DeclaredFile, UploadRepository, UploadTerms
+from loraplex.tenants.registry.uploads import COMPLETED, DeclaredFile, UploadRepository, UploadTerms
 
 Turn: TypeAlias = Callable[[UUID], AbstractAsyncContextManager[None]]
 LOG = structlog.get_logger("loraplex.uploads")

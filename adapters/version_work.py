@@ -21,11 +21,11 @@ from loraplex.adapters.storage import keep_canonical
 from loraplex.adapters.verdict import Rejected, Validated, Verdict, refused
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import AdapterRef, ProbeReport
-from loraplex.tenants.audit import Actor, AuditRepository
+from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
-from loraplex.tenants.version_states import Findings, VersionStates
-from loraplex.tenants.waiting_versions import WaitingVersion, WaitingVersions
+from loraplex.tenants.registry.versions import Findings, VersionStates
+from loraplex.tenants.registry.waiting_versions import WaitingVersion, WaitingVersions
 
 SYSTEM: Final = Actor("system", "validation")
 INTERRUPTED: Final = refused(

@@ -9,8 +9,8 @@ from typing import Any, Final
 from loraplex.platform.errors import UnknownParameter
 from loraplex.platform.parameter_kinds import Choice, refuse
 from loraplex.platform.parameters import Parameter, table
-from loraplex.tenants.adapter_profile import ProfileChange
 from loraplex.tenants.models import TOOL_STYLES
+from loraplex.tenants.registry.adapter_profile import ProfileChange
 
 FIELDS: Final = ("tool_style", "defaults")
 DEFAULTABLE: Final = (

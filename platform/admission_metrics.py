@@ -4,8 +4,8 @@ from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from loraplex.tenants.admission.limits import COUNTED
 from loraplex.tenants.models import LEVELS
+from loraplex.tenants.quotas.limits import COUNTED
 
 DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale")
 NONE: Final = "none"

@@ -7,7 +7,7 @@ from uuid import uuid4
 from loraplex.platform.admission_metrics import AdmissionMetrics
 from loraplex.platform.config import Settings
 from loraplex.tenants import valkey
-from loraplex.tenants.admission.admissions import Admissions, AdmissionSettings
+from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
 from loraplex.tenants.database import Database
 
 

@@ -16,13 +16,13 @@ from starlette.requests import Request
 from loraplex.platform.client_address import ClientAddresses
 from loraplex.platform.errors import AddressNotAllowed, InsufficientScope
 from loraplex.platform.key_cache import KeyCache, Lookup
+from loraplex.tenants.api_keys.key_format import parse_key
+from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository, check_key, check_usable
+from loraplex.tenants.api_keys.last_used import KeyUse
+from loraplex.tenants.api_keys.networks import is_within, parse_address, parse_network
+from loraplex.tenants.api_keys.scopes import OPERATOR, effective_scopes
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import MalformedKey, UnknownKey
-from loraplex.tenants.key_format import parse_key
-from loraplex.tenants.key_use import KeyUse
-from loraplex.tenants.keys import FoundKey, KeyRepository, check_key, check_usable
-from loraplex.tenants.networks import is_within, parse_address, parse_network
-from loraplex.tenants.scopes import OPERATOR, effective_scopes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from loraplex.tenants.networks import Address, Network, is_within, parse_address
+from loraplex.tenants.api_keys.networks import Address, Network, is_within, parse_address
 
 HEADER = "x-forwarded-for"
 

@@ -21,8 +21,8 @@ from pydantic_settings import (
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.platform.start_errors import SettingsError
-from loraplex.tenants.admission.price import MAX_PRICE, Price
-from loraplex.tenants.networks import parse_network
+from loraplex.tenants.api_keys.networks import parse_network
+from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"

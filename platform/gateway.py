@@ -52,11 +52,11 @@ from loraplex.platform.token_text import TokenText
 from loraplex.platform.tokenizer import load_tokenizer
 from loraplex.platform.version_life_cycle import open_life_cycle
 from loraplex.tenants import valkey
-from loraplex.tenants.adapters import tenants_with
+from loraplex.tenants.api_keys.last_used import writing_use
+from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, RoleUnsafe, TenantsError
-from loraplex.tenants.key_use import writing_use
-from loraplex.tenants.networks import parse_network
+from loraplex.tenants.registry.adapters import tenants_with
 from loraplex.tenants.retention import Retention
 
 LOG = structlog.get_logger("loraplex.gateway")

@@ -17,7 +17,7 @@ from loraplex.platform.request_admission import Entry
 from loraplex.platform.services import GatewayServices
 from loraplex.platform.timings import RequestTimings
 from loraplex.platform.token_meter import TokenMeter
-from loraplex.tenants.admission.admission import Usage
+from loraplex.tenants.quotas.reservation import Usage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 

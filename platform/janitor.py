@@ -16,8 +16,8 @@ import structlog
 from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.platform.tenant_erasure import TenantErasure
+from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.database import Database
-from loraplex.tenants.deletion import TenantDeletions
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.retention import Retention, RetentionRepository
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from loraplex.tenants.keys import FoundKey
+from loraplex.tenants.api_keys.keys import FoundKey
 
 MAX_KEYS: Final = 10_000
 MAX_UNKNOWN: Final = 1_000

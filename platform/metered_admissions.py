@@ -6,10 +6,10 @@ from uuid import UUID
 
 from loraplex.platform.admission_metrics import AdmissionMetrics
 from loraplex.platform.services import RequestAdmissions
-from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn, Usage, not_told
-from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
-from loraplex.tenants.admission.limits import Subject
+from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaExhausted, StoreUnavailable
+from loraplex.tenants.quotas.limits import Subject
+from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, LetIn, Usage, not_told
 
 
 class MeteredAdmissions:

@@ -10,7 +10,7 @@ from uuid import UUID
 from loraplex.platform.auth import Caller
 from loraplex.platform.errors import ModelNotFound
 from loraplex.platform.services import GatewayServices
-from loraplex.tenants.served_adapters import ServedAdapters
+from loraplex.tenants.registry.served_adapters import ServedAdapters
 
 
 @dataclass(frozen=True, slots=True)

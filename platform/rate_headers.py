@@ -7,7 +7,7 @@ import math
 from typing import Final
 
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, QuotaUnavailable
-from loraplex.tenants.rates import RateState
+from loraplex.tenants.rate_state import RateState
 
 MODE_HEADER: Final = "x-ratelimit-mode"
 DEGRADED: Final = "degraded"

@@ -17,9 +17,9 @@ from loraplex.platform.inference_call import InferenceCall
 from loraplex.platform.model_names import ResolvedModel
 from loraplex.platform.rate_headers import rate_headers, refusal_headers, unavailable_headers
 from loraplex.platform.services import RequestAdmissions
-from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable, TenantsError
-from loraplex.tenants.uuid7 import uuid7
+from loraplex.tenants.ids import uuid7
+from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, LetIn
 
 LOG = structlog.get_logger("loraplex.admission")
 

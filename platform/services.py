@@ -16,11 +16,11 @@ from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.timings import RequestRecorder
 from loraplex.platform.token_text import TokenText
-from loraplex.tenants.admission.admission import Admission, AdmissionRequest, LetIn, Usage, not_told
-from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
-from loraplex.tenants.admission.limits import Subject
+from loraplex.tenants.api_keys.last_used import KeyUse
+from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.database import Database
-from loraplex.tenants.key_use import KeyUse
+from loraplex.tenants.quotas.limits import Subject
+from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, LetIn, Usage, not_told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from loraplex.engine.client import EngineClient
+from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.database import Database
-from loraplex.tenants.deletion import TenantDeletions
 from loraplex.tenants.valkey import Valkey, erase_tenant
 
 ROWS_PER_TRANSACTION: Final = 1000

@@ -47,7 +47,7 @@ TenantsError
     └── QuotaUnavailable     nobody can tell now what is left of a limit: names it and its level
 """
 
-from loraplex.tenants.rates import RateState
+from loraplex.tenants.rate_state import RateState
 
 
 class TenantsError(Exception):

@@ -28,14 +28,14 @@ from loraplex.platform.model_names import ResolvedModel
 from loraplex.platform.request_admission import Entry, RequestAdmission
 from loraplex.platform.schema import upgrade
 from loraplex.platform.token_meter import TokenMeter
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.admission.admissions import Admissions, AdmissionSettings, Usage
-from loraplex.tenants.admission.limits import COUNTED
-from loraplex.tenants.admission.price import Price
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.admission.controller import Admissions, AdmissionSettings, Usage
+from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE
+from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import FoundKey, KeyRepository
 from loraplex.tenants.models import Quota
-from loraplex.tenants.scopes import INFERENCE
+from loraplex.tenants.quotas.limits import COUNTED
 from loraplex.tenants.valkey import open_valkey
 
 WITHOUT, UNLIMITED, LIMITED = "without admission", "no limit set", "every limit, at both levels"

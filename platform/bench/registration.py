@@ -20,10 +20,10 @@ from loraplex.platform.bench.own_server import OwnServer
 from loraplex.platform.bench.random_adapters import write_random_adapter
 from loraplex.platform.bench.workload import vocabulary_text
 from loraplex.platform.embedded import EmbeddedServices
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
-from loraplex.tenants.scopes import INFERENCE
 
 SLOW_PUSH_S = 0.3
 

@@ -29,15 +29,15 @@ from loraplex.platform.commands.context import open_database
 from loraplex.platform.commands.profile_options import Defaults, ToolStyle, profile_change
 from loraplex.platform.config import load_settings
 from loraplex.platform.start_errors import DependencyFailed, StartError
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapter_profile import AdapterProfile
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.aliases import AliasRepository, AliasState
-from loraplex.tenants.audit import Actor, AuditRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.version_states import VersionStates
+from loraplex.tenants.registry.adapter_profile import AdapterProfile
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.aliases import AliasRepository, AliasState
+from loraplex.tenants.registry.versions import VersionStates
 
 DIGEST_CACHE = "model_digests.json"
 

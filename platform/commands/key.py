@@ -14,10 +14,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.platform.commands.context import open_database, run_command
 from loraplex.platform.commands.policy_change import PolicyChange, policy_change
 from loraplex.platform.commands.printing import print_document, print_key, print_rows
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
 from loraplex.tenants.models import ApiKey
-from loraplex.tenants.scopes import INFERENCE, OPERATOR
 
 app = typer.Typer(name="key", help="API keys of tenants and operators.", no_args_is_help=True)
 

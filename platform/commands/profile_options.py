@@ -7,8 +7,8 @@ import typer
 from loraplex.platform.adapter_profile import read_profile_change
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.request_body import BodyLimits, parse_object
-from loraplex.tenants.adapter_profile import ProfileChange
 from loraplex.tenants.models import TOOL_STYLES
+from loraplex.tenants.registry.adapter_profile import ProfileChange
 
 NO_STYLE = "none"
 LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)

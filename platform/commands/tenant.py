@@ -12,14 +12,14 @@ import typer
 from loraplex.platform.commands.context import open_database, run_command
 from loraplex.platform.commands.policy_change import PolicyChange, policy_change
 from loraplex.platform.commands.printing import print_document, print_key, print_rows
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.admission.limits import MAXIMA
-from loraplex.tenants.deletion import TenantDeletions
-from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
 from loraplex.tenants.models import Tenant
-from loraplex.tenants.scopes import TENANT_ADMIN
-from loraplex.tenants.tenant_quotas import TenantQuotas
+from loraplex.tenants.quotas.limits import MAXIMA
+from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 app = typer.Typer(name="tenant", help="Tenants: operator work without HTTP.", no_args_is_help=True)
 

@@ -12,12 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.adapters.registry import AdapterRegistry
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_demo_file, write_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR, TENANT_ADMIN
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidApiKey, NameTaken, TenantSuspended
-from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.models import Tenant
-from loraplex.tenants.scopes import INFERENCE, OPERATOR, TENANT_ADMIN
 
 ADAPTERS_FOLDER = Path(__file__).resolve().parent / "adapters"
 # A tenant that holds keys of these names was made by the demo.

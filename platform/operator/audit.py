@@ -15,7 +15,7 @@ from loraplex.platform.plane.audit_documents import BY_ID, AuditedChange, fields
 from loraplex.platform.plane.openapi import listed
 from loraplex.platform.plane.pagination import Page
 from loraplex.platform.plane.plane import Plane
-from loraplex.tenants.audit import audit_entries
+from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.models import AuditEntry
 

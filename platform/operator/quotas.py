@@ -14,10 +14,10 @@ from loraplex.platform.plane.limit_fields import Count, CountedLimits
 from loraplex.platform.plane.openapi import described
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, require_revision
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.admission.limits import Limits
-from loraplex.tenants.audit import AuditRepository
-from loraplex.tenants.tenant_quotas import TenantQuotas
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
 class LimitsDocument(Document):

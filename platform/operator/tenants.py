@@ -25,13 +25,13 @@ from loraplex.platform.plane.openapi import described, listed
 from loraplex.platform.plane.order import Order, by_text
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, require_revision
-from loraplex.tenants.accounts import MAX_WEIGHT, TenantRepository, TierChange
-from loraplex.tenants.audit import AuditRepository
-from loraplex.tenants.deletion import TenantDeletions
-from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TenantRepository, TierChange
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.models import Tenant
 from loraplex.tenants.names import TENANT_NAME
-from loraplex.tenants.scopes import TENANT_ADMIN
 
 FIRST_KEY_NAME: Final = "admin"
 BY_NAME: Final[Order[Tenant, str]] = by_text(lambda tenant: tenant.name)

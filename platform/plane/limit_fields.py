@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from loraplex.platform.plane.body import Body
-from loraplex.tenants.admission.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE
+from loraplex.tenants.quotas.limits import MAX_BUDGET, MAX_INTEGER, MAX_RATE
 
 Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
 Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]

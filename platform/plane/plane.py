@@ -25,7 +25,7 @@ from loraplex.platform.plane.sealed_answers import SealedAnswers
 from loraplex.platform.plane.turns import Turns
 from loraplex.platform.request_id import request_id_of
 from loraplex.platform.services import GatewayServices
-from loraplex.tenants.audit import Actor, AuditRepository
+from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.idempotency import IdempotencyRepository, RepeatableRequest
 

@@ -14,12 +14,12 @@ from loraplex.platform.plane.openapi import described, listed
 from loraplex.platform.plane.order import Order, by_text
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, if_match_or_any
-from loraplex.tenants.adapter_deletion import AdapterDeletion
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.models import Adapter
 from loraplex.tenants.names import ADAPTER_NAME
-from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion
 
 MAX_DESCRIPTION: Final = 1000
 BY_NAME: Final[Order[Adapter, str]] = by_text(lambda adapter: adapter.name)

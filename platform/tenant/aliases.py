@@ -17,10 +17,10 @@ from loraplex.platform.plane.openapi import described, listed
 from loraplex.platform.plane.order import Order, by_text
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import ABSENT, if_match_or_any, if_match_or_new
-from loraplex.tenants.adapters import MAX_VERSION
-from loraplex.tenants.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
-from loraplex.tenants.audit import AuditRepository
-from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.registry.adapters import MAX_VERSION
+from loraplex.tenants.registry.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
 
 BY_NAME: Final[Order[AliasState, str]] = by_text(lambda state: state.alias)
 

@@ -9,9 +9,9 @@ from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.plane.audit_documents import BY_ID, AuditedChange, fields
 from loraplex.platform.plane.openapi import listed
 from loraplex.platform.plane.plane import Plane
-from loraplex.tenants.audit import audit_entries
+from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
+from loraplex.tenants.audit_log import audit_entries
 from loraplex.tenants.models import AuditEntry
-from loraplex.tenants.scopes import TENANT_ADMIN
 
 FILTERS: Final = {
     "action": "Only this action, such as `alias.move`.",

@@ -10,11 +10,11 @@ from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
 
 from loraplex.platform.plane.answers import Document, UtcTime
 from loraplex.platform.plane.body import Body
-from loraplex.tenants.keys import MAX_GRACE_SECONDS, KeyChange
+from loraplex.tenants.api_keys.keys import MAX_GRACE_SECONDS, KeyChange
+from loraplex.tenants.api_keys.networks import MAX_NETWORKS
+from loraplex.tenants.api_keys.scopes import INFERENCE, TENANT_SCOPES
 from loraplex.tenants.models import ApiKey
 from loraplex.tenants.names import KEY_NAME_MAX_LENGTH
-from loraplex.tenants.networks import MAX_NETWORKS
-from loraplex.tenants.scopes import INFERENCE, TENANT_SCOPES
 
 _RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
 

@@ -24,11 +24,11 @@ from loraplex.platform.tenant.key_documents import (
     fields,
     shown,
 )
-from loraplex.tenants.audit import AuditRepository
-from loraplex.tenants.keys import IssuedKey, KeyRepository
-from loraplex.tenants.managed_keys import ManagedKeys
+from loraplex.tenants.api_keys.delegation import ManagedKeys
+from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
+from loraplex.tenants.api_keys.scopes import KEYS_WRITE
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.models import ApiKey
-from loraplex.tenants.scopes import KEYS_WRITE
 
 BY_TIME: Final[Order[ApiKey, tuple[datetime, UUID]]] = by_time(lambda record: (record.created_at, record.id))
 

@@ -11,7 +11,7 @@ from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.plane.answers import Answer, Document, documented
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.tenant.key_documents import KeyDocument, shown
-from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
 
 
 class TenantDocument(Document):

@@ -7,11 +7,11 @@ from uuid import UUID
 
 from loraplex.platform.plane.answers import Document, UtcTime
 from loraplex.platform.plane.pagination import Listing
-from loraplex.tenants.admission.counter_answer import RETRY_S, Decision, Explanation, LimitUse, UntoldLimit
-from loraplex.tenants.admission.limits import COUNTED, Level, LimitName, Limits
+from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UntoldLimit
 from loraplex.tenants.default_limits import adapter_limit, key_limit
-from loraplex.tenants.quota_events import Event
-from loraplex.tenants.quotas import Holdings, QuotaState
+from loraplex.tenants.quotas.delegated_quotas import Holdings, QuotaState
+from loraplex.tenants.quotas.limits import COUNTED, Level, LimitName, Limits
+from loraplex.tenants.quotas.threshold_events import Event
 
 
 class LimitDocument(Document):

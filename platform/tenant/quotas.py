@@ -31,13 +31,13 @@ from loraplex.platform.tenant.quota_documents import (
     shown_limits,
     shown_quota,
 )
-from loraplex.tenants.admission.counter_answer import LimitUse
-from loraplex.tenants.admission.limits import Limits
-from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.api_keys.delegation import ManagedKeys
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.errors import RefusalNotFound
-from loraplex.tenants.managed_keys import ManagedKeys
-from loraplex.tenants.quota_events import Event, quota_events
-from loraplex.tenants.quotas import Holdings, Place, QuotaRepository, QuotaState
+from loraplex.tenants.quotas.delegated_quotas import Holdings, Place, QuotaRepository, QuotaState
+from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.threshold_events import Event, quota_events
 
 READ: Final = "usage:read"
 KEYS_WRITE: Final = "keys:write"

@@ -16,7 +16,7 @@ from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.plane.answers import Document, UtcTime
 from loraplex.platform.plane.body import Body
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
-from loraplex.tenants.uploads import DeclaredFile
+from loraplex.tenants.registry.uploads import DeclaredFile
 
 FileName = Literal["adapter_config.json", "adapter_model.safetensors"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -38,9 +38,9 @@ from loraplex.platform.tenant.upload_documents import (
     shown_upload,
 )
 from loraplex.platform.tenant_slots import TenantSlots
-from loraplex.tenants.audit import Actor, AuditRepository
+from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import UploadNotFound
-from loraplex.tenants.uploads import DeclaredFile, UploadRepository
+from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
 
 WRITE: Final = "adapters:write"
 _UPLOAD_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -17,13 +17,13 @@ from loraplex.platform.plane.openapi import described, listed
 from loraplex.platform.plane.order import Order, by_number
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.preconditions import if_match, if_match_or_any
-from loraplex.tenants.adapter_deletion import AdapterDeletion
-from loraplex.tenants.adapter_profile import ProfileChange
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.registry.adapter_profile import ProfileChange
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion
 
 BY_NUMBER: Final[Order[AdapterVersion, int]] = by_number(lambda record: record.version)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.books import Books
-from loraplex.tenants.admission.counter_request import NOTHING_USED
-from loraplex.tenants.admission.counters import Counters
-from loraplex.tenants.admission.open_requests import OpenRequests
+from loraplex.tenants.admission.in_flight import OpenRequests
+from loraplex.tenants.counters.counters import Counters
+from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.quotas.counter_request import NOTHING_USED
 
 LOG = structlog.get_logger("loraplex.reaper")
 

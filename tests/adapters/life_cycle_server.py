@@ -20,11 +20,11 @@ from loraplex.adapters.verdict import Validated, Verdict
 from loraplex.adapters.version_work import AdapterStore, LifeCycleLimits, VersionWork
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.engine.messages import ProbeReport
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.audit import Actor
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, AuditEntry
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 BASE_DIGEST = "b" * 64
 ACTOR = Actor("key", "abc123")

@@ -5,13 +5,13 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from sqlalchemy import text
-from tests.tenants.catalogue import add, digest, make_tenant
+from tests.tenants.registry_records import add, digest, make_tenant
 
 from loraplex.adapters.blob_removal import BlobRemoval, remove_from, remove_unused
 from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage
-from loraplex.tenants.adapter_deletion import AdapterDeletion, Blob, lock_digest
-from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion, Blob, lock_digest
 
 RESERVE = (
     "INSERT INTO reservations (id, tenant_id, api_key_id, digest, gateway_id, prompt_tokens, completion_tokens, "

@@ -28,11 +28,11 @@ from loraplex.adapters.version_work import LifeCycleLimits
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import AdapterRef, ProbeReport
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.deletion import TenantDeletions
 from loraplex.tenants.errors import AdapterNotFound
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 __all__ = ["server", "tenant_id"]
 

@@ -4,9 +4,9 @@ from uuid import UUID, uuid4
 
 from tests.adapters.life_cycle_server import Server, actions, namespace_of, server, tenant_id
 
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 __all__ = ["server", "tenant_id"]
 

@@ -12,12 +12,12 @@ from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.registry import AdapterRegistry, delete_adapter
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.engine.models.config import ModelConfig
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InvalidName
 from loraplex.tenants.names import check_adapter_name
-from loraplex.tenants.served_adapters import ServedAdapters
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.served_adapters import ServedAdapters
 
 PeftFactory = Callable[..., tuple[PeftModel, Path]]
 BASE = "b" * 64

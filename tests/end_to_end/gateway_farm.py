@@ -21,8 +21,8 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.platform.app import create_app
 from loraplex.platform.services import GatewayLimits, GatewayServices
-from loraplex.tenants.admission.admissions import Admissions, AdmissionSettings
-from loraplex.tenants.admission.price import Price
+from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
+from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
 

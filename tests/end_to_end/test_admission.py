@@ -21,17 +21,17 @@ import psycopg
 import pytest
 import redis
 from tests.end_to_end.gateway_farm import MODEL, FarmGateway, FarmPlan, price_of
-from tests.tenants.admission.house import limited_subjects
+from tests.tenants.admission.gateways import limited_subjects
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.bench.stream_client import CompletionRequest, StreamRecord, stream_completion
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.admission.admissions import Admissions
-from loraplex.tenants.admission.counter_answer import LimitUse
-from loraplex.tenants.admission.limits import Limits
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.models import Quota
+from loraplex.tenants.quotas.limits import Limits
 from loraplex.tenants.valkey import open_valkey
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import read_base_model
 from loraplex.platform.commands.context import open_database
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER as BUNDLED
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
 
 NAME = "swap"
 VERSIONS = {1: "pirate", 2: "support"}

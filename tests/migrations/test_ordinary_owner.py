@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 from psycopg import sql
-from tests.tenants.catalogue import make_tenant
+from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.schema import upgrade
+from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository
 from loraplex.tenants.database import ROLES, Database
-from loraplex.tenants.deletion import TenantDeletions
-from loraplex.tenants.keys import FoundKey, KeyRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 OWNER = "ordinary_owner"

@@ -4,18 +4,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.tenants.admission.admission import (
-    Admission,
-    AdmissionRequest,
-    LetIn,
-    Usage,
-    not_told,
-)
-from loraplex.tenants.admission.counter_answer import Explanation, LimitUse
-from loraplex.tenants.admission.counter_request import Hold
-from loraplex.tenants.admission.limits import Subject
-from loraplex.tenants.admission.periods import periods_of
-from loraplex.tenants.rates import RateState
+from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
+from loraplex.tenants.quotas.counter_request import Hold
+from loraplex.tenants.quotas.limits import Subject
+from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, LetIn, Usage, not_told
+from loraplex.tenants.rate_state import RateState
 
 
 class FakeAdmissions:

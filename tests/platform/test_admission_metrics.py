@@ -9,10 +9,10 @@ from tests.platform.fake_admissions import FakeAdmissions
 
 from loraplex.platform.admission_metrics import AdmissionMetrics
 from loraplex.platform.metered_admissions import MeteredAdmissions
-from loraplex.tenants.admission.admission import AdmissionRequest, Usage
+from loraplex.tenants.api_keys.keys import FoundKey
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited, ValkeyUnavailable
-from loraplex.tenants.keys import FoundKey
-from loraplex.tenants.uuid7 import uuid7
+from loraplex.tenants.ids import uuid7
+from loraplex.tenants.quotas.reservation import AdmissionRequest, Usage
 
 
 def request() -> AdmissionRequest:

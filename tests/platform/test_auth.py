@@ -15,11 +15,13 @@ from starlette.requests import Request
 from loraplex.platform.auth import Authenticator, Caller, OperatorCaller
 from loraplex.platform.client_address import ClientAddresses
 from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, describe
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.admission.counter_answer import Admitted, StalePolicy
-from loraplex.tenants.admission.counter_request import CounterRequest, Seed
-from loraplex.tenants.admission.counters import Counters
-from loraplex.tenants.admission.limits import NO_LIMITS, Subject
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.last_used import KeyUse
+from loraplex.tenants.api_keys.networks import parse_network
+from loraplex.tenants.counters.counter_replies import Admitted, StalePolicy
+from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
@@ -29,10 +31,8 @@ from loraplex.tenants.errors import (
     TenantSuspended,
     UnknownKey,
 )
-from loraplex.tenants.key_format import ParsedKey, generate_key
-from loraplex.tenants.key_use import KeyUse
-from loraplex.tenants.keys import KeyRepository
-from loraplex.tenants.networks import parse_network
+from loraplex.tenants.quotas.counter_request import CounterRequest, Seed
+from loraplex.tenants.quotas.limits import NO_LIMITS, Subject
 from loraplex.tenants.valkey import open_valkey
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"

@@ -27,7 +27,7 @@ from tests.platform.test_serve import (
     until,
 )
 
-from loraplex.tenants.key_format import ParsedKey, generate_key
+from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
 
 __all__ = ["model_folder", "stores"]
 

@@ -4,7 +4,7 @@ import pytest
 from starlette.requests import Request
 
 from loraplex.platform.client_address import ClientAddresses
-from loraplex.tenants.networks import parse_network
+from loraplex.tenants.api_keys.networks import parse_network
 
 
 def request_from(peer: str | None, *forwarded: str) -> Request:

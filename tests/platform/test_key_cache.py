@@ -7,7 +7,7 @@ import pytest
 
 from loraplex.platform import key_cache
 from loraplex.platform.key_cache import KeyCache, Lookup
-from loraplex.tenants.keys import FoundKey
+from loraplex.tenants.api_keys.keys import FoundKey
 
 TENANT = uuid4()
 FOUND = FoundKey(

@@ -4,7 +4,7 @@ import pytest
 
 from loraplex.platform.rate_headers import duration_text, rate_headers, refusal_headers, unavailable_headers
 from loraplex.tenants.errors import QuotaExhausted, QuotaUnavailable, RateLimited
-from loraplex.tenants.rates import Rate, RateState
+from loraplex.tenants.rate_state import Rate, RateState
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from tests.platform.openai.conftest import Gateway, start_gateway
 from tests.platform.route_table import OPERATOR, SCOPES, in_process, routes_of
 from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, declared
 
-from loraplex.tenants.admission.counter_answer import Explanation
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
+from loraplex.tenants.counters.counter_replies import Explanation
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
-from loraplex.tenants.scopes import TENANT_ADMIN
-from loraplex.tenants.uploads import DeclaredFile, UploadRepository, UploadTerms
+from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository, UploadTerms
 
 __all__ = ["start_gateway"]
 

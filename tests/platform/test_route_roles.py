@@ -8,11 +8,11 @@ import pytest
 from tests.platform.openai.conftest import Gateway, start_gateway
 from tests.platform.route_table import ANY_KEY, OPERATOR, SCOPES, in_process, routes_of
 
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import TENANT_ADMIN, TENANT_SCOPES, effective_scopes
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.models import ApiKey
-from loraplex.tenants.scopes import TENANT_ADMIN, TENANT_SCOPES, effective_scopes
 
 __all__ = ["start_gateway"]
 

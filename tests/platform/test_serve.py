@@ -20,10 +20,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
-from loraplex.tenants.scopes import INFERENCE, OPERATOR
 
 RUN = "from loraplex.platform.cli import main; main()"
 START_S = 60.0

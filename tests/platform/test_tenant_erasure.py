@@ -23,12 +23,12 @@ from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform import janitor as janitor_module
 from loraplex.platform.janitor import Janitor
 from loraplex.platform.tenant_erasure import TenantErasure
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.deletion import TenantDeletions
-from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.models import Tenant
+from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.retention import Retention
 from loraplex.tenants.valkey import Valkey, open_valkey, tenant_key
 

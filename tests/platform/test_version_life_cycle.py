@@ -15,10 +15,10 @@ from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.platform.version_life_cycle import open_life_cycle, refused_by_engines
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import text
 
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database, parse_database_url
 from loraplex.tenants.errors import DatabaseUnavailable, InvalidField, TenantNotFound
 

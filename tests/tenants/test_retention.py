@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import text
-from tests.tenants.catalogue import make_tenant
+from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.retention import Retention, RetentionRepository, first_id_at

@@ -7,14 +7,14 @@ import psycopg
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
-from tests.tenants.catalogue import add, make_tenant
+from tests.tenants.registry_records import add, make_tenant
 
 from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.errors import RoleUnsafe
-from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.models import Base
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 UNGUARDED = """

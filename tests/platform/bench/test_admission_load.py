@@ -10,7 +10,7 @@ from loraplex.platform.bench.admission_load import (
     AdmissionShape,
     measure_on,
 )
-from loraplex.tenants.admission.admissions import Admissions, AdmissionSettings
+from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import open_valkey
 

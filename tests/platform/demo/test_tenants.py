@@ -12,12 +12,12 @@ from loraplex.platform.demo.announcement import announcement
 from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, read_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.platform.demo.tenants import prepare_demo
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevokedKey
-from loraplex.tenants.keys import KeyRepository
-from loraplex.tenants.served_adapters import ServedAdapters
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.served_adapters import ServedAdapters
 
 BASE_DIGEST = "b" * 64
 NAMES = {"harbor": "pirate", "ledger": "records", "acme": "support"}

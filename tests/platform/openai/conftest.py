@@ -31,12 +31,12 @@ from loraplex.platform.secret import derive
 from loraplex.platform.services import GatewayLimits, GatewayServices
 from loraplex.platform.timings import RequestTimings
 from loraplex.platform.token_text import TokenText
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapter_profile import AdapterProfile
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.aliases import AliasRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.registry.adapter_profile import AdapterProfile
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.aliases import AliasRepository
 
 BASE_MODEL = "demo/base"
 SECRET = b"the secret of a test's server"

@@ -16,7 +16,6 @@ from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.plane.turns import AT_ONCE
 from loraplex.platform.prompt import PromptRenderer
 from loraplex.platform.services import GatewayLimits
-from loraplex.tenants.admission.admission import Usage
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
     PolicyStale,
@@ -24,7 +23,8 @@ from loraplex.tenants.errors import (
     QuotaUnavailable,
     RateLimited,
 )
-from loraplex.tenants.rates import Rate, RateState
+from loraplex.tenants.quotas.reservation import Usage
+from loraplex.tenants.rate_state import Rate, RateState
 
 MODEL = "demo/base"
 DIGEST = "a" * 64
@@ -356,7 +356,7 @@ async def test_a_split_alias_sends_a_user_the_same_way(start_gateway: Any, monke
     async def resolve(self: Any, model: str, sticky: str = "") -> None:
         seen.append(sticky)
 
-    monkeypatch.setattr("loraplex.tenants.served_adapters.ServedAdapters.resolve", resolve)
+    monkeypatch.setattr("loraplex.tenants.registry.served_adapters.ServedAdapters.resolve", resolve)
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate", "user": "u-1"})
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate"}, **{"x-request-id": "r-1"})
     assert seen == ["u-1", "r-1"]

@@ -16,8 +16,8 @@ from loraplex.engine.errors import AdapterQuarantined, EngineOverloaded, EngineU
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.platform.request_body import BodyLimits
 from loraplex.platform.services import GatewayLimits
+from loraplex.tenants.api_keys.key_format import generate_key
 from loraplex.tenants.database import Database
-from loraplex.tenants.key_format import generate_key
 
 MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "hello"}]

@@ -14,11 +14,11 @@ from starlette.routing import BaseRoute
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.services import GatewayLimits
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.key_format import ParsedKey
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import QuotaUnavailable, RateLimited
-from loraplex.tenants.key_format import ParsedKey
-from loraplex.tenants.keys import KeyRepository
 
 MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "hello"}]

@@ -18,7 +18,7 @@ from loraplex.platform.openai.read_answers import READ_AT_ONCE
 from loraplex.platform.parameters import read_parameters
 from loraplex.platform.serving import INLINE_CHARACTERS
 from loraplex.platform.value_size import size_of
-from loraplex.tenants.adapter_profile import AdapterProfile
+from loraplex.tenants.registry.adapter_profile import AdapterProfile
 
 MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "How warm is it in Rome and in Oslo?"}]

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from tests.platform.openai.conftest import Gateway, start_gateway
 
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
 
 __all__ = ["start_gateway"]
 

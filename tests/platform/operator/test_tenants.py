@@ -6,8 +6,8 @@ from uuid import UUID, uuid4
 
 from httpx import Response
 
+from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.database import Database
-from loraplex.tenants.deletion import TenantDeletions
 
 UNKNOWN = f"/tenants/{uuid4()}"
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (

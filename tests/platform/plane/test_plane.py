@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from tests.platform.plane.made_requests import request
-from tests.tenants.catalogue import make_tenant
+from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
@@ -25,11 +25,11 @@ from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.sealed_answers import REPLAYED_HEADER
 from loraplex.platform.secret import derive
 from loraplex.platform.services import GatewayLimits
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AnswerLost, IdempotencyInUse, IdempotencyMismatch, ValkeyUnavailable
-from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 BY_LETTER: Order[str, str] = by_text(lambda letter: letter)
 

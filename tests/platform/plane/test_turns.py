@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.plane.test_plane import caller_of
 from tests.platform.tenant.upload_server import CONFIG, UploadHome
-from tests.tenants.catalogue import make_tenant
+from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.errors import Overloaded
 from loraplex.platform.plane.answers import Answer
 from loraplex.platform.plane.plane import Plane
 from loraplex.platform.plane.turns import AT_ONCE, MOST_WAITING, Turns
-from loraplex.tenants.audit import Actor
+from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound
 

@@ -8,12 +8,12 @@ from uuid import UUID
 
 import httpx
 from sqlalchemy import text
-from tests.tenants.catalogue import digest
+from tests.tenants.registry_records import digest
 
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.uuid7 import uuid7
+from loraplex.tenants.ids import uuid7
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 RESERVE = (
     "INSERT INTO reservations (id, tenant_id, api_key_id, adapter_id, digest, gateway_id, prompt_tokens, "

@@ -2,7 +2,7 @@
 
 from tests.platform.tenant.managed_tenant import ManagedTenant
 
-from loraplex.tenants.audit import Actor, AuditRepository
+from loraplex.tenants.audit_log import Actor, AuditRepository
 
 
 async def test_pages_and_filters(tenant: ManagedTenant) -> None:

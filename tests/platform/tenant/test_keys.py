@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 from sqlalchemy import text
 
-from loraplex.tenants.accounts import TenantRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.key_format import parse_key
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.key_format import parse_key
-from loraplex.tenants.keys import KeyRepository
 
 KEYS = "/tenant/v1/keys"
 ME = "/tenant/v1/me"

@@ -11,13 +11,13 @@ import httpx
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.plane.turns import AT_ONCE
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.admission.admissions import Admissions
-from loraplex.tenants.admission.counter_answer import Decision, Explanation, LimitUse, UntoldLimit
-from loraplex.tenants.admission.limits import Subject
-from loraplex.tenants.admission.price import Price
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UntoldLimit
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
+from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.valkey import open_valkey
 
 BODY: Any = {"model": "demo/base", "prompt": [[1, 2, 3, 4]], "max_tokens": 6}

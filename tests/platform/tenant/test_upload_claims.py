@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import text
 from tests.platform.tenant.upload_program import submit_whole
 from tests.platform.tenant.upload_server import UploadHome
-from tests.tenants.catalogue import make_tenant
+from tests.tenants.registry_records import make_tenant
 
 from loraplex.adapters.limits import UploadLimits
-from loraplex.tenants.adapters import AdapterRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, IdempotencyInUse, UploadClaimed
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 ROOT = Path(__file__).parents[3]
 DIE = "from tests.platform.tenant.upload_program import die; die()"

@@ -16,10 +16,10 @@ import pytest
 from tests.platform.tenant.upload_server import CONFIG, WEIGHTS
 
 from loraplex.adapters.held_uploads import HELD_FOLDER
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 ROOT = Path(__file__).parents[3]
 MIB = 1 << 20

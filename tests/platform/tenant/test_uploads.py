@@ -17,11 +17,11 @@ from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, UploadHome, con
 from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.limits import UploadLimits
 from loraplex.adapters.upload_cleaner import UploadCleaner
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.keys import KeyRepository
 from loraplex.tenants.models import Quota
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 FILES = {CONFIG: b'{"r": 8}', WEIGHTS: os.urandom(2500)}
 PLANE = "/tenant/v1"

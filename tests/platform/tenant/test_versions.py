@@ -5,13 +5,13 @@ from typing import Any
 
 import httpx
 from tests.platform.tenant.managed_tenant import ManagedTenant
-from tests.tenants.catalogue import digest
+from tests.tenants.registry_records import digest
 
 from loraplex.platform.auth import Authenticator
 from loraplex.platform.model_names import resolve_model
-from loraplex.tenants.accounts import TenantRepository
-from loraplex.tenants.adapters import AdapterRepository
+from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 DIGEST = "a" * 64
 PATH = "/tenant/v1/adapters/pirate/versions/1"

@@ -29,11 +29,11 @@ from loraplex.platform.plane.plane import Plane
 from loraplex.platform.request_id import RequestIds
 from loraplex.platform.secret import derive
 from loraplex.platform.tenant.uploads import uploads_router
-from loraplex.tenants.audit import Actor
+from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.uploads import DeclaredFile
+from loraplex.tenants.registry.uploads import DeclaredFile
 
 
 async def on_error(request: Request, error: Exception) -> Response:

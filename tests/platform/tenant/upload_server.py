@@ -17,9 +17,9 @@ from loraplex.adapters.objects import Objects, S3Options
 from loraplex.adapters.storage import AdapterStorage
 from loraplex.adapters.upload_parts import UploadParts
 from loraplex.adapters.uploads import Uploads
-from loraplex.tenants.adapters import AdapterRepository
-from loraplex.tenants.audit import AuditRepository
+from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
+from loraplex.tenants.registry.adapters import AdapterRepository
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.tenants.admission.house import SETTINGS, House, check_books, make_house, set_limits, usage, used
+from tests.tenants.admission.gateways import SETTINGS, House, check_books, make_house, set_limits, usage, used
 
-from loraplex.tenants.admission.admission import Admission
-from loraplex.tenants.admission.admissions import Admissions
-from loraplex.tenants.admission.rows import ReservationRow, Reserved, ReservedUnder
+from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale
+from loraplex.tenants.quotas.reservation import Admission
+from loraplex.tenants.quotas.rows import ReservationRow, Reserved, ReservedUnder
 
 MOST_STEPS = 400
 

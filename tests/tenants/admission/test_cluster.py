@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import redis
 from redis.asyncio import RedisCluster
-from tests.tenants.admission.counting import EMPTY, Customer, admit, deny, hold_of
-from tests.tenants.admission.counting import used as counted
-from tests.tenants.admission.house import House, make_house, usage, used
+from tests.tenants.admission.gateways import House, make_house, usage, used
+from tests.tenants.counters.counting import EMPTY, Customer, admit, deny, hold_of
+from tests.tenants.counters.counting import used as counted
 
 from loraplex.platform.embedded.binaries import find_valkey
-from loraplex.tenants.admission.counter_answer import Settled, Unseeded
-from loraplex.tenants.admission.counter_request import Actual
-from loraplex.tenants.admission.counters import Counters
-from loraplex.tenants.admission.limits import Limits
+from loraplex.tenants.counters.counter_replies import Settled, Unseeded
+from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RateLimited
+from loraplex.tenants.quotas.counter_request import Actual
+from loraplex.tenants.quotas.limits import Limits
 from loraplex.tenants.valkey import open_valkey, ping, tenant_key
 
 NODES = 3

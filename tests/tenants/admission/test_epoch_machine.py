@@ -19,13 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from redis.asyncio import Redis
-from tests.tenants.admission.counter_model import CounterModel, ModelRequest
-from tests.tenants.admission.counting import POLICY, Customer, age, hold_of, keys_of
+from tests.tenants.counters.counter_model import CounterModel, ModelRequest
+from tests.tenants.counters.counting import POLICY, Customer, age, hold_of, keys_of
 
-from loraplex.tenants.admission.counter_answer import Admitted, Denied, Unseeded
-from loraplex.tenants.admission.counter_request import Actual, CounterRequest, Seed
-from loraplex.tenants.admission.counters import LEASE_S, Counters
-from loraplex.tenants.admission.limits import NO_LIMITS, Limits
+from loraplex.tenants.counters.counter_replies import Admitted, Denied, Unseeded
+from loraplex.tenants.counters.counters import LEASE_S, Counters
+from loraplex.tenants.quotas.counter_request import Actual, CounterRequest, Seed
+from loraplex.tenants.quotas.limits import NO_LIMITS, Limits
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")

@@ -6,14 +6,14 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
-from tests.tenants.admission.house import House, check_books, make_house, open_client, usage, used
+from tests.tenants.admission.gateways import House, check_books, make_house, open_client, usage, used
 
-from loraplex.tenants.admission.admissions import Admissions, usage_row
-from loraplex.tenants.admission.rows import ReservationRow, Reserved
-from loraplex.tenants.admission.seeding import Seeding
-from loraplex.tenants.admission.statements import NEXT_EPOCH
+from loraplex.tenants.admission.controller import Admissions, usage_row
+from loraplex.tenants.admission.counter_rebuild import Seeding
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale
+from loraplex.tenants.ledger.statements import NEXT_EPOCH
+from loraplex.tenants.quotas.rows import ReservationRow, Reserved
 from loraplex.tenants.valkey import tenant_key
 
 

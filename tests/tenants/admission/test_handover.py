@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from tests.tenants.admission.counting import EMPTY, POLICY, Customer, admit, age, deny, hold_of, used
-from tests.tenants.admission.house import make_house, usage
-from tests.tenants.admission.house import used as tenant_use
+from tests.tenants.admission.gateways import make_house, usage
+from tests.tenants.admission.gateways import used as tenant_use
+from tests.tenants.counters.counting import EMPTY, POLICY, Customer, admit, age, deny, hold_of, used
 
-from loraplex.tenants.admission.counter_answer import Settled
-from loraplex.tenants.admission.counter_request import Actual, CounterRequest, Hold, Seed
-from loraplex.tenants.admission.counters import Counters
-from loraplex.tenants.admission.limits import Limits
+from loraplex.tenants.counters.counter_replies import Settled
+from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import ValkeyUnavailable
+from loraplex.tenants.quotas.counter_request import Actual, CounterRequest, Hold, Seed
+from loraplex.tenants.quotas.limits import Limits
 
 # So slow that a test's seconds give nothing back.
 RATES = Limits(requests_per_minute=60, tokens_per_minute=6000)

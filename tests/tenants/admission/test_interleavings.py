@@ -9,13 +9,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.tenants.admission.house import PRICE, SETTINGS, House, check_books, make_house
+from tests.tenants.admission.gateways import PRICE, SETTINGS, House, check_books, make_house
 
-from loraplex.tenants.admission.admission import Admission, Usage
-from loraplex.tenants.admission.admissions import Admissions
-from loraplex.tenants.admission.price import amount_nano
+from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.billing.pricing import amount_nano
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import LimitExceeded, QuotaUnavailable
+from loraplex.tenants.quotas.reservation import Admission, Usage
 
 TOKENS, CONCURRENT, BUDGET = 2_500, 6, 9
 WORKERS, ATTEMPTS = 6, 30

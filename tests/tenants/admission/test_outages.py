@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import redis
 from structlog.testing import capture_logs
-from tests.tenants.admission.house import PRICE, check_books, closed, make_house, set_limits, usage, used
+from tests.tenants.admission.gateways import PRICE, check_books, closed, make_house, set_limits, usage, used
 
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.embedded.binaries import find_valkey
-from loraplex.tenants.admission.admission import Admission, AdmissionSettings
-from loraplex.tenants.admission.admissions import Admissions
-from loraplex.tenants.admission.breaker import FAILURES
+from loraplex.tenants.admission.circuit_breaker import FAILURES
+from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.api_keys.keys import FoundKey
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited
-from loraplex.tenants.keys import FoundKey
+from loraplex.tenants.quotas.reservation import Admission, AdmissionSettings
 
 SETTINGS = AdmissionSettings()
 START_SECONDS = 20.0

@@ -1,0 +1,60 @@
+"""What this gateway refused while the limits could not be counted together, so that it can be explained.
+
+Invariant: bounded, per tenant and in all; a tenant that is refused often forgets its own denials first.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from uuid import UUID
+
+from loraplex.tenants.counters.counter_replies import Explanation
+
+MOST_OF_A_TENANT = 100
+MOST = 10_000
+KEPT_SECONDS = 86_400.0
+
+
+class Denials:
+    """Of all tenants, in memory; newest last."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: OrderedDict[tuple[UUID, str], tuple[float, Explanation]] = OrderedDict()
+        self._of_tenant: dict[UUID, OrderedDict[str, None]] = {}
+
+    def remember(self, tenant_id: UUID, explanation: Explanation) -> None:
+        """In place of an older one of the same request."""
+        request_id = explanation.request_id
+        self._forget(tenant_id, request_id)
+        own = self._of_tenant.setdefault(tenant_id, OrderedDict())
+        if len(own) >= MOST_OF_A_TENANT:
+            self._forget(tenant_id, next(iter(own)))
+        elif len(self._kept) >= MOST:
+            self._forget(*next(iter(self._kept)))
+        self._of_tenant.setdefault(tenant_id, own)[request_id] = None
+        self._kept[tenant_id, request_id] = self._clock(), explanation
+
+    def find(self, tenant_id: UUID, request_id: str) -> Explanation | None:
+        """Known for a day."""
+        self._forget_old()
+        _, explanation = self._kept.get((tenant_id, request_id), (0.0, None))
+        return explanation
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def _forget_old(self) -> None:
+        while self._kept:
+            (tenant_id, request_id), (at, _) = next(iter(self._kept.items()))
+            if self._clock() - at < KEPT_SECONDS:
+                return
+            self._forget(tenant_id, request_id)
+
+    def _forget(self, tenant_id: UUID, request_id: str) -> None:
+        if self._kept.pop((tenant_id, request_id), None) is None:
+            return
+        own = self._of_tenant[tenant_id]
+        del own[request_id]
+        if not own:
+            del self._of_tenant[tenant_id]

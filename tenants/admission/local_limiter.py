@@ -1,0 +1,186 @@
+"""This gateway's share of the rates and of the concurrency, for when the counters cannot be asked.
+
+Invariant: a share is floor(limit / live gateways), so all shares together never exceed the limit. A rate is a bucket as
+the counters have it: a share of S per minute holds S and refills S / 60 per second; what open requests may use is held
+aside, and paid when they end.
+"""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from loraplex.tenants.counters.counter_replies import Decision
+from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
+from loraplex.tenants.quotas.limits import Level, LimitName, Subject
+from loraplex.tenants.rate_state import Rate, RateState
+
+MOST_SUBJECTS = 100_000
+RETRY_SECONDS = 1.0
+NO_SHARE_RETRY_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Bucket:
+    """`lacking`: what has been taken and not refilled yet, as of `at`."""
+
+    lacking: float = 0.0
+    at: float = 0.0
+
+    def refill(self, share: int, now: float) -> None:
+        self.lacking = max(0.0, min(self.lacking, share) - (now - self.at) * share / 60)
+        self.at = now
+
+
+@dataclass(frozen=True, slots=True)
+class TestedLimit:
+    """`limit` is all of it, `share` what this gateway gives out of it; `asked` comes on top of `used` and `reserved`."""
+
+    level: Level
+    name: LimitName
+    limit: int
+    share: int
+    used: float
+    reserved: int
+    asked: int
+
+    @property
+    def missing(self) -> float:
+        return self.used + self.reserved + self.asked - self.share
+
+    @property
+    def passed(self) -> bool:
+        return self.missing <= 0
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Zero if it passed, None if it never can."""
+        if self.passed or self.asked > self.limit:
+            return 0.0 if self.passed else None
+        if self.name == "concurrent_requests":
+            return RETRY_SECONDS
+        return NO_SHARE_RETRY_SECONDS if self.asked > self.share else self.missing * 60 / self.share
+
+    def decision(self) -> Decision:
+        """Of the share."""
+        return Decision(
+            level=self.level,
+            name=self.name,
+            limit=self.share,
+            used=math.ceil(self.used),
+            reserved=self.reserved,
+            asked=self.asked,
+            passed=self.passed,
+            retry_after_s=self.retry_after_s,
+        )
+
+
+@dataclass(slots=True)
+class SubjectUse:
+    """What one tenant, key or adapter uses of this gateway's share; `held`: tokens that running requests may use."""
+
+    requests: Bucket = field(default_factory=Bucket)
+    tokens: Bucket = field(default_factory=Bucket)
+    running: set[UUID] = field(default_factory=set)
+    held: int = 0
+
+
+class LocalShare:
+    """Of all tenants; `live_gateways` is set by whoever counts them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.live_gateways = 1
+        self._clock = clock
+        self._uses: OrderedDict[tuple[str, UUID], SubjectUse] = OrderedDict()
+        self._running: dict[UUID, tuple[tuple[Subject, ...], int]] = {}
+
+    def admit(self, admission_id: UUID, subjects: tuple[Subject, ...], tokens: int) -> RateState:
+        """Takes from every limit or from none. Raises `RateLimited`, or `QuotaExhausted` for what no share ever holds."""
+        now = self._clock()
+        failed = [each for each in self._tested(subjects, tokens, now) if not each.passed]
+        if failed:
+            raise self._refusal(max(failed, key=_wait), self._rates(subjects, now))
+        for subject in subjects:
+            use = self._use(subject, now)
+            use.requests.lacking += 1
+            use.held += tokens
+            use.running.add(admission_id)
+        self._running[admission_id] = subjects, tokens
+        return self._rates(subjects, now)
+
+    def decisions(self, subjects: Sequence[Subject], tokens: int) -> tuple[Decision, ...]:
+        """How its shares of the limits would meet a request now."""
+        return tuple(each.decision() for each in self._tested(subjects, tokens, self._clock()))
+
+    def leave(self, admission_id: UUID, used_tokens: int) -> None:
+        """The request has ended: it pays what it used. Harmless for one that was not admitted here."""
+        subjects, tokens = self._running.pop(admission_id, ((), 0))
+        now = self._clock()
+        for subject in subjects:
+            use = self._use(subject, now)
+            if admission_id in use.running:
+                use.running.discard(admission_id)
+                use.held -= tokens
+                use.tokens.lacking += used_tokens
+
+    def share(self, limit: int) -> int:
+        return limit // max(1, self.live_gateways)
+
+    def _use(self, subject: Subject, now: float) -> SubjectUse:
+        key = (subject.level, subject.id)
+        use = self._uses.setdefault(key, SubjectUse())
+        self._uses.move_to_end(key)
+        use.requests.refill(self.share(subject.limits.requests_per_minute or 0), now)
+        use.tokens.refill(self.share(subject.limits.tokens_per_minute or 0), now)
+        while len(self._uses) > MOST_SUBJECTS:
+            self._uses.popitem(last=False)
+        return use
+
+    def _tested(self, subjects: Sequence[Subject], tokens: int, now: float) -> list[TestedLimit]:
+        tested: list[TestedLimit] = []
+        for subject in subjects:
+            use = self._use(subject, now)
+            rows: tuple[tuple[LimitName, float, int, int], ...] = (
+                ("concurrent_requests", len(use.running), 0, 1),
+                ("requests_per_minute", use.requests.lacking, 0, 1),
+                ("tokens_per_minute", use.tokens.lacking, use.held, tokens),
+            )
+            for name, used, reserved, asked in rows:
+                limit = subject.limits.get(name)
+                if limit is not None:
+                    share = self.share(limit)
+                    tested.append(TestedLimit(subject.level, name, limit, share, used, reserved, asked))
+        return tested
+
+    def _refusal(self, failed: TestedLimit, rate: RateState) -> LimitExceeded:
+        kind = QuotaExhausted if failed.retry_after_s is None else RateLimited
+        return kind(
+            f"{failed.name} of the {failed.level} is {failed.limit}; while limits cannot be counted together, this "
+            f"gateway gives out {failed.share} of it",
+            limit=failed.name,
+            level=failed.level,
+            limit_value=failed.limit,
+            retry_after_s=failed.retry_after_s,
+            rate=rate,
+            degraded=True,
+        )
+
+    def _rates(self, subjects: Sequence[Subject], now: float) -> RateState:
+        return RateState(self._tightest(subjects, "requests", now), self._tightest(subjects, "tokens", now))
+
+    def _tightest(self, subjects: Sequence[Subject], kind: str, now: float) -> Rate | None:
+        rates = []
+        for subject in subjects:
+            limit = subject.limits.get(f"{kind}_per_minute")
+            if limit:
+                share, use = self.share(limit), self._use(subject, now)
+                lacking = use.requests.lacking if kind == "requests" else use.tokens.lacking + use.held
+                reset_s = lacking * 60 / share if share else 60.0
+                rates.append(Rate(limit, max(0, int(share - lacking)), reset_s))
+        return min(rates, key=lambda rate: rate.remaining, default=None)
+
+
+def _wait(failed: TestedLimit) -> float:
+    return math.inf if failed.retry_after_s is None else failed.retry_after_s

@@ -1,0 +1,1 @@
+"""API keys: format, scopes, networks, and keys that manage keys."""

@@ -1,0 +1,104 @@
+"""The keys of a tenant as one of its own keys manages them. Invariant: nobody hands out, or takes over, a scope, network or
+time that the managing key does not have in the same transaction; one that was revoked a moment ago manages nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.api_keys.key_bounds import KeyBounds
+from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository, is_live
+from loraplex.tenants.api_keys.scopes import KEYS_WRITE, OPERATOR_SCOPES, TENANT_SCOPES, effective_scopes
+from loraplex.tenants.errors import ExpiredKey, RevokedKey, ScopeNotHeld
+from loraplex.tenants.models import ApiKey
+
+
+class ManagedKeys:
+    """`manager` is the id of the key that acts. Every method raises `InvalidApiKey` when that key has ended."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID, manager: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+        self._manager_id = manager
+        self._keys = KeyRepository(session)
+
+    async def create(
+        self,
+        name: str,
+        scopes: Sequence[str],
+        bounds: KeyChange | None = None,
+    ) -> IssuedKey:
+        """A key for the manager's environment. Of `bounds`, `expires_at` and `allowed_cidrs` count; what is absent there is
+        the manager's. Raises `ScopeNotHeld`, `BoundNotHeld`, `InvalidField`, `CountReached`.
+        """
+        manager = await self._manager()
+        require_held(manager, scopes)
+        held = KeyBounds.of(manager)
+        granted = held.changed(bounds or {})
+        held.require(granted)
+        return await self._keys.create(
+            self._tenant_id,
+            name,
+            scopes,
+            manager.environment,
+            granted.expires_at,
+            allowed_cidrs=granted.networks,
+            created_by=manager.key_id,
+        )
+
+    async def locked(self, key_id: str) -> ApiKey:
+        """The key as it is until this transaction changes it. Raises `KeyNotFound`, `ScopeNotHeld`."""
+        return (await self._over(key_id))[1]
+
+    async def change(self, key_id: str, change: KeyChange, expected: int) -> ApiKey:
+        """Raises `ScopeNotHeld`, `BoundNotHeld` and what `KeyRepository.change` does."""
+        manager, record = await self._over(key_id)
+        require_held(manager, change.get("scopes", ()))
+        before = KeyBounds.of(record)
+        after = before.changed(change)
+        if before.exceeded_by(after) or effective_scopes(change.get("scopes", ())) - effective_scopes(
+            record.scopes
+        ):
+            KeyBounds.of(manager).require(after)
+        return await self._keys.change(self._tenant_id, key_id, change, expected)
+
+    async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
+        """Raises `ScopeNotHeld`, `BoundNotHeld` for a key that reaches further, and what `KeyRepository.rotate` does."""
+        manager, record = await self._over(key_id)
+        KeyBounds.of(manager).require(KeyBounds.of(record))
+        return await self._keys.rotate(self._tenant_id, key_id, grace_seconds, created_by=manager.key_id)
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Raises `ScopeNotHeld` and what `KeyRepository.revoke` does."""
+        await self._over(key_id)
+        return await self._keys.revoke(self._tenant_id, key_id)
+
+    async def _over(self, key_id: str) -> tuple[ApiKey, ApiKey]:
+        """The managing key, and the key it may manage."""
+        manager = await self._manager()
+        record = await self._keys.locked(self._tenant_id, key_id)
+        require_held(manager, record.scopes)
+        return manager, record
+
+    async def _manager(self) -> ApiKey:
+        """The managing key as it is now, and as it stays until the end of the transaction."""
+        await self._keys.lock(self._tenant_id)
+        query = select(ApiKey).where(ApiKey.tenant_id == self._tenant_id, ApiKey.id == self._manager_id)
+        found = await self._session.scalars(query.execution_options(populate_existing=True))
+        record = found.one_or_none()
+        if record is None or record.revoked_at is not None:
+            raise RevokedKey("the API key is revoked")
+        if not is_live(record, datetime.now(UTC)):
+            raise ExpiredKey("the API key has expired")
+        require_held(record, [KEYS_WRITE])
+        return record
+
+
+def require_held(manager: ApiKey, scopes: Iterable[str]) -> None:
+    """Raises `ScopeNotHeld`; a text that is no scope at all is left to `check_scopes`."""
+    held = effective_scopes(manager.scopes)
+    if lacking := sorted(effective_scopes(scopes) & (TENANT_SCOPES | OPERATOR_SCOPES) - held):
+        raise ScopeNotHeld(f"this needs a key that itself has the scope `{lacking[0]}`")

@@ -1,0 +1,341 @@
+"""Issuing, finding, changing and checking API keys. Invariants: the plaintext leaves this module once, in `IssuedKey`; the
+keys of one tenant change one at a time, and a tenant never has more of them than its quota allows.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TypedDict
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Select, func, or_, select, text, tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import selectinload
+
+from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, is_key_id, parse_key
+from loraplex.tenants.api_keys.networks import check_networks
+from loraplex.tenants.api_keys.scopes import check_scopes
+from loraplex.tenants.default_limits import key_limit
+from loraplex.tenants.errors import (
+    CountReached,
+    ExpiredKey,
+    InvalidField,
+    KeyEnded,
+    KeyNotFound,
+    RevisionMoved,
+    RevokedKey,
+    TenantSuspended,
+    UnknownKey,
+)
+from loraplex.tenants.models import LIMIT_COLUMNS, ApiKey, Quota
+from loraplex.tenants.names import check_key_name
+
+MAX_GRACE_SECONDS = 30 * 24 * 3600
+LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)
+NO_DIGEST = bytes(32)
+FIND_KEY = text("SELECT * FROM find_api_key(:key_id)")
+LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundKey:
+    """A key with what its tenant decides, as the database's one lookup function returns it.
+
+    An operator's key has no tenant: its tenant's fields are None. `policy_epoch` says how new all this is.
+    """
+
+    api_key_id: UUID
+    key_id: str
+    environment: str
+    secret_sha256: bytes = field(repr=False)
+    scopes: list[str]
+    allowed_cidrs: list[str]
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    tenant_id: UUID | None
+    tenant_name: str | None
+    weight: float | None
+    tier: str | None
+    suspended_at: datetime | None
+    policy_epoch: int | None
+
+
+@dataclass(frozen=True)
+class IssuedKey:
+    """A new key; `plaintext` is shown once and stored nowhere."""
+
+    record: ApiKey
+    plaintext: str = field(repr=False)
+
+
+class KeyChange(TypedDict, total=False):
+    """The fields of a key that may change; those that are absent stay."""
+
+    name: str
+    scopes: Sequence[str]
+    expires_at: datetime | None
+    allowed_cidrs: Sequence[str]
+
+
+class KeyRepository:
+    """The keys seen by one session."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def lock(self, tenant_id: UUID | None) -> None:
+        """Until the end of the transaction no other one changes keys of this tenant."""
+        await self._session.execute(LOCK, {"name": f"keys:{tenant_id or 'operator'}"})
+
+    async def create(
+        self,
+        tenant_id: UUID | None,
+        name: str,
+        scopes: Iterable[str],
+        environment: str = "live",
+        expires_at: datetime | None = None,
+        *,
+        allowed_cidrs: Iterable[str] = (),
+        created_by: str | None = None,
+    ) -> IssuedKey:
+        """`tenant_id` None makes an operator's key, whose environment is `op`. Raises `InvalidField`, `CountReached`."""
+        await self._check_room(tenant_id, replaced=False)
+        return await self._issue(
+            tenant_id,
+            created_by,
+            environment="op" if tenant_id is None else environment,
+            name=name,
+            scopes=scopes,
+            expires_at=expires_at,
+            allowed_cidrs=allowed_cidrs,
+        )
+
+    async def find(self, key_id: str) -> FoundKey | None:
+        """The key with that public id and its tenant; also when it is revoked or expired. For writers and operators."""
+        if not is_key_id(key_id):
+            return None
+        row = (await self._session.execute(FIND_KEY, {"key_id": key_id})).one_or_none()
+        return None if row is None else FoundKey(**row._mapping)
+
+    async def authenticate(self, presented: str) -> FoundKey:
+        """The live key of a presented text and its tenant. Raises `InvalidApiKey` or `TenantSuspended`."""
+        key = parse_key(presented)
+        return check_key(await self.find(key.key_id), key, datetime.now(UTC))
+
+    async def get(self, tenant_id: UUID | None, key_id: str) -> ApiKey:
+        """Raises `KeyNotFound`."""
+        return await self._one(key_id, of_owner(tenant_id))
+
+    async def list(self, tenant_id: UUID | None) -> list[ApiKey]:
+        """A tenant's keys, or the operators' for None; oldest first."""
+        return [*await self._session.scalars(of_owner(tenant_id))]
+
+    async def page(
+        self, tenant_id: UUID | None, after: tuple[datetime, UUID] | None, limit: int
+    ) -> Sequence[ApiKey]:
+        """At most `limit` keys, oldest first, behind the one that was created at that time and has that id."""
+        query = of_owner(tenant_id).limit(limit)
+        if after is not None:
+            query = query.where(tuple_(ApiKey.created_at, ApiKey.id) > after)
+        return (await self._session.scalars(query)).all()
+
+    async def change(
+        self, tenant_id: UUID | None, key_id: str, change: KeyChange, expected: int | None = None
+    ) -> ApiKey:
+        """`expected` is the revision that the caller has seen, None for whichever it is.
+
+        Raises `KeyNotFound`, `RevisionMoved`, `KeyEnded`, `InvalidField`.
+        """
+        record = await self.locked(tenant_id, key_id)
+        if expected is not None and record.revision != expected:
+            raise RevisionMoved(f"key {key_id} has changed since it was read: read it again")
+        require_live(record)
+        if "name" in change:
+            record.name = check_key_name(change["name"])
+        if "scopes" in change:
+            record.scopes = check_scopes(change["scopes"], operator=tenant_id is None)
+        if "allowed_cidrs" in change:
+            record.allowed_cidrs = check_networks("allowed_cidrs", change["allowed_cidrs"])
+        if "expires_at" in change and change["expires_at"] != record.expires_at:
+            record.expires_at = check_new_expiry(record, change["expires_at"])
+        await self._session.flush()
+        return record
+
+    async def revoke(self, tenant_id: UUID | None, key_id: str) -> ApiKey:
+        """Ends a key at once; revoking it again changes nothing. Raises `KeyNotFound`."""
+        record = await self.locked(tenant_id, key_id)
+        record.revoked_at = record.revoked_at or datetime.now(UTC)
+        await self._session.flush()
+        return record
+
+    async def rotate(
+        self, tenant_id: UUID | None, key_id: str, grace_seconds: int = 0, *, created_by: str | None = None
+    ) -> IssuedKey:
+        """A new key with the same rights and limits; the old one goes on for `grace_seconds` (at most 30 days).
+
+        Raises `InvalidField`, `KeyNotFound`, `KeyEnded` (rights that ended must not come back), `CountReached`.
+        """
+        if not 0 <= grace_seconds <= MAX_GRACE_SECONDS:
+            raise InvalidField("grace_seconds", f"grace_seconds must be between 0 and {MAX_GRACE_SECONDS}")
+        old = await self.locked(tenant_id, key_id)
+        require_live(old)
+        if old.replaced_by is not None:
+            raise KeyEnded(f"key {key_id} was rotated already: rotate the key that replaced it")
+        if grace_seconds:
+            await self._check_room(tenant_id, replaced=True)
+        issued = await self._issue(
+            tenant_id,
+            created_by,
+            environment=old.environment,
+            name=old.name,
+            scopes=old.scopes,
+            expires_at=old.expires_at,
+            allowed_cidrs=old.allowed_cidrs,
+        )
+        await self._copy_limits(old, issued.record)
+        old.successor = issued.record
+        now = datetime.now(UTC)
+        if grace_seconds == 0:
+            old.revoked_at = now
+        else:
+            end = now + timedelta(seconds=grace_seconds)
+            old.expires_at = min(end, old.expires_at or end)
+        await self._session.flush()
+        return issued
+
+    async def locked(self, tenant_id: UUID | None, key_id: str) -> ApiKey:
+        """The key, which nobody else changes until the end of the transaction. Raises `KeyNotFound`."""
+        await self.lock(tenant_id)
+        query = of_owner(tenant_id).execution_options(populate_existing=True)
+        return await self._one(key_id, query.with_for_update())
+
+    async def _one(self, key_id: str, query: Select[ApiKey]) -> ApiKey:
+        found = (
+            await self._session.scalars(query.where(ApiKey.key_id == key_id)) if is_key_id(key_id) else None
+        )
+        record = None if found is None else found.one_or_none()
+        if record is None:
+            raise KeyNotFound(f"no key {key_id[:40]!r}")
+        return record
+
+    async def _issue(
+        self,
+        tenant_id: UUID | None,
+        created_by: str | None,
+        *,
+        environment: str,
+        name: str,
+        scopes: Iterable[str],
+        expires_at: datetime | None,
+        allowed_cidrs: Iterable[str],
+    ) -> IssuedKey:
+        operator = tenant_id is None
+        key = generate_key(check_environment(environment, operator))
+        record = ApiKey(
+            tenant_id=tenant_id,
+            key_id=key.key_id,
+            environment=key.environment,
+            name=check_key_name(name),
+            secret_sha256=key.secret_sha256,
+            scopes=check_scopes(scopes, operator=operator),
+            allowed_cidrs=check_networks("allowed_cidrs", allowed_cidrs),
+            expires_at=check_expiry(expires_at),
+            created_by=created_by,
+            successor=None,
+        )
+        self._session.add(record)
+        await self._session.flush()
+        await self._session.refresh(record, ["created_at"])
+        return IssuedKey(record, key.plaintext)
+
+    async def _check_room(self, tenant_id: UUID | None, *, replaced: bool) -> None:
+        """Raises `CountReached` unless one more key fits: at most `max_keys` work, beside as many replaced ones in grace.
+
+        A rotation adds a `replaced` one. An operator's keys have no limit.
+        """
+        await self.lock(tenant_id)
+        own = (Quota.tenant_id == tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
+        if tenant_id is None:
+            return
+        limit = key_limit(await self._session.scalar(select(Quota.max_keys).where(*own)))
+        counts = select(func.count(), func.count().filter(ApiKey.replaced_by.is_(None)))
+        found = await self._session.execute(
+            counts.where(ApiKey.tenant_id == tenant_id, alive(datetime.now(UTC)))
+        )
+        every, current = found.one()
+        if every >= 2 * limit or (not replaced and current >= limit):
+            raise CountReached(
+                "max_keys",
+                f"this tenant may have {limit} keys (max_keys) and as many replaced ones in grace: revoke one first",
+            )
+
+    async def _copy_limits(self, old: ApiKey, new: ApiKey) -> None:
+        limits = (await self._session.scalars(select(Quota).where(Quota.api_key_id == old.id))).one_or_none()
+        if limits is not None:
+            values = {column: getattr(limits, column) for column in LIMIT_COLUMNS}
+            self._session.add(Quota(tenant_id=new.tenant_id, api_key_id=new.id, **values))
+            await self._session.flush()
+
+
+def of_owner(tenant_id: UUID | None) -> Select[ApiKey]:
+    query = select(ApiKey).where(ApiKey.tenant_id == tenant_id)
+    return query.options(selectinload(ApiKey.successor)).order_by(ApiKey.created_at, ApiKey.id)
+
+
+def alive(now: datetime) -> ColumnElement[bool]:
+    """`is_live` in SQL."""
+    return ApiKey.revoked_at.is_(None) & or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
+
+
+def check_key(record: FoundKey | None, key: ParsedKey, now: datetime) -> FoundKey:
+    """Whether `key` authenticates as `record` at `now`; the digests are compared also when there is no record."""
+    matches = key.matches(NO_DIGEST if record is None else record.secret_sha256)
+    if record is None or not matches or record.environment != key.environment:
+        raise UnknownKey("no such API key")
+    return check_usable(record, now)
+
+
+def check_usable(record: FoundKey, now: datetime) -> FoundKey:
+    """Raises `RevokedKey`, `ExpiredKey` or `TenantSuspended`."""
+    if record.revoked_at is not None:
+        raise RevokedKey(f"API key {record.key_id} is revoked")
+    if not is_live(record, now):
+        raise ExpiredKey(f"API key {record.key_id} has expired")
+    if record.suspended_at is not None:
+        raise TenantSuspended(f"tenant {record.tenant_name} is suspended")
+    return record
+
+
+def is_live(record: ApiKey | FoundKey, now: datetime) -> bool:
+    return record.revoked_at is None and (record.expires_at is None or now < record.expires_at)
+
+
+def require_live(record: ApiKey) -> None:
+    """Raises `KeyEnded`."""
+    if not is_live(record, datetime.now(UTC)):
+        raise KeyEnded(f"key {record.key_id} is revoked or expired: create another one")
+
+
+def check_environment(environment: str, operator: bool) -> str:
+    if not operator and environment not in ("live", "test"):
+        raise InvalidField("environment", f"environment {environment[:20]!r} is not allowed: live or test")
+    return environment
+
+
+def check_expiry(expires_at: datetime | None) -> datetime | None:
+    if expires_at is not None and expires_at.tzinfo is None:
+        raise InvalidField("expires_at", "expires_at needs a time zone")
+    if expires_at is not None and expires_at <= datetime.now(UTC):
+        raise InvalidField("expires_at", "expires_at must lie in the future")
+    if expires_at is not None and expires_at > LAST_EXPIRY:
+        raise InvalidField("expires_at", f"expires_at must lie before the year {LAST_EXPIRY.year}")
+    return expires_at
+
+
+def check_new_expiry(record: ApiKey, expires_at: datetime | None) -> datetime | None:
+    """A replaced key's grace may be cut short but not prolonged."""
+    end = check_expiry(expires_at)
+    kept = record.expires_at
+    if record.replaced_by is not None and kept is not None and (end is None or end > kept):
+        raise InvalidField("expires_at", f"key {record.key_id} was replaced: it ends at {kept.isoformat()}")
+    return end

@@ -1,0 +1,1 @@
+"""Quota counters in Valkey, changed by Lua scripts only."""

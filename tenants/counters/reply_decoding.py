@@ -1,0 +1,169 @@
+"""What the scripts return, as typed answers. Invariant: budgets are counted in nano-units and told in micro-units, rounded
+up, so that no answer promises more than there is.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from loraplex.tenants.counters.counter_replies import (
+    RETRY_S,
+    Admitted,
+    CounterAnswer,
+    Decision,
+    Denied,
+    Ended,
+    Explanation,
+    LimitUse,
+    PeriodUse,
+    SettledUse,
+    StalePolicy,
+    Unseeded,
+)
+from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Level, LimitName, Subject
+from loraplex.tenants.quotas.periods import period_end
+
+LEVELS: tuple[Level, ...] = ("tenant", "key", "adapter")
+DECISION_WIDTH = 8
+USE_WIDTH = 12
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def decode_admission(answer: Sequence[Any]) -> CounterAnswer:
+    """Of `admit.lua`."""
+    kind = text(answer[0])
+    if kind == "unseeded":
+        return Unseeded()
+    if kind == "stale":
+        return StalePolicy(answer[1])
+    if kind == "ended":
+        return Ended()
+    epoch, microseconds, day, month, overdue, repeated, numbers = answer[1:]
+    at = moment(microseconds)
+    decisions = decode_decisions(numbers, at, text(day), text(month))
+    if kind == "denied":
+        return Denied(at=at, decisions=decisions, overdue=overdue)
+    return Admitted(
+        epoch=epoch,
+        at=at,
+        day=text(day),
+        month=text(month),
+        decisions=decisions,
+        overdue=overdue,
+        repeated=bool(repeated),
+    )
+
+
+def decode_decisions(numbers: Sequence[int], at: datetime, day: str, month: str) -> tuple[Decision, ...]:
+    rows = zip(*[iter(numbers)] * DECISION_WIDTH, strict=True)
+    return tuple(_decision(row, at, day, month) for row in rows)
+
+
+def decode_explanation(line: bytes | str | None) -> Explanation | None:
+    """Of `explain.lua`."""
+    if line is None:
+        return None
+    request_id, microseconds, day, month, *numbers = text(line).split(" ")
+    at = moment(int(microseconds))
+    return Explanation(
+        request_id=request_id, at=at, decisions=decode_decisions([*map(int, numbers)], at, day, month)
+    )
+
+
+def decode_use(answer: Sequence[Any], subjects: Sequence[Subject]) -> tuple[int, list[LimitUse]] | None:
+    """The epoch and the use, of `read.lua`, which was asked for these subjects."""
+    if not answer:
+        return None
+    at, day, month = moment(answer[1]), text(answer[2]), text(answer[3])
+    rows = zip(*[iter(map(int, answer[4:]))] * USE_WIDTH, strict=True)
+    return answer[0], [
+        use
+        for subject, row in zip(subjects, rows, strict=True)
+        for use in _uses(subject, row, at, period_end(day), period_end(month))
+    ]
+
+
+def decode_settled(answer: Sequence[Any]) -> SettledUse | None:
+    """Of `settled.lua`."""
+    if not answer:
+        return None
+    epoch, at, day, month, *numbers = answer[:8]
+    day_tokens, day_amount, month_tokens, month_amount = map(int, numbers)
+    uses = PeriodUse(text(day), day_tokens, day_amount), PeriodUse(text(month), month_tokens, month_amount)
+    return SettledUse(epoch, moment(at), uses, tuple(map(member, answer[8:])))
+
+
+def moment(microseconds: int) -> datetime:
+    return EPOCH + microseconds * MICROSECOND
+
+
+def text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def member(value: bytes | str) -> UUID:
+    return UUID(text(value))
+
+
+def _decision(row: Sequence[int], at: datetime, day: str, month: str) -> Decision:
+    level, index, limit, used, reserved, asked, passed, wait = row
+    name = COUNTED[index - 1]
+    return Decision(
+        level=LEVELS[level - 1],
+        name=name,
+        limit=_told(name, limit),
+        used=_told(name, used),
+        reserved=_told(name, reserved),
+        asked=_told(name, asked),
+        passed=bool(passed),
+        retry_after_s=0.0 if passed else _retry_after(name, wait, at, day, month),
+    )
+
+
+def _retry_after(name: LimitName, wait: int, at: datetime, day: str, month: str) -> float | None:
+    """Rates know their wait. What runs ends at any time. A period ends when it ends."""
+    if wait < 0:
+        return None
+    if name.endswith("_per_minute"):
+        return wait / 1e6
+    if name == "concurrent_requests":
+        return RETRY_S
+    return (period_end(day if name.endswith("_per_day") else month) - at).total_seconds()
+
+
+def _uses(
+    subject: Subject, row: Sequence[int], at: datetime, day_end: datetime, month_end: datetime
+) -> list[LimitUse]:
+    requests, tokens, held, running = row[:4]
+    day, month = row[4:8], row[8:12]
+    counted: tuple[tuple[int, int, datetime | None], ...] = (
+        (requests, 0, _refilled(at, requests, subject.limits.requests_per_minute)),
+        (tokens, held, _refilled(at, tokens + held, subject.limits.tokens_per_minute)),
+        (running, 0, None),
+        (day[0], day[1], day_end),
+        (month[0], month[1], month_end),
+        (day[2], day[3], day_end),
+        (month[2], month[3], month_end),
+    )
+    return [
+        LimitUse(
+            level=subject.level,
+            subject_id=subject.id,
+            name=name,
+            limit=subject.limits.get(name),
+            used=_told(name, used),
+            reserved=_told(name, reserved),
+            resets_at=resets_at,
+        )
+        for name, (used, reserved, resets_at) in zip(COUNTED, counted, strict=True)
+    ]
+
+
+def _refilled(at: datetime, lacks: int, limit: int | None) -> datetime | None:
+    return at + timedelta(seconds=min(60.0, lacks * 60 / limit)) if limit else None
+
+
+def _told(name: LimitName, counted: int) -> int:
+    return -(-counted // NANO_PER_MICRO) if name in BUDGETS else counted

@@ -1,0 +1,75 @@
+"""The Lua scripts, and running them. Invariant: a script is one atomic step, and runs at most once per call: it is sent by
+its digest, and with its text only where the server said that it did not run.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, Literal
+
+from redis.exceptions import NoScriptError
+
+from loraplex.tenants.counters.deadline import deadline
+from loraplex.tenants.errors import ValkeyUnavailable
+from loraplex.tenants.valkey import FAILURES, Valkey
+
+FOLDER = Path(__file__).parent / "lua"
+# Every script begins with these: their functions are local to it.
+OPENING = ("state", "bucket", "reservation")
+# Fewer than a client's connections: more requests wait their turn instead of failing.
+MAX_COMMANDS = 32
+
+ScriptName = Literal[
+    "admit",
+    "settle",
+    "heartbeat",
+    "expired",
+    "rebuild",
+    "settled",
+    "read",
+    "publish_policy",
+    "explain",
+    "invalidate",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    text: str
+    sha1: str
+
+
+def load_script(name: ScriptName) -> Script:
+    text = "\n".join((FOLDER / f"{part}.lua").read_text() for part in (*OPENING, name))
+    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class ScriptRunner:
+    """Runs scripts on one client, each within `deadline_s` once it is its turn; the client's own timeouts are longer."""
+
+    def __init__(self, client: Valkey, deadline_s: float) -> None:
+        self._client = client
+        self._deadline_s = deadline_s
+        self._turns = asyncio.Semaphore(MAX_COMMANDS)
+        self.fallbacks = 0
+        """Scripts that had to be sent with their text."""
+
+    async def run(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
+        """Raises `ValkeyUnavailable`; then the script may or may not have run."""
+        async with self._turns:
+            try:
+                async with deadline(asyncio.get_running_loop().time() + self._deadline_s):
+                    return await self._send(script, state_key, arguments)
+            except TimeoutError as error:
+                raise ValkeyUnavailable(f"Valkey did not answer within {self._deadline_s:g} s") from error
+            except FAILURES as error:
+                raise ValkeyUnavailable(f"Valkey did not answer: {error}") from error
+
+    async def _send(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
+        try:
+            return await self._client.execute_command("EVALSHA", script.sha1, 1, state_key, *arguments)
+        except NoScriptError:
+            self.fallbacks += 1
+            return await self._client.execute_command("EVAL", script.text, 1, state_key, *arguments)

@@ -1,0 +1,1 @@
+"""The usage ledger in PostgreSQL: reservations, usage records and their totals."""

@@ -1,0 +1,203 @@
+"""The books in PostgreSQL, kept as `app_writer`: reservations, usage, totals, crossed thresholds, seeds, gateways.
+
+Invariant: a usage record is written once per request, in one transaction with its totals; README.md, "Epochs", has how
+reservations and seeds see each other.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import select
+
+from loraplex.tenants.billing.pricing import amount_nano
+from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import TenantNotFound
+from loraplex.tenants.ids import uuid7_from
+from loraplex.tenants.ledger import statements
+from loraplex.tenants.ledger.write_batching import Coalescer
+from loraplex.tenants.ledger.writer_connection import WriterConnection
+from loraplex.tenants.models import Reservation, Tenant, UsageTotal
+from loraplex.tenants.quotas.counter_request import Actual, Hold, PeriodTotal, Seed
+from loraplex.tenants.quotas.periods import periods_around
+from loraplex.tenants.quotas.policies import TenantPolicy
+from loraplex.tenants.quotas.policy_rows import ROWS_AT_ONCE, policy_of, policy_rows
+from loraplex.tenants.quotas.rows import Booked, Known, ReservationRow, Reserved, ReservedUnder, UsageRow
+
+UNKNOWN = "unknown"
+MOST_REAPED = 256
+# Of a gateway's clock, which is in its ids, and Valkey's.
+CLOCKS_APART = timedelta(seconds=30)
+# What was let in so long after the counters were asked is of a clock that is ahead of theirs.
+AHEAD = timedelta(seconds=1)
+
+
+class Books:
+    """All methods raise `DatabaseUnavailable`; then what they do may or may not have been done, and may be repeated."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reserving = WriterConnection(database.url, durable=False)
+        self._settling = WriterConnection(database.url, durable=True)
+        self._keeping = WriterConnection(database.url, durable=False)
+        self._reservations = Coalescer(self._reserve)
+        self._unseen_reservations = Coalescer(self._reserve_unseen)
+        self._settlements = Coalescer(self._settle)
+
+    async def reserve(self, row: ReservationRow) -> ReservedUnder:
+        """Kept only under the epoch it was admitted under and by the newest policy; a row without an epoch gets one."""
+        rows = self._unseen_reservations if row.epoch is None else self._reservations
+        return await rows.add(row)
+
+    async def settle(self, row: UsageRow) -> Booked:
+        """Durable when it returns. Harmless when repeated. Raises `psycopg.Error` for a row that no table takes."""
+        return await self._settlements.add(row)
+
+    async def was_given_up(self, request_id: UUID) -> bool:
+        """Whether the record of a request says that nobody knew what became of it."""
+        rows = await self._settling.fetch(statements.OUTCOME, request_id)
+        return [outcome for (outcome,) in rows] == [UNKNOWN]
+
+    async def renew(self, ids: Sequence[UUID], lease_s: float) -> None:
+        """Vouches for open reservations for another lease."""
+        if ids:
+            await self._keeping.fetch(statements.RENEW, lease_s, [*ids])
+
+    async def take_expired(self, put_off_s: float) -> list[UsageRow]:
+        """What nobody vouches for any longer, as usage that nobody knows; put off, so that one gateway gets it."""
+        rows = await self._keeping.fetch(statements.EXPIRED, put_off_s, MOST_REAPED)
+        return [
+            UsageRow(
+                **dict(zip(("id", "tenant_id", "api_key_id", "adapter_id", "digest"), row[:5], strict=True)),
+                **dict(zip(("day", "month", "admitted_at"), row[5:], strict=True)),
+                outcome=UNKNOWN,
+            )
+            for row in rows
+        ]
+
+    async def known(self, ids: Sequence[UUID]) -> dict[UUID, Known]:
+        """Of those ids that the books know: whether they are open, or else what they used."""
+        rows = await self._keeping.fetch(statements.KNOWN, [*ids], [*ids])
+        return {
+            request_id: Known(None if tokens is None else Actual(tokens, amount_nano(pico)))
+            for request_id, tokens, pico in rows
+        }
+
+    async def policy(self, tenant_id: UUID) -> TenantPolicy:
+        """The tenant's limits as they are now. Raises `TenantNotFound`."""
+        async with self._database.as_writer() as session:
+            rows = await session.stream(policy_rows(tenant_id))
+            policy = await policy_of(rows.partitions(ROWS_AT_ONCE))
+        if policy is None:
+            raise TenantNotFound(f"no tenant {tenant_id}")
+        return policy
+
+    async def epoch(self, tenant_id: UUID) -> int:
+        """The number of the tenant's newest seeding; zero before the first."""
+        rows = await self._keeping.fetch(statements.EPOCH, tenant_id)
+        return next((epoch for (epoch,) in rows), 0)
+
+    async def settled(self, tenant_id: UUID, counted: SettledUse) -> SettledUse | None:
+        """What the counters should have counted when they were asked. None when nobody can tell: the tenant was never seeded,
+        or has records of a clock that is ahead.
+        """
+        first_id = uuid7_from(counted.at - CLOCKS_APART)
+        periods = [use.period for use in counted.uses]
+        rows = await self._keeping.fetch(
+            statements.SETTLED,
+            *(tenant_id, [*counted.open], first_id, counted.at, counted.at + AHEAD, periods, tenant_id),
+        )
+        if not rows or rows[0][-1] or rows[1][-1]:
+            return None
+        day, month = (PeriodUse(*row[1:4]) for row in rows)
+        return SettledUse(rows[0][0], counted.at, (day, month))
+
+    async def seed(self, tenant_id: UUID, above: int = 0) -> tuple[int, Seed]:
+        """Takes the tenant's next epoch above that one, and what its counters start from; nothing in the books changes
+        meanwhile.
+        """
+        async with self._database.as_writer() as session:
+            parameters = {"tenant_id": tenant_id, "above": above}
+            epoch = (await session.execute(statements.NEXT_EPOCH, parameters)).scalar_one()
+            periods = periods_around(datetime.now(UTC))
+            totals = await session.scalars(
+                select(UsageTotal).where(UsageTotal.tenant_id == tenant_id, UsageTotal.period.in_(periods))
+            )
+            open_requests = await session.scalars(
+                select(Reservation).where(Reservation.tenant_id == tenant_id)
+            )
+            policy = await session.execute(select(Tenant.policy_epoch).where(Tenant.id == tenant_id))
+            seed = Seed(
+                policy_epoch=policy.scalar_one(),
+                totals=tuple(period_total(each) for each in totals),
+                holds=tuple(hold_of(each) for each in open_requests),
+                full_buckets=epoch == statements.FIRST_EPOCH,
+            )
+        return epoch, seed
+
+    async def seen(self, gateway_id: UUID, live_s: float) -> int:
+        """Says that a gateway is alive. Returns how many are, itself included."""
+        await self._keeping.fetch(statements.SEEN, gateway_id)
+        [(live,)] = await self._keeping.fetch(statements.LIVE, live_s)
+        return int(live)
+
+    async def gone(self, gateway_id: UUID, forgotten_s: float) -> None:
+        """Says that a gateway has ended, and forgets those that were not seen for long."""
+        await self._keeping.fetch(statements.GONE, gateway_id, forgotten_s)
+
+    async def close(self) -> None:
+        for rows in (self._reservations, self._unseen_reservations, self._settlements):
+            await rows.close()
+        for connection in (self._reserving, self._settling, self._keeping):
+            await connection.close()
+
+    async def _reserve(self, rows: list[ReservationRow]) -> list[ReservedUnder]:
+        return await self._write_reservations(statements.RESERVE, rows)
+
+    async def _reserve_unseen(self, rows: list[ReservationRow]) -> list[ReservedUnder]:
+        return await self._write_reservations(statements.RESERVE_UNSEEN, rows)
+
+    async def _write_reservations(self, statement: str, rows: list[ReservationRow]) -> list[ReservedUnder]:
+        told = {
+            request_id: (kept, current, epoch)
+            for request_id, kept, current, epoch in await self._reserving.fetch(statement, packed(rows))
+        }
+        return [reserved(*told[row.id]) for row in rows]
+
+    async def _settle(self, rows: list[UsageRow]) -> list[Booked]:
+        told = {
+            request_id: Booked(written, epoch)
+            for request_id, written, epoch in await self._settling.fetch(statements.SETTLE, packed(rows))
+        }
+        return [told[row.id] for row in rows]
+
+
+def reserved(kept: bool, current: bool, epoch: int | None) -> ReservedUnder:
+    """`current`: the policy is the newest. `epoch` is the tenant's; None if it was locked, or there is none."""
+    if kept:
+        return ReservedUnder(Reserved.KEPT, epoch)
+    if not current:
+        return ReservedUnder(Reserved.POLICY_STALE, None)
+    return ReservedUnder(Reserved.EPOCH_LOCKED if epoch is None else Reserved.EPOCH_MOVED, None)
+
+
+def packed(rows: Sequence[ReservationRow] | Sequence[UsageRow]) -> str:
+    return msgspec.json.encode(rows).decode()
+
+
+def period_total(row: UsageTotal) -> PeriodTotal:
+    return PeriodTotal(row.level, row.subject_id, row.period, row.tokens, row.amount_nano)
+
+
+def hold_of(row: Reservation) -> Hold:
+    return Hold(
+        id=row.id,
+        api_key_id=row.api_key_id,
+        adapter_id=row.adapter_id,
+        tokens=row.prompt_tokens + row.completion_tokens,
+        amount_nano=row.amount_nano,
+        day=row.day,
+        month=row.month,
+    )

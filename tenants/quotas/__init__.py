@@ -1,0 +1,1 @@
+"""Limits of tenants, keys and adapters, and what a request reserves of them."""

@@ -1,0 +1,163 @@
+"""The limits of a tenant's keys and adapters, which it narrows itself. Invariant: they never lie above the tenant's own when
+they are set; what has no row has no limits, and is read as a row that was never changed.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, TypeAlias
+from uuid import UUID
+
+from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.api_keys.key_format import is_key_id
+from loraplex.tenants.api_keys.keys import alive
+from loraplex.tenants.errors import InvalidField, KeyNotFound
+from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
+from loraplex.tenants.quotas.limits import Level, Limits, Subject, wider
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.storage_quota import AdapterSpace
+
+FIRST_REVISION: Final = 1
+TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys")
+"""Limits that only a tenant as a whole has."""
+
+
+Place: TypeAlias = tuple[str, str]
+"""The level and the name of a subject."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaState:
+    """Whose limits these are: `name` is the tenant's, the key's public id, or the adapter's. `revision` is the ETag."""
+
+    level: Level
+    subject_id: UUID
+    name: str
+    limits: Limits
+    revision: int
+
+    @property
+    def place(self) -> Place:
+        return self.level, self.name
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(self.level, self.subject_id, self.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What counts against the limits that only a tenant has, by their names."""
+
+    max_adapters: int
+    max_adapter_bytes: int
+    max_keys: int
+
+
+class QuotaRepository:
+    """The limits of `tenant_id` at all levels, seen by one session; the tenant's own are its operator's to set."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def tenant(self) -> QuotaState:
+        """The tenant's own."""
+        query = select(Tenant.name).where(Tenant.id == self._tenant_id)
+        name = (await self._session.execute(query)).scalar_one()
+        return state_of("tenant", self._tenant_id, name, await self._row(None, None))
+
+    async def key(self, key_id: str) -> QuotaState:
+        """Raises `KeyNotFound`."""
+        query = select(ApiKey.id).where(ApiKey.tenant_id == self._tenant_id, ApiKey.key_id == key_id)
+        found = await self._session.scalar(query) if is_key_id(key_id) else None
+        if found is None:
+            raise KeyNotFound(f"no key {key_id[:40]!r}")
+        return state_of("key", found, key_id, await self._row(found, None))
+
+    async def adapter(self, name: str) -> QuotaState:
+        """Raises `AdapterNotFound`."""
+        adapter = await AdapterRepository(self._session, self._tenant_id).get(name)
+        return state_of("adapter", adapter.id, adapter.name, await self._row(None, adapter.id))
+
+    async def page(self, after: Place | None, limit: int) -> list[QuotaState]:
+        """At most `limit` behind that place: the tenant's, then those that were ever set of its keys that work, then of its
+        adapters, each by name.
+        """
+        level, name = after or ("tenant", "")
+        states = [await self.tenant()] if after is None else []
+        if level != "adapter":
+            states += await self._keys(name if level == "key" else "", limit - len(states))
+        return states + await self._adapters(name if level == "adapter" else "", limit - len(states))
+
+    async def _keys(self, after: str, limit: int) -> list[QuotaState]:
+        query = select(Quota, ApiKey.id, ApiKey.key_id).join(ApiKey, Quota.api_key_id == ApiKey.id)
+        query = query.where(Quota.tenant_id == self._tenant_id, ApiKey.key_id > after)
+        query = query.where(alive(datetime.now(UTC))).order_by(ApiKey.key_id).limit(limit)
+        found = await self._session.execute(query)
+        return [state_of("key", subject, name, row) for row, subject, name in found]
+
+    async def _adapters(self, after: str, limit: int) -> list[QuotaState]:
+        query = select(Quota, Adapter.id, Adapter.name).join(Adapter, Quota.adapter_id == Adapter.id)
+        query = query.where(Quota.tenant_id == self._tenant_id, Adapter.name > after)
+        query = query.where(Adapter.deleted_at.is_(None)).order_by(Adapter.name).limit(limit)
+        found = await self._session.execute(query)
+        return [state_of("adapter", subject, name, row) for row, subject, name in found]
+
+    async def locked(self, state: QuotaState) -> Quota:
+        """The row of a key or an adapter, made where there is none, and nobody else's to change until the transaction's end."""
+        api_key_id = state.subject_id if state.level == "key" else None
+        adapter_id = state.subject_id if state.level == "adapter" else None
+        subject = {"tenant_id": self._tenant_id, "api_key_id": api_key_id, "adapter_id": adapter_id}
+        await self._session.execute(insert(Quota).values(**subject).on_conflict_do_nothing())
+        row = await self._row(api_key_id, adapter_id, locked=True)
+        if row is None:
+            raise InvalidField("level", "only the limits of keys and adapters are a tenant's to set")
+        return row
+
+    async def narrow(self, row: Quota, limits: Limits) -> None:
+        """Sets all limits of a locked row. Raises `InvalidField` for one above the tenant's."""
+        for name in TENANT_ONLY:
+            if limits.get(name) is not None:
+                raise InvalidField(name, f"{name} is a limit of the tenant as a whole")
+        above = (await self.tenant()).limits
+        for name in wider(limits, above):
+            raise InvalidField(name, f"{name} must be at most the tenant's, which is {above.get(name)}")
+        for name, value in limits.items():
+            setattr(row, name, value)
+        await self._session.flush()
+
+    async def holdings(self) -> Holdings:
+        """The tenant's adapters, their bytes with uploads under way, and the keys that work and were not replaced: what
+        the limits themselves count.
+        """
+        adapters = select(func.count(Adapter.id)).where(
+            Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None)
+        )
+        keys = select(func.count(ApiKey.id)).where(
+            ApiKey.tenant_id == self._tenant_id,
+            ApiKey.revoked_at.is_(None),
+            ApiKey.replaced_by.is_(None),
+            ApiKey.expires_at.is_(None) | (ApiKey.expires_at > func.now()),
+        )
+        counts = [await self._session.scalar(query) or 0 for query in (adapters, keys)]
+        used_bytes = await AdapterSpace(self._session, self._tenant_id).used()
+        return Holdings(max_adapters=counts[0], max_adapter_bytes=used_bytes, max_keys=counts[1])
+
+    async def _row(
+        self, api_key_id: UUID | None, adapter_id: UUID | None, *, locked: bool = False
+    ) -> Quota | None:
+        query = select(Quota).where(
+            Quota.tenant_id == self._tenant_id,
+            Quota.api_key_id.is_not_distinct_from(api_key_id),
+            Quota.adapter_id.is_not_distinct_from(adapter_id),
+        )
+        query = query.execution_options(populate_existing=True)
+        return (await self._session.scalars(query.with_for_update() if locked else query)).one_or_none()
+
+
+def state_of(level: Level, subject_id: UUID, name: str, row: Quota | None) -> QuotaState:
+    revision = FIRST_REVISION if row is None else row.revision
+    return QuotaState(level=level, subject_id=subject_id, name=name, limits=Limits.of(row), revision=revision)

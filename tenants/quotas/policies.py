@@ -1,0 +1,81 @@
+"""The limits of tenants, their keys and adapters, kept in memory while their policy epoch is the caller's.
+
+Invariant: limits of one epoch are never applied to a request of another.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from loraplex.tenants.errors import PolicyStale
+from loraplex.tenants.quotas.limits import NO_LIMITS, Limits, Subject
+
+MOST_TENANTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """A tenant's limits at all levels; what has no entry has no limit of its own."""
+
+    policy_epoch: int
+    tenant: Limits = NO_LIMITS
+    keys: Mapping[UUID, Limits] = field(default_factory=dict)
+    adapters: Mapping[UUID, Limits] = field(default_factory=dict)
+
+    def subjects(self, tenant_id: UUID, api_key_id: UUID, adapter_id: UUID | None) -> tuple[Subject, ...]:
+        """Who is counted for one request: all levels, limited or not, since a limit may be set later in a period."""
+        tenant = Subject("tenant", tenant_id, self.tenant)
+        key = Subject("key", api_key_id, self.keys.get(api_key_id, NO_LIMITS))
+        if adapter_id is None:
+            return (tenant, key)
+        return (tenant, key, Subject("adapter", adapter_id, self.adapters.get(adapter_id, NO_LIMITS)))
+
+
+class Policies:
+    """The policies last used; `load` reads one from the database."""
+
+    def __init__(
+        self, load: Callable[[UUID], Awaitable[TenantPolicy]], most_tenants: int = MOST_TENANTS
+    ) -> None:
+        self._load = load
+        self._most_tenants = most_tenants
+        self._held: OrderedDict[UUID, TenantPolicy] = OrderedDict()
+        self._turns: dict[UUID, asyncio.Lock] = {}
+
+    async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
+        """The tenant's limits at that epoch. Raises `PolicyStale` when there is a newer one, `TenantNotFound`."""
+        held = self._held.get(tenant_id)
+        if held is None or held.policy_epoch < policy_epoch:
+            held = await self._load_once(tenant_id, policy_epoch)
+        if held.policy_epoch != policy_epoch:
+            raise PolicyStale(f"the policy of the caller's tenant has changed since epoch {policy_epoch}")
+        self._held.move_to_end(tenant_id)
+        return held
+
+    async def _load_once(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
+        """Many requests may miss a policy at the same time: one reads it, the others find it."""
+        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
+        try:
+            async with turn:
+                held = self._held.get(tenant_id)
+                if held is None or held.policy_epoch < policy_epoch:
+                    held = await self.refresh(tenant_id)
+                return held
+        finally:
+            if not turn.locked():
+                self._turns.pop(tenant_id, None)
+
+    async def refresh(self, tenant_id: UUID) -> TenantPolicy:
+        """The newest limits. Raises `TenantNotFound`."""
+        return self._keep(tenant_id, await self._load(tenant_id))
+
+    def _keep(self, tenant_id: UUID, policy: TenantPolicy) -> TenantPolicy:
+        held = self._held.get(tenant_id)
+        if held is not None and held.policy_epoch > policy.policy_epoch:
+            return held
+        self._held[tenant_id] = policy
+        while len(self._held) > self._most_tenants:
+            self._held.popitem(last=False)
+        return policy

@@ -1,0 +1,1 @@
+"""The model registry: adapters, versions, aliases and uploads in PostgreSQL."""

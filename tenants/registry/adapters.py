@@ -1,0 +1,288 @@
+"""A tenant's adapters: names and immutable versions. Invariant: every statement is bound to one tenant; a version number, once given, names one digest for ever, and from its first alias on one profile."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.default_limits import adapter_limit
+from loraplex.tenants.errors import (
+    AdapterNotFound,
+    CountReached,
+    InvalidName,
+    NameTaken,
+    ProfileFixed,
+    RevisionMoved,
+    VersionNotFound,
+    VersionNotReady,
+)
+from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Tenant
+from loraplex.tenants.names import ADAPTER_NAME, check_adapter_name, is_name
+from loraplex.tenants.registry.adapter_profile import AdapterProfile, ProfileChange
+
+MAX_VERSION = 2**31 - 1
+GONE_STATES = ("rejected", "deleting")
+SERVING_STATES = ("ready", "deprecated")
+
+
+class AdapterRepository:
+    """The adapters of `tenant_id`, seen by one session."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def get_or_create(self, name: str) -> Adapter:
+        """Raises `InvalidName` or `CountReached`."""
+        try:
+            return await self.get(check_adapter_name(name))
+        except AdapterNotFound:
+            return await self._create(name, "") or await self.get(name)
+
+    async def require_reachable(self, name: str, base_model: str) -> None:
+        """Raises `InvalidName` for a new adapter that would be called like the base model, which answers to that name."""
+        if (
+            name == base_model
+            and await self._session.scalar(self._live().where(Adapter.name == name)) is None
+        ):
+            raise InvalidName(
+                "name", f"name {name!r} is that of the base model: requests would never reach it"
+            )
+
+    async def create(self, name: str, description: str = "", base_model: str | None = None) -> Adapter:
+        """`base_model`: the name it is served by. Raises `InvalidName`, `NameTaken` or `CountReached`."""
+        if base_model is not None:
+            await self.require_reachable(name, base_model)
+        adapter = await self._create(check_adapter_name(name), description)
+        if adapter is None:
+            raise NameTaken(f"an adapter named {name} exists already")
+        return adapter
+
+    async def describe(self, name: str, description: str, seen: int) -> Adapter:
+        """Raises `AdapterNotFound`, or `RevisionMoved` unless `seen` is its revision."""
+        adapter = await self.locked(name)
+        require_revision(adapter, seen)
+        adapter.description = description
+        await self._session.flush()
+        return adapter
+
+    async def get(self, name: str) -> Adapter:
+        """Raises `AdapterNotFound`."""
+        return await self._one(self._live().where(Adapter.name == name), name)
+
+    async def add_version(
+        self,
+        name: str,
+        *,
+        digest: str,
+        size_bytes: int,
+        rank: int,
+        config: dict[str, Any],
+        report: dict[str, Any],
+        state: str = "ready",
+        profile: AdapterProfile | None = None,
+    ) -> AdapterVersion:
+        """The next version of `name`, or the existing one with the same digest and, if given, the same profile.
+
+        One with the same digest and no alias yet takes the profile over. Raises `AdapterNotFound`.
+        """
+        adapter = await self.locked(name)
+        existing = fitting(await self._versions_with(adapter.id, digest), profile)
+        if existing is not None:
+            if profile is not None:
+                set_profile(existing, profile)
+                await self._session.flush()
+            return existing
+        profile = profile or AdapterProfile()
+        record = AdapterVersion(
+            tenant_id=self._tenant_id,
+            adapter_id=adapter.id,
+            version=await self._next_version(adapter.id),
+            digest=digest,
+            size_bytes=size_bytes,
+            rank=rank,
+            config=config,
+            report=report,
+            state=state,
+            tool_style=profile.tool_style,
+            defaults=dict(profile.defaults),
+        )
+        self._session.add(record)
+        await self._session.flush()
+        await self._session.refresh(record, ["created_at"])
+        return record
+
+    async def add_unjudged(
+        self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None
+    ) -> AdapterVersion:
+        """The next version of `name`, whose files are still to be validated. Raises `AdapterNotFound`."""
+        adapter = await self.locked(name)
+        record = AdapterVersion(
+            id=version_id,
+            tenant_id=self._tenant_id,
+            adapter_id=adapter.id,
+            version=await self._next_version(adapter.id),
+            size_bytes=size_bytes,
+            report={"checks": []},
+            state="validating",
+            created_by=created_by,
+        )
+        self._session.add(record)
+        await self._session.flush()
+        return record
+
+    async def change_profile(
+        self, name: str, version: int, change: ProfileChange, seen: int | None = None
+    ) -> AdapterVersion:
+        """Changes what `change` holds; `seen` is the revision its author knows, None whatever it is.
+
+        Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, or `ProfileFixed` after its first alias.
+        """
+        adapter = await self.locked(name)
+        record = await self.version_of(adapter, version)
+        if seen is not None:
+            require_revision(record, seen)
+        if record.aliased_at is not None:
+            raise ProfileFixed(
+                f"version {version} of adapter {name} has had an alias: its profile is fixed; push the files again with another"
+            )
+        set_profile(record, replace(profile_of(record), **change))
+        await self._session.flush()
+        return record
+
+    async def version(self, name: str, version: int) -> AdapterVersion:
+        """Raises `AdapterNotFound` or `VersionNotFound`."""
+        return await self.version_of(await self.get(name), version)
+
+    async def versions(self, name: str) -> list[AdapterVersion]:
+        """Every version of `name` whose files are there, oldest first. Raises `AdapterNotFound`."""
+        adapter = await self.get(name)
+        return [*await self._session.scalars(present(adapter).order_by(AdapterVersion.version))]
+
+    async def version_page(self, name: str, before: int | None, limit: int) -> Sequence[AdapterVersion]:
+        """At most `limit` of them, newest first, older than `before`. Raises `AdapterNotFound`."""
+        query = present(await self.get(name)).order_by(AdapterVersion.version.desc()).limit(limit)
+        if before is not None:
+            query = query.where(AdapterVersion.version < before)
+        return (await self._session.scalars(query)).all()
+
+    async def serving(self, digest: str) -> Sequence[AdapterVersion]:
+        """The versions of any name with these weights that serve, or would."""
+        query = select(AdapterVersion).where(
+            AdapterVersion.tenant_id == self._tenant_id,
+            AdapterVersion.digest == digest,
+            AdapterVersion.state.in_(SERVING_STATES),
+        )
+        return (await self._session.scalars(query.order_by(AdapterVersion.id))).all()
+
+    async def list(self) -> list[Adapter]:
+        """The tenant's live adapters, by name."""
+        return [*await self._session.scalars(self._live().order_by(Adapter.name))]
+
+    async def page(self, after: str | None, limit: int) -> Sequence[Adapter]:
+        """At most `limit` live adapters by name, those behind the name `after`."""
+        query = self._live().order_by(Adapter.name).limit(limit)
+        if after is not None:
+            query = query.where(Adapter.name > after)
+        return (await self._session.scalars(query)).all()
+
+    async def _create(self, name: str, description: str) -> Adapter | None:
+        """None where there is one of that name."""
+        await self._require_room()
+        values = {"tenant_id": self._tenant_id, "name": name, "description": description}
+        statement = insert(Adapter).values(values).on_conflict_do_nothing().returning(Adapter)
+        return (await self._session.scalars(statement)).one_or_none()
+
+    async def _require_room(self) -> None:
+        """Counts under a lock of its own until the transaction ends: the role of a tenant may lock no row of its quota."""
+        name = func.hashtextextended(f"max_adapters:{self._tenant_id}", 0)
+        await self._session.execute(select(func.pg_advisory_xact_lock(name)))
+        own = (Quota.tenant_id == self._tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
+        limit = adapter_limit(await self._session.scalar(select(Quota.max_adapters).where(*own)))
+        count = await self._session.scalar(select(func.count()).select_from(self._live().subquery()))
+        if (count or 0) >= limit:
+            raise CountReached("max_adapters", f"max_adapters of the tenant is {limit}: delete one first")
+
+    def _live(self) -> Select[Adapter]:
+        return select(Adapter).where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
+
+    async def locked(self, name: str) -> Adapter:
+        """The adapter, kept from others until the transaction ends. Raises `AdapterNotFound`."""
+        return await self._one(self._live().where(Adapter.name == name).with_for_update(), name)
+
+    async def _one(self, query: Select[Adapter], name: str) -> Adapter:
+        adapter = (await self._session.scalars(query)).one_or_none() if is_name(name, ADAPTER_NAME) else None
+        if adapter is None:
+            raise AdapterNotFound(f"no adapter named {name[:80]!r}")
+        return adapter
+
+    async def _versions_with(self, adapter_id: UUID, digest: str) -> Sequence[AdapterVersion]:
+        query = select(AdapterVersion).where(
+            AdapterVersion.adapter_id == adapter_id,
+            AdapterVersion.digest == digest,
+            AdapterVersion.state.not_in(GONE_STATES),
+        )
+        return (await self._session.scalars(fresh(query.order_by(AdapterVersion.version.desc())))).all()
+
+    async def _next_version(self, adapter_id: UUID) -> int:
+        query = select(func.max(AdapterVersion.version)).where(AdapterVersion.adapter_id == adapter_id)
+        return (await self._session.scalar(query) or 0) + 1
+
+    async def check_ready(self, adapter: Adapter, version: int) -> None:
+        """Raises `VersionNotFound` or `VersionNotReady`."""
+        state = (await self.version_of(adapter, version)).state
+        if state != "ready":
+            raise VersionNotReady(f"version {version} of adapter {adapter.name} is {state}, not ready")
+
+    async def version_of(self, adapter: Adapter, version: int) -> AdapterVersion:
+        """Raises `VersionNotFound`, also where its files are gone."""
+        query = present(adapter).where(AdapterVersion.version == version)
+        known = 1 <= version <= MAX_VERSION
+        record = (await self._session.scalars(fresh(query))).one_or_none() if known else None
+        if record is None:
+            raise VersionNotFound(f"adapter {adapter.name} has no version {version}")
+        return record
+
+
+async def tenants_with(session: AsyncSession, name: str, limit: int) -> Sequence[str]:
+    """The names of at most `limit` tenants that have an adapter `name`; for an operator's session."""
+    query = select(Tenant.name).join(Adapter, Adapter.tenant_id == Tenant.id)
+    query = query.where(Adapter.name == name, Adapter.deleted_at.is_(None))
+    return (await session.scalars(query.order_by(Tenant.name).limit(limit))).all()
+
+
+def present(adapter: Adapter) -> Select[AdapterVersion]:
+    """A deleted version is seen until its files are removed."""
+    return select(AdapterVersion).where(
+        AdapterVersion.adapter_id == adapter.id, AdapterVersion.blob_deleted_at.is_(None)
+    )
+
+
+def require_revision(record: Adapter | AdapterVersion, seen: int) -> None:
+    """Raises `RevisionMoved`. The record is to be kept from others until the transaction ends."""
+    if record.revision != seen:
+        raise RevisionMoved("it has changed since it was read: read it again, then repeat the change")
+
+
+def fresh(query: Select[AdapterVersion]) -> Select[AdapterVersion]:
+    """What the database holds now: its triggers write `aliased_at` behind the session's back."""
+    return query.execution_options(populate_existing=True)
+
+
+def fitting(same: Sequence[AdapterVersion], profile: AdapterProfile | None) -> AdapterVersion | None:
+    """Of versions with one digest, newest first: the one with this profile, else one that may still take it."""
+    equal = [record for record in same if profile is None or profile_of(record) == profile]
+    open_to_change = [record for record in same if record.aliased_at is None]
+    return next(iter([*equal, *open_to_change]), None)
+
+
+def profile_of(version: AdapterVersion) -> AdapterProfile:
+    return AdapterProfile(version.tool_style, version.defaults)
+
+
+def set_profile(version: AdapterVersion, profile: AdapterProfile) -> None:
+    version.tool_style, version.defaults = profile.tool_style, dict(profile.defaults)

@@ -1,0 +1,319 @@
+"""A tenant's uploads in parts, as rows: what was declared, which parts are stored, how it ended.
+
+Invariant: parts change only while their upload is open and nobody puts it together; every upload ends once.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.errors import (
+    CountReached,
+    IdempotencyInUse,
+    IdempotencyMismatch,
+    UploadClaimed,
+    UploadEnded,
+    UploadNotFound,
+)
+from loraplex.tenants.models import Adapter, AdapterVersion, Upload, UploadPart
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.storage_quota import AdapterSpace
+
+OPEN, COMPLETED, ABORTED, EXPIRED = "open", "completed", "aborted", "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredFile:
+    """A file to come: `size` in bytes, `sha256` in 64 hexadecimal digits."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class UploadTerms:
+    """An upload's part size in bytes and its lifetime, and how many a tenant may have open."""
+
+    part_bytes: int
+    lifetime: timedelta
+    max_open: int
+
+
+class UploadRepository:
+    """The uploads of `tenant_id`, seen by one session."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def check_room(self, adapter: str, size_bytes: int, terms: UploadTerms) -> Adapter:
+        """The adapter, if an upload of so many bytes could begin. Raises what `open` does."""
+        found = await AdapterRepository(self._session, self._tenant_id).get(adapter)
+        await self._require_few(terms)
+        await AdapterSpace(self._session, self._tenant_id).require(size_bytes, found.id)
+        return found
+
+    async def open(
+        self,
+        adapter: str,
+        files: Sequence[DeclaredFile],
+        terms: UploadTerms,
+        created_by: str | None,
+        upload_id: UUID | None = None,
+    ) -> Upload:
+        """A new upload, its bytes reserved. Raises `AdapterNotFound`, `CountReached`."""
+        await AdapterSpace(self._session, self._tenant_id).lock()
+        size_bytes = sum(file.size for file in files)
+        found = await self.check_room(adapter, size_bytes, terms)
+        upload = Upload(
+            id=upload_id or uuid4(),
+            tenant_id=self._tenant_id,
+            adapter_id=found.id,
+            files=[asdict(file) for file in files],
+            size_bytes=size_bytes,
+            part_size=terms.part_bytes,
+            state=OPEN,
+            created_by=created_by,
+            expires_at=datetime.now(UTC) + terms.lifetime,
+        )
+        self._session.add(upload)
+        await self._session.flush()
+        return upload
+
+    async def open_whole(
+        self,
+        adapter: str,
+        files: Sequence[DeclaredFile],
+        terms: UploadTerms,
+        created_by: str | None,
+        *,
+        upload_id: UUID,
+        lease: timedelta,
+    ) -> Upload:
+        """An upload of files that are all here, claimed for `lease`. A repetition finds the first one: completed, or its own
+        to try again.
+
+        Raises what `open` does, `IdempotencyMismatch` for a repetition with other files, `IdempotencyInUse`.
+        """
+        await AdapterSpace(self._session, self._tenant_id).lock()
+        query = self._own(upload_id).with_for_update()
+        upload = (await self._session.scalars(query)).one_or_none()
+        if upload is None:
+            upload = await self.open(adapter, files, terms, created_by, upload_id)
+        elif upload.files != [asdict(file) for file in files] or await self.adapter_name(upload) != adapter:
+            raise IdempotencyMismatch("the Idempotency-Key was used for other files")
+        elif upload.state == COMPLETED:
+            return upload
+        elif _is_claimed(upload):
+            raise IdempotencyInUse("the first upload with this Idempotency-Key is still running")
+        elif upload.state != OPEN:
+            upload.adapter_id = (await self.check_room(adapter, upload.size_bytes, terms)).id
+            upload.state = OPEN
+        # Should this process die, the room is free again with the claim.
+        upload.expires_at = upload.claimed_until = datetime.now(UTC) + lease
+        return upload
+
+    async def get(self, upload_id: UUID) -> Upload:
+        """Raises `UploadNotFound`."""
+        return await self._one(self._own(upload_id))
+
+    async def exists(self, upload_id: UUID) -> bool:
+        return (await self._session.scalars(self._own(upload_id))).one_or_none() is not None
+
+    async def require_open(self, upload_id: UUID) -> Upload:
+        """Raises `UploadNotFound`, `UploadEnded`, or `UploadClaimed` while its parts are put together."""
+        upload = await self.get(upload_id)
+        _require_open(upload)
+        return upload
+
+    async def adapter_name(self, upload: Upload) -> str:
+        """The name of its adapter, deleted or not."""
+        query = select(Adapter.name).where(Adapter.id == upload.adapter_id)
+        return (await self._session.scalars(query)).one()
+
+    async def made_version(self, upload: Upload) -> AdapterVersion:
+        """What a completed upload became."""
+        query = select(AdapterVersion).where(
+            AdapterVersion.adapter_id == upload.adapter_id, AdapterVersion.version == upload.version
+        )
+        return (await self._session.scalars(query)).one()
+
+    async def parts(self, upload_id: UUID) -> Sequence[UploadPart]:
+        """The stored parts, by file and number."""
+        query = select(UploadPart).where(
+            UploadPart.tenant_id == self._tenant_id, UploadPart.upload_id == upload_id
+        )
+        return (await self._session.scalars(query.order_by(UploadPart.file, UploadPart.number))).all()
+
+    async def record_part(
+        self, upload_id: UUID, file: str, number: int, *, size_bytes: int, sha256: str, object_id: UUID
+    ) -> UUID | None:
+        """Notes a stored part; the object it replaces, if any. Raises what `require_open` does."""
+        _require_open(await self._one(self._own(upload_id).with_for_update(read=True)))
+        keys = {"upload_id": upload_id, "file": file, "number": number}
+        query = select(UploadPart).filter_by(**keys, tenant_id=self._tenant_id)
+        await self._lock_part(upload_id, file, number)
+        part = (await self._session.scalars(query)).one_or_none()
+        replaced = None if part is None else part.object_id
+        if part is None:
+            part = UploadPart(**keys, tenant_id=self._tenant_id)
+            self._session.add(part)
+        part.size_bytes, part.sha256, part.object_id = size_bytes, sha256, object_id
+        part.received_at = datetime.now(UTC)
+        await self._session.flush()
+        return replaced
+
+    async def claim(self, upload_id: UUID, lease: timedelta) -> Upload:
+        """Keeps all others from an open upload for `lease`; a completed one comes back as it is.
+
+        Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`.
+        """
+        upload = await self._locked(upload_id)
+        if upload.state != COMPLETED:
+            _require_open(upload)
+            upload.claimed_until = datetime.now(UTC) + lease
+        return upload
+
+    async def renew(self, upload_id: UUID, ends: Collection[datetime | None], end: datetime) -> None:
+        """Prolongs a claim to `end`; `ends` are the times it may have now. Raises `UploadEnded`, `UploadClaimed`."""
+        upload = await self._locked(upload_id)
+        if upload.state != OPEN:
+            raise _ended(upload)
+        _require_own(upload, ends)
+        upload.claimed_until, upload.expires_at = end, max(upload.expires_at, end)
+
+    async def release(self, upload_id: UUID, ends: Collection[datetime | None]) -> bool:
+        """Ends a claim that has one of the times `ends`: the upload goes on. Another's stays, which is False."""
+        upload = await self._locked(upload_id)
+        if upload.claimed_until not in ends:
+            return False
+        upload.claimed_until = None
+        return True
+
+    async def complete(
+        self, upload_id: UUID, made: AdapterVersion, ends: Collection[datetime | None]
+    ) -> None:
+        """Ends it as the version `made`. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed` where its claim has none of
+        the times `ends`.
+
+        An adapter that was deleted meanwhile took its uploads along: one that has its name now gets none of them.
+        """
+        upload = await self._locked(upload_id)
+        if upload.state != OPEN or made.adapter_id != upload.adapter_id:
+            raise _ended(upload)
+        _require_own(upload, ends)
+        upload.state, upload.version, upload.claimed_until = COMPLETED, made.version, None
+
+    async def abort(self, upload_id: UUID) -> Upload:
+        """Ends it without a version; again changes nothing. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`."""
+        upload = await self._locked(upload_id)
+        if upload.state == COMPLETED:
+            raise _ended(upload)
+        if upload.state == OPEN:
+            _require_unclaimed(upload)
+            upload.state = ABORTED
+        return upload
+
+    async def _require_few(self, terms: UploadTerms) -> None:
+        query = (
+            select(func.count())
+            .select_from(Upload)
+            .where(Upload.tenant_id == self._tenant_id, Upload.state == OPEN)
+        )
+        if (await self._session.scalar(query) or 0) >= terms.max_open:
+            raise CountReached(
+                "max_open_uploads",
+                f"{terms.max_open} uploads are open, which is the most; complete or abort one, or let it expire",
+            )
+
+    async def _lock_part(self, upload_id: UUID, file: str, number: int) -> None:
+        """Two first parts of one number cannot lock a row that neither has written."""
+        name = f"loraplex upload part {upload_id} {file} {number}"
+        await self._session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
+
+    async def _locked(self, upload_id: UUID) -> Upload:
+        return await self._one(self._own(upload_id).with_for_update())
+
+    def _own(self, upload_id: UUID) -> Select[Upload]:
+        return select(Upload).where(Upload.tenant_id == self._tenant_id, Upload.id == upload_id)
+
+    async def _one(self, query: Select[Upload]) -> Upload:
+        upload = (await self._session.scalars(query.execution_options(populate_existing=True))).one_or_none()
+        if upload is None:
+            raise UploadNotFound("no such upload")
+        return upload
+
+
+class UploadJanitor:
+    """Ends uploads of all tenants whose time is over; for an operator's session."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def expire(self) -> int:
+        """Ends open uploads that are overdue or whose adapter was deleted; how many."""
+        now = datetime.now(UTC)
+        dead = exists().where(Adapter.id == Upload.adapter_id, Adapter.deleted_at.is_not(None))
+        statement = (
+            update(Upload)
+            .where(Upload.state == OPEN, or_(Upload.expires_at <= now, dead), _unclaimed(now))
+            .values(state=EXPIRED)
+        )
+        return len((await self._session.execute(statement.returning(Upload.id))).all())
+
+    async def ended_with_parts(self, limit: int) -> Sequence[Upload]:
+        """Ended uploads whose parts are still noted."""
+        noted = exists().where(UploadPart.upload_id == Upload.id)
+        query = select(Upload).where(Upload.state != OPEN, noted).limit(limit)
+        return (await self._session.scalars(query)).all()
+
+    async def forget_parts(self, upload_id: UUID) -> None:
+        """After their objects were removed."""
+        await self._session.execute(delete(UploadPart).where(UploadPart.upload_id == upload_id))
+
+    async def open_among(self, upload_ids: Iterable[UUID]) -> set[UUID]:
+        """Those that are open."""
+        query = select(Upload.id).where(Upload.id.in_([*upload_ids]), Upload.state == OPEN)
+        return {*await self._session.scalars(query)}
+
+    async def forget_ended(self, before: datetime) -> int:
+        """Removes the rows of uploads that ended and expired before; how many."""
+        statement = delete(Upload).where(Upload.state != OPEN, Upload.expires_at < before)
+        return len((await self._session.execute(statement.returning(Upload.id))).all())
+
+
+def _require_open(upload: Upload) -> None:
+    if upload.state != OPEN or upload.expires_at <= datetime.now(UTC):
+        raise _ended(upload)
+    _require_unclaimed(upload)
+
+
+def _is_claimed(upload: Upload) -> bool:
+    return (
+        upload.state == OPEN and upload.claimed_until is not None and upload.claimed_until > datetime.now(UTC)
+    )
+
+
+def _require_unclaimed(upload: Upload) -> None:
+    if _is_claimed(upload):
+        raise UploadClaimed("the upload's parts are being put together")
+
+
+def _require_own(upload: Upload, ends: Collection[datetime | None]) -> None:
+    """An end that is over is still the claim's own, as long as nobody else has claimed since."""
+    if upload.claimed_until not in ends:
+        raise UploadClaimed("another request has claimed the upload since")
+
+
+def _unclaimed(now: datetime) -> ColumnElement[bool]:
+    return or_(Upload.claimed_until.is_(None), Upload.claimed_until <= now)
+
+
+def _ended(upload: Upload) -> UploadEnded:
+    state = EXPIRED if upload.state == OPEN else upload.state
+    return UploadEnded(f"the upload is {state}: begin another")

@@ -1,0 +1,153 @@
+"""The states of an adapter version, and the only moves between them. Invariant: a move is made from the state that its maker
+saw, under the adapter's lock, and with an audit row in the same transaction.
+
+    uploading ──> validating ──> ready <──> deprecated
+        │             │           │ ^            │
+        │             │           v │            │
+        │             │       quarantined <──────┤
+        v             v           │              │
+        └─> rejected <┘           │              │
+               └──────────> deleting <───────────┘      and every state but deleting leads there
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.errors import VersionNotFound, VersionStateChanged
+from loraplex.tenants.models import Adapter, AdapterVersion
+from loraplex.tenants.registry.adapters import SERVING_STATES, AdapterRepository, fresh
+from loraplex.tenants.registry.deletion import Blob, lock_digest
+
+TRANSITIONS: Final[Mapping[str, frozenset[str]]] = {
+    "uploading": frozenset({"validating", "rejected", "deleting"}),
+    "validating": frozenset({"ready", "rejected", "deleting"}),
+    "ready": frozenset({"deprecated", "quarantined", "deleting"}),
+    "deprecated": frozenset({"ready", "quarantined", "deleting"}),
+    "quarantined": frozenset({"ready", "deleting"}),
+    "rejected": frozenset({"deleting"}),
+    "deleting": frozenset(),
+}
+ACTIONS: Final[Mapping[tuple[str, str], str]] = {
+    ("deprecated", "ready"): "version.restore",
+    ("quarantined", "ready"): "version.release",
+}
+"""The audit log's word for a move, where the new state alone does not tell it."""
+WORDS: Final[Mapping[str, str]] = {
+    "validating": "version.create",
+    "ready": "version.accept",
+    "rejected": "version.reject",
+    "deprecated": "version.deprecate",
+    "quarantined": "version.quarantine",
+    "deleting": "version.delete",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What validation found: 64 hex digits, the greatest rank, and the configuration as it is kept."""
+
+    digest: str
+    rank: int
+    config: dict[str, Any]
+
+
+class VersionStates:
+    """The versions of `tenant_id`'s adapters, moved by whoever `audit` names, in the transaction of `session`."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID, audit: AuditRepository) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+        self._audit = audit
+
+    async def create(
+        self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None
+    ) -> AdapterVersion:
+        """The next version of `name`, in the state `validating`. Raises `AdapterNotFound`."""
+        record = await AdapterRepository(self._session, self._tenant_id).add_unjudged(
+            name, version_id=version_id, size_bytes=size_bytes, created_by=created_by
+        )
+        after = {"state": record.state, "size_bytes": size_bytes}
+        await self._audit.record(
+            WORDS[record.state], target_of(name, record.version), None, after, tenant_id=self._tenant_id
+        )
+        return record
+
+    async def move(
+        self,
+        version_id: UUID,
+        to: str,
+        *,
+        expected: Collection[str] | None = None,
+        report: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> AdapterVersion:
+        """`expected`: the states it may be moved from; None for every one that leads to `to`. None keeps the old report.
+
+        Raises `VersionNotFound`, or `VersionStateChanged` when its state is another one; nothing is changed then.
+        """
+        adapter, record = await self._locked(version_id)
+        before = record.state
+        allowed = {state for state, targets in TRANSITIONS.items() if to in targets}
+        if before not in allowed.intersection(allowed if expected is None else expected):
+            raise VersionStateChanged(
+                f"version {record.version} of adapter {adapter.name} is {before}, from where it does not become {to}"
+            )
+        record.state = to
+        if report is not None:
+            record.report = dict(report)
+        await self._session.flush()
+        after = {"state": to} | ({} if reason is None else {"reason": reason})
+        if to == "ready":
+            after["digest"] = record.digest or ""
+        action = ACTIONS.get((before, to), WORDS[to])
+        target = target_of(adapter.name, record.version)
+        await self._audit.record(action, target, {"state": before}, after, tenant_id=self._tenant_id)
+        return record
+
+    async def note(self, version_id: UUID, findings: Findings, report: Mapping[str, Any]) -> AdapterVersion:
+        """What was found, before the files are stored under its digest: who removes deleted files sees that these are needed.
+
+        The state stays `validating`. Raises `VersionNotFound` or `VersionStateChanged`.
+        """
+        await lock_digest(self._session, Blob(self._tenant_id, findings.digest))
+        adapter, record = await self._locked(version_id)
+        if record.state != "validating":
+            raise VersionStateChanged(
+                f"version {record.version} of adapter {adapter.name} is {record.state}, not validating"
+            )
+        record.digest, record.rank, record.config = findings.digest, findings.rank, findings.config
+        record.report = dict(report)
+        await self._session.flush()
+        return record
+
+    async def _locked(self, version_id: UUID) -> tuple[Adapter, AdapterVersion]:
+        """The adapter's lock comes first, as when an alias moves: nobody waits in a circle."""
+        of_version = (
+            select(Adapter)
+            .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
+            .where(AdapterVersion.id == version_id, AdapterVersion.tenant_id == self._tenant_id)
+            .with_for_update(of=Adapter)
+        )
+        adapter = (await self._session.scalars(of_version)).one_or_none()
+        if adapter is None:
+            raise VersionNotFound("no such version")
+        query = select(AdapterVersion).where(AdapterVersion.id == version_id).with_for_update()
+        return adapter, (await self._session.scalars(fresh(query))).one()
+
+
+async def owners_of(session: AsyncSession, digest: str) -> Sequence[UUID]:
+    """The tenants that have a version of these weights which serves, or would: for an operator's session."""
+    query = select(AdapterVersion.tenant_id).distinct()
+    serving = query.where(AdapterVersion.digest == digest, AdapterVersion.state.in_(SERVING_STATES))
+    return (await session.scalars(serving)).all()
+
+
+def target_of(name: str, version: int) -> str:
+    """How the audit log names a version."""
+    return f"adapters/{name}/versions/{version}"

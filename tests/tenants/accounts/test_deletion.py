@@ -1,0 +1,151 @@
+"""Deleting a tenant: at once for its keys, in steps for its rows, and never for its numbers."""
+
+from typing import LiteralString
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from sqlalchemy import select
+from tests.tenants.registry_records import add, make_tenant
+
+from loraplex.tenants.accounts.deletion import ERASED_TABLES, KEPT_TABLES, TenantDeletions
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import TenantNotFound
+from loraplex.tenants.models import Base, Tenant
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.aliases import AliasRepository
+
+# In the order of their references; `%(tenant)s` is the tenant.
+RESERVATION = """
+    INSERT INTO reservations (id, tenant_id, api_key_id, gateway_id, prompt_tokens, completion_tokens, amount_nano, day,
+        month, expires_at)
+    VALUES (gen_random_uuid(), %(tenant)s, %(tenant)s, %(tenant)s, 1, 1, 1, 'd:2026-11-21', 'm:2026-11', now());
+"""
+ROWS = """
+    INSERT INTO quotas (id, tenant_id, tokens_per_day) VALUES (gen_random_uuid(), %(tenant)s, 5);
+    INSERT INTO quotas (id, tenant_id, api_key_id, tokens_per_day)
+        SELECT gen_random_uuid(), %(tenant)s, id, 5 FROM api_keys WHERE tenant_id = %(tenant)s LIMIT 1;
+    INSERT INTO uploads (id, tenant_id, adapter_id, files, size_bytes, part_size, state, expires_at)
+        SELECT gen_random_uuid(), %(tenant)s, id, '[]', 1, 1, 'open', now() FROM adapters WHERE tenant_id = %(tenant)s;
+    INSERT INTO upload_parts (upload_id, file, number, tenant_id, size_bytes, sha256, object_id)
+        SELECT id, 'adapter_config.json', 1, %(tenant)s, 1, repeat('a', 64), id FROM uploads WHERE tenant_id = %(tenant)s;
+    INSERT INTO quota_events (id, tenant_id, level, subject_id, limit_name, period, threshold, used, limit_value)
+        VALUES (gen_random_uuid(), %(tenant)s, 'tenant', %(tenant)s, 'tokens_per_day', 'd:2026-11-21', 80, 4, 5);
+    INSERT INTO idempotency_records (caller, idempotency_key, tenant_id, route, body_sha256, expires_at)
+        VALUES (%(tenant)s::text, 'k', %(tenant)s, 'POST /', sha256(''), now());
+    INSERT INTO audit_entries (id, tenant_id, actor_kind, actor, action, target)
+        VALUES (gen_random_uuid(), %(tenant)s, 'key', 'k', 'key.create', 'keys/k');
+    INSERT INTO admission_epochs VALUES (%(tenant)s, 1);
+    INSERT INTO usage_records (request_id, tenant_id, api_key_id, outcome, prompt_tokens, cached_tokens,
+        completion_tokens, amount_pico, day, month, admitted_at)
+    VALUES (gen_random_uuid(), %(tenant)s, %(tenant)s, 'completed', 5, 0, 7, 12, 'd:2026-11-21', 'm:2026-11', now());
+    INSERT INTO usage_totals VALUES (%(tenant)s, 'tenant', %(tenant)s, 'd:2026-11-21', 1, 12, 1);
+"""
+
+
+def execute(database: Database, statements: LiteralString, tenant_id: UUID) -> None:
+    """As the database's owner, whom no security binds."""
+    with psycopg.connect(database.url) as connection:
+        psycopg.ClientCursor(connection).execute(statements, {"tenant": tenant_id})
+
+
+async def fill(database: Database, name: str) -> UUID:
+    """A tenant with rows in every table."""
+    tenant_id = await make_tenant(database, name)
+    async with database.as_tenant(tenant_id) as session:
+        adapters, keys = AdapterRepository(session, tenant_id), KeyRepository(session)
+        for number in (1, 2, 3):
+            await add(adapters, number)
+        await AliasRepository(session, tenant_id).set("support", "production", {1: 90, 2: 10})
+        first = await keys.create(tenant_id, "first", ["inference"])
+        await keys.rotate(tenant_id, first.record.key_id)
+    execute(database, ROWS + RESERVATION, tenant_id)
+    return tenant_id
+
+
+async def rows_of(database: Database, tenant_id: UUID) -> set[str]:
+    """The tables that hold a row of the tenant."""
+    found = set()
+    async with database.as_operator() as session:
+        for table in Base.metadata.sorted_tables:
+            if "tenant_id" in table.c:
+                query = select(table.c.tenant_id).where(table.c.tenant_id == tenant_id).limit(1)
+                found |= {table.name} if (await session.execute(query)).first() else set()
+    return found
+
+
+def test_every_table_of_tenants_is_erased_or_kept() -> None:
+    erased = {table.__tablename__ for table in ERASED_TABLES}
+    with_tenants = {table.name for table in Base.metadata.sorted_tables if "tenant_id" in table.c}
+    assert erased | KEPT_TABLES == with_tenants and not erased & KEPT_TABLES
+
+
+async def test_all_but_the_numbers_goes_and_other_tenants_stay(database: Database) -> None:
+    mine, other = await fill(database, "acme"), await fill(database, "rival")
+    async with database.as_operator() as session:
+        await TenantDeletions(session).begin(mine)
+        with pytest.raises(TenantNotFound):
+            await TenantDeletions(session).erase_rows(other, 1000)
+    # Small batches, each a transaction of its own: as if the process died after every one.
+    steps = 0
+    while True:
+        async with database.as_operator() as session:
+            deletions = TenantDeletions(session)
+            assert await deletions.unfinished(10) == [mine]
+            assert not await deletions.finish(mine)
+            steps += 1
+            if await deletions.erase_rows(mine, 2):
+                break
+    assert steps > 5
+    async with database.as_operator() as session:
+        assert await TenantDeletions(session).finish(mine)
+    async with database.as_operator() as session:
+        deletions = TenantDeletions(session)
+        assert await deletions.unfinished(10) == []
+        tenant = await session.get_one(Tenant, mine)
+        assert tenant.name == "acme" and None not in (
+            tenant.deleted_at,
+            tenant.suspended_at,
+            tenant.erased_at,
+        )
+        erased_at = tenant.erased_at
+        assert await deletions.finish(mine) and tenant.erased_at == erased_at
+        assert await deletions.deleted_among({mine, other, uuid4()}) == {mine}
+    assert await rows_of(database, mine) == KEPT_TABLES
+    assert await rows_of(database, other) >= {table.__tablename__ for table in ERASED_TABLES}
+
+
+async def test_it_ends_at_once_and_frees_its_name(database: Database) -> None:
+    tenant_id = await make_tenant(database, "acme")
+    async with database.as_operator() as session:
+        key = (await KeyRepository(session).create(tenant_id, "key", ["inference"])).record.key_id
+    async with database.as_operator() as session:
+        begun = (await TenantDeletions(session).begin(tenant_id)).deleted_at
+    async with database.as_operator() as session:
+        assert (await TenantDeletions(session).begin(tenant_id)).deleted_at == begun
+        assert await KeyRepository(session).find(key) is None
+        tenants = TenantRepository(session)
+        with pytest.raises(TenantNotFound):
+            await tenants.get("acme")
+        with pytest.raises(TenantNotFound):
+            await tenants.living(tenant_id)
+        assert await tenants.list() == [] and list(await tenants.page(None, 10)) == []
+        assert (await tenants.by_id(tenant_id)).deleted_at == begun
+        assert (await tenants.create("acme")).id != tenant_id
+        with pytest.raises(TenantNotFound):
+            await TenantDeletions(session).begin(uuid4())
+
+
+async def test_a_row_that_comes_late_keeps_it_unfinished(database: Database) -> None:
+    tenant_id = await fill(database, "acme")
+    async with database.as_operator() as session:
+        await TenantDeletions(session).begin(tenant_id)
+        assert await TenantDeletions(session).open_requests(tenant_id) == 1
+        assert await TenantDeletions(session).erase_rows(tenant_id, 1000)
+        assert await TenantDeletions(session).open_requests(tenant_id) == 0
+    execute(database, RESERVATION, tenant_id)
+    async with database.as_operator() as session:
+        assert not await TenantDeletions(session).finish(tenant_id)
+        assert await TenantDeletions(session).unfinished(10) == [tenant_id]

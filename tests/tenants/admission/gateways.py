@@ -1,0 +1,211 @@
+"""A tenant with limits and several gateways over one PostgreSQL and one Valkey, as tests of admissions need them."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+from redis.asyncio import Redis
+from sqlalchemy import text
+from tests.tenants.counters.counting import age
+from tests.tenants.registry_records import make_tenant
+
+from loraplex.platform.embedded import EmbeddedServices
+from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.counters.counter_replies import LimitUse
+from loraplex.tenants.database import Database
+from loraplex.tenants.ids import uuid7
+from loraplex.tenants.models import Quota
+from loraplex.tenants.quotas.limits import Subject
+from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, AdmissionSettings, Usage
+from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
+
+PRICE = Price(prompt=3_000, cached_prompt=1_000, completion=7_001)
+# Long: machines are busy, and timeouts are tested where they matter.
+SETTINGS = AdmissionSettings(valkey_s=10.0)
+
+
+@dataclass(frozen=True)
+class House:
+    """One tenant; gateways come and go."""
+
+    database: Database
+    valkey_url: str
+    tenant_id: UUID
+    key: FoundKey
+
+    @asynccontextmanager
+    async def gateway(
+        self, settings: AdmissionSettings = SETTINGS, clock: Callable[[], float] = time.monotonic
+    ) -> AsyncIterator[Admissions]:
+        redis = open_valkey(self.valkey_url, command_s=max(settings.valkey_s, ANSWER_SECONDS))
+        admissions = Admissions(self.database, redis, PRICE, uuid4(), settings, clock=clock)
+        try:
+            yield admissions
+        finally:
+            await admissions.close()
+            await redis.aclose()
+
+    async def flush(self) -> None:
+        """Valkey loses everything."""
+        async with open_client(self.valkey_url) as client:
+            await client.flushall()
+
+    async def let_leases_run_out(self) -> None:
+        """As if a minute had passed for all that is open, in both stores."""
+        await self.rows("UPDATE reservations SET expires_at = now() - interval '1 second' RETURNING id")
+        async with open_client(self.valkey_url) as client:
+            await age(client, self.tenant_id, 60.0)
+
+    def request(
+        self, prompt: int = 10, completion: int = 20, key: FoundKey | None = None
+    ) -> AdmissionRequest:
+        return AdmissionRequest(
+            id=uuid7(),
+            request_id=f"req_{uuid4().hex}",
+            key=key or self.key,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+        )
+
+    async def rows(self, statement: str, **parameters: object) -> list[dict[str, Any]]:
+        async with await psycopg.AsyncConnection.connect(plain(self.database.url)) as connection:
+            await connection.execute("SET ROLE app_writer")
+            cursor = await connection.cursor(row_factory=dict_row).execute(statement, parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def fresh_key(self) -> FoundKey:
+        return await found_key(self.database, self.key.key_id)
+
+
+@asynccontextmanager
+async def open_client(url: str) -> AsyncIterator[Redis]:
+    client = open_valkey(url, command_s=10.0)
+    assert isinstance(client, Redis)
+    yield client
+    await client.aclose()
+
+
+@asynccontextmanager
+async def closed(services: EmbeddedServices, database: Database) -> AsyncIterator[None]:
+    """Nobody reaches the database: connections break, and new ones are refused."""
+    name = database.url.partition("?")[0].rpartition("/")[2]
+    async with await psycopg.AsyncConnection.connect(services.database_url, autocommit=True) as connection:
+        allow = sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}")
+        await connection.execute(allow.format(sql.Identifier(name), sql.Literal(False)))
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
+        try:
+            yield
+        finally:
+            await connection.execute(allow.format(sql.Identifier(name), sql.Literal(True)))
+
+
+@asynccontextmanager
+async def read_only(services: EmbeddedServices, database: Database) -> AsyncIterator[None]:
+    """As on a standby: connections are made, and nothing is written."""
+    name = sql.Identifier(database.url.partition("?")[0].rpartition("/")[2])
+    end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+    async with await psycopg.AsyncConnection.connect(services.database_url, autocommit=True) as connection:
+        await connection.execute(
+            sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name)
+        )
+        await connection.execute(end_all, (name.as_string().strip('"'),))
+        try:
+            yield
+        finally:
+            await connection.execute(
+                sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name)
+            )
+            await connection.execute(end_all, (name.as_string().strip('"'),))
+
+
+def plain(url: str) -> str:
+    return url.replace("postgresql+psycopg://", "postgresql://")
+
+
+async def found_key(database: Database, key_id: str) -> FoundKey:
+    async with database.as_writer() as session:
+        key = await KeyRepository(session).find(key_id)
+    assert key is not None
+    return key
+
+
+async def make_house(database: Database, valkey_url: str, name: str = "acme", **limits: int) -> House:
+    """`limits` are the tenant's own."""
+    tenant_id = await make_tenant(database, name)
+    async with database.as_operator() as session:
+        issued = await KeyRepository(session).create(tenant_id, "first", ["inference"])
+        session.add(Quota(tenant_id=tenant_id, **limits))
+    return House(database, valkey_url, tenant_id, await found_key(database, issued.record.key_id))
+
+
+async def set_limits(house: House, **limits: int | None) -> FoundKey:
+    """Changes the tenant's own limits. Returns the key as it is then."""
+    sets = ", ".join(f"{name} = :{name}" for name in limits)
+    async with house.database.as_operator() as session:
+        await session.execute(
+            text(f"UPDATE quotas SET {sets} WHERE tenant_id = :tenant AND api_key_id IS NULL"),
+            {**limits, "tenant": house.tenant_id},
+        )
+    return await house.fresh_key()
+
+
+def usage(admission: Admission, completion: int = 5, cached: int = 0) -> Usage:
+    return Usage(outcome="completed", prompt_tokens=10, cached_tokens=cached, completion_tokens=completion)
+
+
+async def used(admissions: Admissions, tenant_id: UUID) -> dict[str, LimitUse]:
+    """What the counters say of the tenant itself."""
+    uses = await admissions.quotas(tenant_id, await limited_subjects(admissions, tenant_id))
+    return {use.name: use for use in uses if use.level == "tenant"}
+
+
+async def limited_subjects(admissions: Admissions, tenant_id: UUID) -> list[Subject]:
+    """The tenant and all that has limits of its own."""
+    policy = await admissions.upkeep.books.policy(tenant_id)
+    keys = [Subject("key", each, limits) for each, limits in policy.keys.items()]
+    adapters = [Subject("adapter", each, limits) for each, limits in policy.adapters.items()]
+    return [Subject("tenant", tenant_id, policy.tenant), *keys, *adapters]
+
+
+TOTALS = """
+    SELECT period, tokens::bigint, amount_nano::bigint, requests::bigint FROM usage_totals
+    WHERE tenant_id = %(tenant)s AND level = 'tenant'
+"""
+SUMS = """
+    SELECT day AS period, sum(prompt_tokens + completion_tokens)::bigint AS tokens,
+        sum((amount_pico + 999) / 1000)::bigint AS amount_nano, count(*) AS requests
+    FROM usage_records WHERE tenant_id = %(tenant)s GROUP BY day
+    UNION ALL
+    SELECT month, sum(prompt_tokens + completion_tokens)::bigint, sum((amount_pico + 999) / 1000)::bigint, count(*)
+    FROM usage_records WHERE tenant_id = %(tenant)s GROUP BY month
+"""
+
+
+async def check_books(house: House, admissions: Admissions) -> tuple[int, int]:
+    """Records, totals and counters agree and nothing is open: the day's tokens, and how many requests were written."""
+    totals = {row["period"]: row for row in await house.rows(TOTALS, tenant=house.tenant_id)}
+    sums = {row["period"]: row for row in await house.rows(SUMS, tenant=house.tenant_id)}
+    assert totals == sums
+    assert await house.rows("SELECT id FROM reservations") == []
+    now = periods_of(datetime.now(UTC))
+    uses = await used(admissions, house.tenant_id)
+    for name, period in (("day", now.day), ("month", now.month)):
+        total = totals.get(period, {"tokens": 0, "amount_nano": 0})
+        assert (uses[f"tokens_per_{name}"].used, uses[f"tokens_per_{name}"].reserved) == (total["tokens"], 0)
+        assert uses[f"budget_per_{name}"].used == -(-total["amount_nano"] // 1000)
+        assert uses[f"budget_per_{name}"].reserved == 0
+    assert uses["concurrent_requests"].used == 0
+    today = totals.get(now.day, {"tokens": 0, "requests": 0})
+    return today["tokens"], today["requests"]

@@ -1,0 +1,127 @@
+"""Requests to the counters, and moving what they have stored into the past, as tests of admission do it."""
+
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+from redis.asyncio import Redis
+
+from loraplex.tenants.counters.counter_replies import Admitted, CounterAnswer, Decision, Denied, LimitUse
+from loraplex.tenants.counters.counters import Counters
+from loraplex.tenants.quotas.counter_request import CounterRequest, Hold, Seed
+from loraplex.tenants.quotas.limits import NO_LIMITS, Limits, Subject
+from loraplex.tenants.valkey import tenant_key
+
+POLICY = 3
+EMPTY = Seed(policy_epoch=POLICY, totals=(), holds=(), full_buckets=True)
+MICROSECONDS = 1_000_000
+TIMES = {
+    "state": ("clock", "empty_at"),
+    "rate": ("requests_at", "tokens_at", "unpaid_at"),
+}
+
+
+@dataclass(frozen=True)
+class Customer:
+    """A tenant with one key and one adapter, and the limits of each."""
+
+    tenant: Limits = NO_LIMITS
+    key: Limits = NO_LIMITS
+    adapter: Limits = NO_LIMITS
+    tenant_id: UUID = field(default_factory=uuid4)
+    key_id: UUID = field(default_factory=uuid4)
+    adapter_id: UUID = field(default_factory=uuid4)
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        return (
+            Subject("tenant", self.tenant_id, self.tenant),
+            Subject("key", self.key_id, self.key),
+            Subject("adapter", self.adapter_id, self.adapter),
+        )
+
+    def request(
+        self,
+        tokens: int = 10,
+        amount_nano: int = 1000,
+        *,
+        id: UUID | None = None,
+        request_id: str = "r",
+        policy_epoch: int = POLICY,
+        base: bool = False,
+    ) -> CounterRequest:
+        """`base`: for the base model, without the adapter."""
+        return CounterRequest(
+            id=id or uuid4(),
+            tenant_id=self.tenant_id,
+            request_id=request_id,
+            policy_epoch=policy_epoch,
+            subjects=self.subjects[: 2 if base else 3],
+            tokens=tokens,
+            amount_nano=amount_nano,
+        )
+
+
+async def admit(counters: Counters, request: CounterRequest) -> Admitted:
+    answer = await counters.admit(request)
+    assert isinstance(answer, Admitted), answer
+    return answer
+
+
+async def deny(counters: Counters, request: CounterRequest) -> Denied:
+    answer = await counters.admit(request)
+    assert isinstance(answer, Denied), answer
+    return answer
+
+
+def hold_of(request: CounterRequest, admitted: Admitted, epoch: int | None = None) -> Hold:
+    return Hold(
+        id=request.id,
+        api_key_id=request.api_key_id,
+        adapter_id=request.adapter_id,
+        tokens=request.tokens,
+        amount_nano=request.amount_nano,
+        day=admitted.day,
+        month=admitted.month,
+        epoch=epoch,
+    )
+
+
+def failed(answer: CounterAnswer) -> list[tuple[str, str]]:
+    """(level, limit) of each decision against the request."""
+    assert isinstance(answer, Denied), answer
+    return [(decision.level, decision.name) for decision in answer.decisions if not decision.passed]
+
+
+def decision(answer: Admitted | Denied, level: str, name: str) -> Decision:
+    return next(found for found in answer.decisions if (found.level, found.name) == (level, name))
+
+
+async def used(counters: Counters, customer: Customer) -> dict[tuple[str, str], LimitUse]:
+    uses = await counters.read(customer.tenant_id, customer.subjects)
+    assert uses is not None
+    return {(use.level, use.name): use for use in uses}
+
+
+async def keys_of(client: Redis, tenant_id: UUID) -> list[str]:
+    return sorted([key.decode() async for key in client.scan_iter(f"{tenant_key(tenant_id)}*", count=1000)])
+
+
+async def contents(client: Redis, tenant_id: UUID) -> dict[str, bytes]:
+    """Every key of the tenant with its serialized value."""
+    return {key: await client.dump(key) or b"" for key in await keys_of(client, tenant_id)}
+
+
+async def age(client: Redis, tenant_id: UUID, seconds: float) -> None:
+    """Moves every stored time of a tenant into the past, as if so much time had gone by."""
+    shift = round(seconds * MICROSECONDS)
+    for key in await keys_of(client, tenant_id):
+        if key.endswith(":ended") or ":leases:" in key:
+            for lease in await client.zrange(key, 0, -1):
+                assert isinstance(lease, bytes)
+                await client.zincrby(key, -shift, lease)
+            continue
+        kind = "rate" if ":rate:" in key else key.rpartition(":")[2]
+        for name in TIMES.get(kind, ()):
+            stored = await client.hget(key, name)
+            if stored is not None:
+                await client.hset(key, name, str(max(0, int(stored) - shift)))

@@ -1,0 +1,67 @@
+"""Rows wait for the statement under way and go together; each waiter hears of its own row."""
+
+import asyncio
+
+import psycopg
+import pytest
+
+from loraplex.tenants.errors import DatabaseUnavailable
+from loraplex.tenants.ledger.write_batching import Coalescer
+
+
+class Table:
+    """Doubles numbers; refuses 13, and everything while it is down."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.down = False
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def run(self, rows: list[int]) -> list[int]:
+        self.batches.append(rows)
+        await self.open.wait()
+        if self.down:
+            raise DatabaseUnavailable("down")
+        if 13 in rows:
+            raise psycopg.DataError("13")
+        return [2 * row for row in rows]
+
+
+async def test_rows_go_together_while_a_statement_runs() -> None:
+    table = Table()
+    rows = Coalescer(table.run, most=3)
+    assert await asyncio.gather(*(rows.add(number) for number in range(5))) == [0, 2, 4, 6, 8]
+    assert table.batches == [[0, 1, 2], [3, 4]]
+
+
+async def test_a_refused_row_fails_alone() -> None:
+    rows = Coalescer(Table().run)
+    told = await asyncio.gather(*(rows.add(number) for number in (1, 13, 2)), return_exceptions=True)
+    assert (told[0], told[2]) == (2, 4)
+    assert isinstance(told[1], psycopg.DataError)
+
+
+async def test_a_store_that_is_down_is_not_asked_for_each_row() -> None:
+    table = Table()
+    table.down = True
+    rows = Coalescer(table.run)
+    told = await asyncio.gather(*(rows.add(number) for number in range(9)), return_exceptions=True)
+    assert all(isinstance(each, DatabaseUnavailable) for each in told)
+    assert len(table.batches) == 1
+    table.down = False
+    assert await rows.add(4) == 8
+
+
+async def test_a_waiter_that_leaves_takes_nobody_along() -> None:
+    table = Table()
+    table.open.clear()
+    rows = Coalescer(table.run)
+    leaving, staying = (asyncio.create_task(rows.add(number)) for number in (1, 2))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    table.open.set()
+    assert await staying == 4
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    await rows.close()

@@ -1,0 +1,89 @@
+"""The limits in force are those of what lives, and reading very many of them holds up nobody."""
+
+import asyncio
+import time
+
+from sqlalchemy import text
+from tests.tenants.admission.gateways import House, make_house
+
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.models import Quota
+from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion
+
+MANY = 5_000
+MANY_KEYS = """
+    INSERT INTO api_keys (id, tenant_id, key_id, environment, name, secret_sha256, scopes)
+    SELECT gen_random_uuid(), :tenant, lpad(number::text, 12, '0'), 'live', 'many', sha256(number::text::bytea), '{inference}'
+    FROM generate_series(1, :many) AS number
+"""
+THEIR_LIMITS = """
+    INSERT INTO quotas (id, tenant_id, api_key_id, requests_per_minute)
+    SELECT gen_random_uuid(), tenant_id, id, 7 FROM api_keys WHERE tenant_id = :tenant AND name = 'many'
+"""
+
+
+async def add_many(house: House, many: int) -> None:
+    async with house.database.as_operator() as session:
+        parameters = {"tenant": house.tenant_id, "many": many}
+        await session.execute(text(MANY_KEYS), parameters)
+        await session.execute(text(THEIR_LIMITS), parameters)
+
+
+async def test_what_has_ended_has_no_limits(database: Database, valkey_url: str) -> None:
+    house = await make_house(database, valkey_url, requests_per_minute=60)
+    async with database.as_operator() as session:
+        keys, adapters = KeyRepository(session), AdapterRepository(session, house.tenant_id)
+        made = [
+            (await keys.create(house.tenant_id, name, ["inference"])).record
+            for name in ("lives", "revoked", "rotated", "expires", "expired")
+        ]
+        kept, deleted = [await adapters.get_or_create(name) for name in ("kept", "deleted")]
+        session.add_all(
+            Quota(tenant_id=house.tenant_id, api_key_id=key.id, requests_per_minute=5) for key in made
+        )
+        session.add_all(
+            Quota(tenant_id=house.tenant_id, adapter_id=each.id, requests_per_minute=4)
+            for each in (kept, deleted)
+        )
+        await session.flush()
+        await keys.revoke(house.tenant_id, made[1].key_id)
+        successor = (await keys.rotate(house.tenant_id, made[2].key_id)).record
+        for key, ended in ((made[3], "1 hour"), (made[4], "2 days")):
+            await session.execute(
+                text("UPDATE api_keys SET expires_at = now() - CAST(:ended AS interval) WHERE id = :id"),
+                {"id": key.id, "ended": ended},
+            )
+        await AdapterDeletion(session, house.tenant_id).delete_adapter("deleted")
+    policy = await Books(database).policy(house.tenant_id)
+    limits = Limits(requests_per_minute=5)
+    # Clocks differ: what has just expired keeps its limits for a day.
+    assert dict(policy.keys) == {made[0].id: limits, successor.id: limits, made[3].id: limits}
+    assert dict(policy.adapters) == {kept.id: Limits(requests_per_minute=4)}
+    assert policy.tenant == Limits(requests_per_minute=60)
+
+
+async def test_very_many_limits_are_read_without_holding_up_others(
+    database: Database, valkey_url: str
+) -> None:
+    house = await make_house(database, valkey_url)
+    await add_many(house, MANY)
+    books = Books(database)
+    await books.policy(house.tenant_id)
+    # Of this thread, so that a busy machine counts for nothing.
+    stalls: list[float] = []
+
+    async def others() -> None:
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            stalls.append(time.thread_time() - before)
+
+    watching = asyncio.create_task(others())
+    policy = await books.policy(house.tenant_id)
+    watching.cancel()
+    assert len(policy.keys) == MANY
+    assert max(stalls) < 0.05

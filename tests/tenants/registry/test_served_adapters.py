@@ -1,0 +1,134 @@
+"""A model reference means one ready version of the tenant's own, or nothing."""
+
+import pytest
+from sqlalchemy import text
+from tests.tenants.registry_records import add, digest, make_tenant, set_state
+
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import AdapterNotFound, ProfileFixed, VersionNotReady
+from loraplex.tenants.registry.adapter_profile import AdapterProfile
+from loraplex.tenants.registry.adapters import AdapterRepository, profile_of
+from loraplex.tenants.registry.aliases import AliasRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion
+from loraplex.tenants.registry.served_adapters import ServedAdapters
+
+
+async def resolved(
+    served: ServedAdapters, model: str, sticky: str = ""
+) -> tuple[int, str, str | None] | None:
+    found = await served.resolve(model, sticky)
+    return None if found is None else (found.version, found.digest, found.alias)
+
+
+async def test_resolve_alias_and_pinned_version(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    async with database.as_tenant(tenant_id) as session:
+        adapters, aliases = AdapterRepository(session, tenant_id), AliasRepository(session, tenant_id)
+        served = ServedAdapters(session, tenant_id)
+        for number in (1, 2):
+            await add(adapters, number)
+        assert await resolved(served, "support") is None
+        await aliases.set("support", "production", {1: 100})
+        await aliases.set("support", "canary", {2: 100})
+        assert await resolved(served, "support") == (1, digest(1), "production")
+        assert await resolved(served, "support:canary") == (2, digest(2), "canary")
+        assert await resolved(served, "support@2") == (2, digest(2), None)
+        absent = (
+            "support@3",
+            "support:none",
+            "other",
+            "",
+            "support@0",
+            "support@",
+            "support:",
+            "support@1:a",
+        )
+        for model in absent:
+            assert await resolved(served, model) is None
+
+
+async def test_a_split_sends_each_user_to_one_version(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    async with database.as_tenant(tenant_id) as session:
+        adapters, served = AdapterRepository(session, tenant_id), ServedAdapters(session, tenant_id)
+        for number in (1, 2):
+            await add(adapters, number)
+        await AliasRepository(session, tenant_id).set("support", "production", {1: 50, 2: 50})
+        users = [f"user {i}" for i in range(40)]
+        first = [await resolved(served, "support", user) for user in users]
+        assert {found[0] for found in first if found} == {1, 2}
+        assert [await resolved(served, "support", user) for user in users] == first
+        assert [each.version for each in await served.list()] == [2]
+        await session.execute(text("UPDATE adapter_versions SET state = 'quarantined' WHERE version = 2"))
+        left = [await resolved(served, "support", user) for user in users]
+        assert left == [(1, digest(1), "production")] * len(users)
+
+
+@pytest.mark.parametrize(
+    "state", ["uploading", "validating", "rejected", "deleting", "quarantined", "deprecated"]
+)
+async def test_only_ready_versions_resolve(database: Database, state: str) -> None:
+    tenant_id = await make_tenant(database)
+    async with database.as_tenant(tenant_id) as session:
+        served = ServedAdapters(session, tenant_id)
+        await add(AdapterRepository(session, tenant_id), 1)
+        await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
+        await set_state(session, state)
+        assert await resolved(served, "support") is None
+        assert await resolved(served, "support@1") is None
+        with pytest.raises(VersionNotReady, match=state):
+            await AliasRepository(session, tenant_id).set("support", "canary", {1: 100})
+
+
+async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
+    mine, other = await make_tenant(database, "acme"), await make_tenant(database, "other")
+    async with database.as_tenant(mine) as session:
+        await add(AdapterRepository(session, mine), 1)
+        await AliasRepository(session, mine).set("support", "production", {1: 100})
+    async with database.as_operator() as session:
+        adapters, served = AdapterRepository(session, other), ServedAdapters(session, other)
+        for model in ("support", "support:production", "support@1"):
+            assert await served.resolve(model) is None
+        assert await adapters.list() == [] and await served.list() == []
+        with pytest.raises(AdapterNotFound):
+            await AdapterDeletion(session, other).remove_adapter("support")
+        assert (await add(adapters, 1)).version == 1
+    async with database.as_tenant(mine) as session:
+        assert await resolved(ServedAdapters(session, mine), "support") == (1, digest(1), "production")
+
+
+async def test_delete_frees_the_name(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    async with database.as_tenant(tenant_id) as session:
+        adapters, served = AdapterRepository(session, tenant_id), ServedAdapters(session, tenant_id)
+        await add(adapters, 1)
+        await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
+        await AdapterDeletion(session, tenant_id).remove_adapter("support")
+        for model in ("support", "support@1"):
+            assert await served.resolve(model) is None
+        assert await adapters.list() == []
+        assert (await add(adapters, 2)).version == 1
+        assert await resolved(served, "support@1") == (1, digest(2), None)
+
+
+async def test_a_profile_is_fixed_by_the_first_alias(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    async with database.as_tenant(tenant_id) as session:
+        adapters, aliases = AdapterRepository(session, tenant_id), AliasRepository(session, tenant_id)
+        version = (await add(adapters, 1)).version
+        await adapters.change_profile("support", version, {"tool_style": "hermes"})
+        changed = await adapters.change_profile("support", version, {"defaults": {"top_k": 5}})
+        assert profile_of(changed) == AdapterProfile("hermes", {"top_k": 5})
+        found = await ServedAdapters(session, tenant_id).resolve("support@1")
+        assert found is not None and (found.tool_style, found.defaults) == ("hermes", {"top_k": 5})
+        await aliases.set("support", "canary", {version: 100})
+        with pytest.raises(ProfileFixed, match="version 1"):
+            await adapters.change_profile("support", version, {"tool_style": None})
+        await add(adapters, 2)
+        await aliases.set("support", "canary", {2: 100})
+        with pytest.raises(ProfileFixed):
+            await adapters.change_profile("support", version, {"tool_style": None})
+    async with database.as_tenant(tenant_id) as session:
+        assert (await AdapterRepository(session, tenant_id).version("support", 1)).tool_style == "hermes"
+        served = await ServedAdapters(session, tenant_id).resolve("support:canary")
+        assert served is not None and (served.version, served.tool_style, served.defaults) == (2, None, {})
