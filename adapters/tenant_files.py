@@ -3,8 +3,8 @@
 import asyncio
 from uuid import UUID
 
-from loraplex.adapters.blob_store import BlobStore
-from loraplex.adapters.upload_parts import UploadParts
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.uploads.parts import UploadParts
 
 
 class StoredFiles:

@@ -13,10 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from loraplex.adapters.confinement import ValidationLimits, confine, hide_standard_error, status_bytes
-from loraplex.adapters.examination import judge
 from loraplex.adapters.limits import AdapterLimits
-from loraplex.adapters.modules import AdaptableModule
-from loraplex.adapters.verdict import Rejected, Validated
+from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.validation.result import Rejected, Validated
+from loraplex.adapters.validation.validate import judge
 
 BROKEN_STATUS: Final = 70
 

@@ -19,9 +19,9 @@ import msgspec
 from loraplex.adapters.confinement import DEFAULT_VALIDATION_LIMITS, ValidationLimits
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
-from loraplex.adapters.modules import AdaptableModule
+from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.validation.result import Rejected, Verdict, refused
 from loraplex.adapters.validation_child import Answer, Unconfined, ValidationJob, decode_answer, encode
-from loraplex.adapters.verdict import Rejected, Verdict, refused
 from loraplex.grammar.child_process import end_child, spawn_child
 from loraplex.grammar.trial.fair_queue import FairQueue
 

@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.limits import UploadLimits
-from loraplex.adapters.local_copies import CopyLimits
-from loraplex.adapters.objects import Objects, S3Options
-from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
-from loraplex.adapters.upload_cleaner import UploadCleaner
-from loraplex.adapters.upload_parts import UploadParts
-from loraplex.adapters.uploads import LifeCycle, Uploads
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.storage.local_cache import CopyLimits
+from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.uploads.cleanup import UploadCleaner
+from loraplex.adapters.uploads.parts import UploadParts
+from loraplex.adapters.uploads.service import LifeCycle, Uploads
 from loraplex.platform.config import Settings
 from loraplex.platform.start_errors import SettingsError
 from loraplex.tenants.database import Database

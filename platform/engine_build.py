@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from loraplex.adapters.source import PeftAdapterSource
+from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.engine import Engine

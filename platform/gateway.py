@@ -16,9 +16,9 @@ from uuid import UUID
 import structlog
 from fastapi import FastAPI
 
-from loraplex.adapters.blob_removal import BlobRemoval
-from loraplex.adapters.blob_store import BlobStore
-from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.storage.garbage_collection import BlobRemoval
+from loraplex.adapters.storage.local_store import AdapterStorage
 from loraplex.adapters.tenant_files import StoredFiles
 from loraplex.engine.messages import EngineInfo
 from loraplex.platform.admission_start import open_admissions

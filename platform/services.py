@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
-from loraplex.adapters.uploads import Uploads
+from loraplex.adapters.uploads.service import Uploads
 from loraplex.engine.client import EngineClient
 from loraplex.grammar import answer_form
 from loraplex.grammar.spec import GrammarSpec

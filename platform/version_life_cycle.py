@@ -9,12 +9,12 @@ from uuid import UUID
 import structlog
 
 from loraplex.adapters.errors import ValidationUnavailable
-from loraplex.adapters.held_uploads import HeldUploads
-from loraplex.adapters.life_cycle import AdapterKey, VersionLifeCycle
-from loraplex.adapters.modules import adaptable_modules
+from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.validation.result import Verdict
 from loraplex.adapters.validation_process import ValidationProcesses
-from loraplex.adapters.verdict import Verdict
-from loraplex.adapters.version_work import AdapterStore, LifeCycleLimits, Validation, VersionWork
+from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifeCycle
+from loraplex.adapters.versions.pending_folders import HeldUploads
+from loraplex.adapters.versions.version_job import AdapterStore, LifeCycleLimits, Validation, VersionWork
 from loraplex.engine.errors import ModelError
 from loraplex.engine.messages import EngineInfo
 from loraplex.engine.models.pretrained import load_model_config

@@ -16,7 +16,7 @@ import redis
 from moto.server import ThreadedMotoServer
 from psycopg import sql
 
-from loraplex.adapters.objects import S3Options
+from loraplex.adapters.storage.object_store import S3Options
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.schema import upgrade

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import httpx
 
-from loraplex.adapters.registry import AdapterRegistry
-from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import read_base_model

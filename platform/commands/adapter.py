@@ -18,8 +18,8 @@ from rich.table import Table
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
-from loraplex.adapters.registry import AdapterRegistry, Promotion, PushedVersion, delete_adapter
 from loraplex.adapters.report import ValidationReport
+from loraplex.adapters.versions.push import AdapterRegistry, Promotion, PushedVersion, delete_adapter
 from loraplex.engine.errors import EngineError
 from loraplex.engine.models.digest import model_digest
 from loraplex.engine.models.pretrained import load_model_config

@@ -17,8 +17,8 @@ from uuid import UUID
 import psycopg
 
 from loraplex.adapters.errors import AdaptersError
+from loraplex.adapters.validation.result import Rejected
 from loraplex.adapters.validation_process import ValidationProcesses
-from loraplex.adapters.verdict import Rejected
 from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.embedded import EmbeddedError
 from loraplex.platform.embedded.binaries import find_postgres, find_valkey

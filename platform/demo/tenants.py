@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.registry import AdapterRegistry
+from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_demo_file, write_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
 from loraplex.tenants.accounts.tenants import TenantRepository

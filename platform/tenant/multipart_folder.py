@@ -11,10 +11,10 @@ from typing import Final, Self
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from loraplex.adapters.hashed_file import WRITE_BYTES, HashedFile, WrittenFile
 from loraplex.adapters.limits import AdapterLimits
-from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE
-from loraplex.adapters.thread_work import on_thread
+from loraplex.adapters.storage.hashing_writer import WRITE_BYTES, HashedFile, WrittenFile
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.adapters.storage.threads import on_thread
 from loraplex.platform.errors import InvalidBody, InvalidParameter, MissingParameter, UnknownParameter
 
 FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 
 from loraplex.adapters.limits import DEFAULT_LIMITS
-from loraplex.adapters.storage import CONFIG_FILE, WEIGHTS_FILE
-from loraplex.adapters.upload_parts import part_count
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
+from loraplex.adapters.uploads.parts import part_count
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.plane.answers import Document, UtcTime
 from loraplex.platform.plane.body import Body

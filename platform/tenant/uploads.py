@@ -13,9 +13,9 @@ from fastapi import APIRouter, Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.adapters.storage import remove_staged
-from loraplex.adapters.thread_work import on_thread
-from loraplex.adapters.uploads import Uploads
+from loraplex.adapters.storage.local_store import remove_staged
+from loraplex.adapters.storage.threads import on_thread
+from loraplex.adapters.uploads.service import Uploads
 from loraplex.platform.auth import Authenticator, Caller
 from loraplex.platform.body_stream import body_chunks
 from loraplex.platform.plane.answers import Answer, documented, respond

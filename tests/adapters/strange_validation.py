@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from loraplex.adapters import examination
 from loraplex.adapters import validation_child as child
 from loraplex.adapters.errors import FolderRejected
+from loraplex.adapters.validation import validate
 
 DEED = os.environ.get("DEED", "")
 IO_URING_SETUP = 425
@@ -143,5 +143,5 @@ def outcome(call: Callable[[], object]) -> str:
 if __name__ == "__main__":
     if DEED == "thread":
         threading.Thread(target=signal.pause, daemon=True).start()
-    examination.examine = act  # type: ignore[assignment]  # a stand-in that never returns
+    validate.examine = act  # type: ignore[assignment]  # a stand-in that never returns
     child.main()

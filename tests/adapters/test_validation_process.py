@@ -10,16 +10,16 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.adapters.bad_uploads import BAD_UPLOADS, FILES, BadUpload
-from tests.adapters.good_upload import LIMITS, MODEL, write_good
+from tests.adapters.validation.bad_folders import BAD_UPLOADS, FILES, BadUpload
+from tests.adapters.validation.good_folder import LIMITS, MODEL, write_good
 from tests.grammar.process_table import children, command_line
 
 from loraplex.adapters.confinement import ValidationLimits
 from loraplex.adapters.errors import ValidationUnavailable
-from loraplex.adapters.examination import judge
-from loraplex.adapters.modules import adaptable_modules
+from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.validation.result import Rejected, Validated, Verdict
+from loraplex.adapters.validation.validate import judge
 from loraplex.adapters.validation_process import MODULE, ValidationProcesses
-from loraplex.adapters.verdict import Rejected, Validated, Verdict
 
 MIB = 1 << 20
 MODULES = tuple(adaptable_modules(MODEL).values())

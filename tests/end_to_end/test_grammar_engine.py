@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.adapters.source import PeftAdapterSource
+from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.loading import load_model

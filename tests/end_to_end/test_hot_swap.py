@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 from tests.end_to_end.live_server import LiveServer
 
-from loraplex.adapters.registry import AdapterRegistry
-from loraplex.adapters.storage import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import read_base_model
 from loraplex.platform.commands.context import open_database

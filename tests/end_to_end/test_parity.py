@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.end_to_end.peft_reference import BASE, RECIPES, Answer, Case, PeftReference, write_adapters
 
-from loraplex.adapters.source import PeftAdapterSource
+from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.loading import load_model, load_tokenizer

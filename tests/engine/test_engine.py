@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from loraplex.adapters.source import PeftAdapterSource
+from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed, InvalidRequest, PromptTooLong, UnsupportedFeature

@@ -10,12 +10,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from loraplex.adapters.blob_store import BlobStore
 from loraplex.adapters.errors import StorageError
-from loraplex.adapters.objects import Objects
-from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.object_store import Objects
 from loraplex.adapters.tenant_files import StoredFiles
-from loraplex.adapters.upload_parts import UploadParts
+from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest, Event, Failed

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import msgspec
 from sqlalchemy import select
-from tests.adapters.good_upload import HIDDEN, LAYERS, VOCAB, write_good
+from tests.adapters.validation.good_folder import HIDDEN, LAYERS, VOCAB, write_good
 from tests.platform.managed_engine import Managed
 
-from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.storage.local_store import AdapterStorage
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engine_pool import EnginePool

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.validation.result import Verdict
 from loraplex.adapters.validation_process import ValidationProcesses
-from loraplex.adapters.verdict import Verdict
 from loraplex.platform.commands import doctor
 from loraplex.platform.commands.environment_checks import GIB, grade
 from loraplex.platform.schema import newest_revision

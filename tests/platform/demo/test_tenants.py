@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.registry import AdapterRegistry
-from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.demo.announcement import announcement
 from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, read_demo_file

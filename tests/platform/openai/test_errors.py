@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from loraplex.adapters.blob_store import BlobStore
-from loraplex.adapters.storage import AdapterStorage
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.storage.local_store import AdapterStorage
 from loraplex.engine.errors import AdapterQuarantined, EngineOverloaded, EngineUnavailable, RequestTimeout
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.platform.request_body import BodyLimits

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from tests.platform.tenant.upload_server import CONFIG, WEIGHTS
 
-from loraplex.adapters.held_uploads import HELD_FOLDER
+from loraplex.adapters.versions.pending_folders import HELD_FOLDER
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database

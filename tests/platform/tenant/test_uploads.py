@@ -16,7 +16,7 @@ from tests.platform.tenant.upload_server import CONFIG, WEIGHTS, UploadHome, con
 
 from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.limits import UploadLimits
-from loraplex.adapters.upload_cleaner import UploadCleaner
+from loraplex.adapters.uploads.cleanup import UploadCleaner
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database

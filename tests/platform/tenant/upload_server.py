@@ -10,13 +10,13 @@ from uuid import UUID, uuid4
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.held_uploads import HeldUploads
-from loraplex.adapters.life_cycle import BegunVersion
 from loraplex.adapters.limits import AdapterLimits, UploadLimits
-from loraplex.adapters.objects import Objects, S3Options
-from loraplex.adapters.storage import AdapterStorage
-from loraplex.adapters.upload_parts import UploadParts
-from loraplex.adapters.uploads import Uploads
+from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.uploads.parts import UploadParts
+from loraplex.adapters.uploads.service import Uploads
+from loraplex.adapters.versions.lifecycle import BegunVersion
+from loraplex.adapters.versions.pending_folders import HeldUploads
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.registry.adapters import AdapterRepository

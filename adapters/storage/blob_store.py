@@ -1,0 +1,181 @@
+"""Finished adapters, keyed (tenant, digest): where they are kept, and here as soon as an engine is to read them.
+
+Invariant: what `ensure_local` returns has the content of its digest. With a bucket the local folder is a copy of bounded size,
+without one it is the only place.
+"""
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import structlog
+
+from loraplex.adapters.digest import adapter_digest
+from loraplex.adapters.errors import BlobCorrupt, BlobMissing, StorageError, UploadTooLarge
+from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.storage.hashing_writer import WrittenFile, write_chunks
+from loraplex.adapters.storage.local_cache import DEFAULT_COPY_LIMITS, CopyLimits, LocalCopies, mark_fetched
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, remove_staged
+from loraplex.adapters.storage.object_store import Objects
+from loraplex.adapters.storage.threads import on_thread
+
+LOG = structlog.get_logger("loraplex.blobs")
+
+MAX_FETCHES: Final = 4
+MAX_TURNS: Final = 3
+EVICTION_SECONDS: Final = 60.0
+_ADAPTERS: Final = "adapters"
+
+
+class BlobStore:
+    """`bucket` is None where the local folder is the only place."""
+
+    def __init__(
+        self,
+        storage: AdapterStorage,
+        bucket: Objects | None,
+        base_model_digest: str,
+        limits: AdapterLimits = DEFAULT_LIMITS,
+        copy_limits: CopyLimits = DEFAULT_COPY_LIMITS,
+    ) -> None:
+        self.storage = storage
+        self._copies = LocalCopies(storage, copy_limits)
+        self._has_grown = asyncio.Event()
+        self._bucket = bucket
+        self._base_model_digest = base_model_digest
+        self._limits = limits
+        self._fetches: dict[tuple[UUID, str], asyncio.Task[Path]] = {}
+        self._fetching = asyncio.Semaphore(MAX_FETCHES)
+
+    async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
+        """Takes a staged folder of the two files, whose digest the caller has computed. Raises `StorageError`.
+
+        Where it could not be published it is here, and staged no more: then the same call goes on from there.
+        """
+        if staged.is_dir() or not self.storage.exists(tenant_id, digest):
+            await on_thread(self.storage.put, tenant_id, digest, staged)
+        await self.publish(tenant_id, digest)
+        return self.storage.path(tenant_id, digest)
+
+    async def publish(self, tenant_id: UUID, digest: str) -> None:
+        """Copies a stored adapter to where other machines find it. Raises `BlobMissing`, `BlobStoreUnavailable`."""
+        folder = self.storage.path(tenant_id, digest)
+        if self._bucket is not None:
+            # An equal one that was not used for long is not taken away while it is read.
+            await self._copies.use(tenant_id, digest)
+            for file in (WEIGHTS_FILE, CONFIG_FILE):
+                await self._bucket.copy(folder / file, _key(tenant_id, digest, file))
+
+    async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
+        """What a `store` whose process ended may have left to do. Raises `BlobMissing` where the files are neither here nor
+        published, `BlobStoreUnavailable`.
+        """
+        if not await self._is_published(tenant_id, digest):
+            await self.publish(tenant_id, digest)
+
+    async def ensure_local(self, tenant_id: UUID, digest: str) -> Path:
+        """The adapter's folder on this machine, fetched once for all who ask meanwhile; it stays for `CopyLimits.in_use_s`.
+
+        Raises `BlobMissing`, `BlobCorrupt`, `BlobStoreUnavailable`.
+        """
+        if self._bucket is None:
+            return self.storage.path(tenant_id, digest)
+        for _ in range(MAX_TURNS):
+            if await self._copies.use(tenant_id, digest):
+                return self.storage.path(tenant_id, digest)
+            key = (tenant_id, digest)
+            fetch = self._fetches.get(key)
+            if fetch is None:
+                fetch = self._fetches[key] = asyncio.create_task(self._fetch(self._bucket, tenant_id, digest))
+                fetch.add_done_callback(partial(self._end_fetch, key))
+            await asyncio.shield(fetch)
+        raise BlobMissing(f"adapter {digest} was removed while it was fetched")
+
+    async def run_eviction(self) -> None:
+        """Keeps the copies within their bound, for ever; a round that fails is told and the next one tries again."""
+        while True:
+            try:
+                await self.evict()
+            except (StorageError, OSError) as error:
+                LOG.warning("copies of adapters were not removed", reason=str(error))
+            except Exception:
+                # Reported; a defect met once must not fill the disk.
+                LOG.exception("removing copies of adapters failed")
+            self._has_grown.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_grown.wait(), EVICTION_SECONDS)
+
+    async def evict(self) -> int:
+        """Removes the least recently used copies beyond the bound; how many. Raises `BlobStoreUnavailable`, `OSError`."""
+        return 0 if self._bucket is None else await self._copies.evict(self._is_published)
+
+    async def _is_published(self, tenant_id: UUID, digest: str) -> bool:
+        if self._bucket is None:
+            return False
+        keys = [_key(tenant_id, digest, file) for file in (WEIGHTS_FILE, CONFIG_FILE)]
+        return all([await self._bucket.exists(key) for key in keys])
+
+    async def delete(self, tenant_id: UUID, digest: str) -> None:
+        """Here and in the bucket; also where it is gone already. Raises `BlobStoreUnavailable`."""
+        here = self.storage.exists(tenant_id, digest)
+        if self._bucket is not None:
+            await self._bucket.delete_below(_folder(tenant_id, digest))
+        if here:
+            # Another gateway's eviction may be faster.
+            with suppress(BlobMissing):
+                await on_thread(self.storage.delete, tenant_id, digest)
+
+    async def delete_tenant(self, tenant_id: UUID) -> None:
+        """All adapters of a tenant. Raises `BlobStoreUnavailable`."""
+        if self._bucket is not None:
+            await self._bucket.delete_below(f"{_ADAPTERS}/{_name(tenant_id)}")
+        await on_thread(self.storage.delete_tenant, tenant_id)
+
+    def _end_fetch(self, key: tuple[UUID, str], done: asyncio.Task[Path]) -> None:
+        del self._fetches[key]
+        # Everybody who waited may have left: then nobody else looks at the error.
+        if not done.cancelled():
+            done.exception()
+
+    async def _fetch(self, bucket: Objects, tenant_id: UUID, digest: str) -> Path:
+        async with self._fetching:
+            staged = await on_thread(self.storage.make_staged)
+            try:
+                config = await self._download(bucket, tenant_id, digest, CONFIG_FILE, staged)
+                weights = await self._download(bucket, tenant_id, digest, WEIGHTS_FILE, staged)
+                content = await on_thread((staged / CONFIG_FILE).read_bytes)
+                sha256 = bytes.fromhex(weights.sha256)
+                if config.size == 0 or adapter_digest(content, sha256, self._base_model_digest) != digest:
+                    raise BlobCorrupt(f"adapter {digest}: what the bucket holds is not its content")
+                mark_fetched(staged)
+                return await on_thread(self.storage.put, tenant_id, digest, staged)
+            finally:
+                self._has_grown.set()
+                await on_thread(remove_staged, staged)
+
+    async def _download(
+        self, bucket: Objects, tenant_id: UUID, digest: str, file: str, staged: Path
+    ) -> WrittenFile:
+        most = self._limits.max_config_bytes if file == CONFIG_FILE else self._limits.max_weights_bytes
+        pieces = bucket.pieces(_key(tenant_id, digest, file))
+        try:
+            return await write_chunks(pieces, staged / file, most, file)
+        except BlobMissing as error:
+            raise BlobMissing(f"no adapter {digest} is stored for this tenant") from error
+        except UploadTooLarge as error:
+            raise BlobCorrupt(f"adapter {digest}: {error}") from error
+
+
+def _key(tenant_id: UUID, digest: str, file: str) -> str:
+    return f"{_folder(tenant_id, digest)}/{file}"
+
+
+def _folder(tenant_id: UUID, digest: str) -> str:
+    return f"{_ADAPTERS}/{_name(tenant_id)}/{digest}"
+
+
+def _name(tenant_id: UUID) -> str:
+    return str(UUID(int=tenant_id.int))

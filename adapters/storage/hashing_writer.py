@@ -1,0 +1,91 @@
+"""A new private file that is counted and hashed while it is written. Invariant: it never holds more than its limit."""
+
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from loraplex.adapters.errors import BlobStoreUnavailable, UploadTooLarge
+from loraplex.adapters.storage.threads import on_thread
+
+WRITE_BYTES = 1 << 20
+"""So much is gathered before a thread writes and hashes it: the event loop does neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """`size` in bytes, `sha256` in 64 hexadecimal digits."""
+
+    size: int
+    sha256: str
+
+
+class HashedFile:
+    """A context manager; its methods block. `name` is what errors call the file."""
+
+    def __init__(self, path: Path, max_bytes: int, name: str) -> None:
+        """Raises `BlobStoreUnavailable`, as all methods do when this machine cannot write."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with _disk_errors():
+            self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
+        self._max_bytes = max_bytes
+        self._name = name
+        self._size = 0
+        self._sha256 = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Raises `UploadTooLarge` before more than the limit is written."""
+        if self._size + len(data) > self._max_bytes:
+            raise UploadTooLarge(self._name, f"is larger than {self._max_bytes} bytes")
+        self._sha256.update(data)
+        rest = memoryview(data)
+        with _disk_errors():
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        self._size += len(data)
+
+    def finish(self) -> WrittenFile:
+        """Syncs it to disk and closes it."""
+        with _disk_errors():
+            os.fsync(self._file.fileno())
+            self._file.close()
+        return WrittenFile(self._size, self._sha256.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BlobStoreUnavailable(f"this machine could not write the upload: {error.strerror}") from error
+
+
+async def write_chunks(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, name: str) -> WrittenFile:
+    """`chunks` as a new file; about `WRITE_BYTES` or one chunk are in memory, and no more is asked for until they are written.
+
+    Raises `UploadTooLarge`, and what `chunks` raises; the file is its owner's to remove.
+    """
+    with HashedFile(path, max_bytes, name) as file:
+        gathered = bytearray()
+        async for chunk in chunks:
+            if not gathered and len(chunk) >= WRITE_BYTES:
+                await on_thread(file.write, chunk)
+                continue
+            gathered += chunk
+            if len(gathered) >= WRITE_BYTES:
+                await on_thread(file.write, bytes(gathered))
+                gathered.clear()
+        await on_thread(file.write, bytes(gathered))
+        return await on_thread(file.finish)

@@ -1,0 +1,145 @@
+"""`LocalCopies`: the adapters that this machine fetched from a bucket, bounded by bytes, the least recently used removed first.
+
+Invariant: a copy is removed only when nobody asked for it for `in_use_s`, longer than any request lives, and when the bucket has
+or had it. When a folder was used is its own time (mtime), and that it was fetched its own mode, for all processes to see.
+"""
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+from uuid import UUID
+
+from loraplex.adapters.storage.local_store import AdapterStorage, make_private
+from loraplex.adapters.storage.threads import on_thread
+
+NOTED_SECONDS: Final = 30.0
+"""A use is noted when the last note is older, so that a busy adapter costs no writes."""
+_LOCK: Final = ".eviction.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLimits:
+    """`max_bytes` of all copies together, unless those of the last `in_use_s` seconds are more."""
+
+    max_bytes: int = 64 << 30
+    in_use_s: float = 2100.0
+
+
+DEFAULT_COPY_LIMITS: Final = CopyLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    used_at: float
+    was_fetched: bool
+    size_bytes: int
+    tenant_id: UUID
+    digest: str
+
+
+class LocalCopies:
+    """Of all processes that share `storage`."""
+
+    def __init__(self, storage: AdapterStorage, limits: CopyLimits = DEFAULT_COPY_LIMITS) -> None:
+        self._storage = storage
+        self._limits = limits
+
+    async def use(self, tenant_id: UUID, digest: str) -> bool:
+        """Whether the copy is here, and stays for `in_use_s`."""
+        noted = self._noted(tenant_id, digest)
+        if noted is None or _is_recent(noted):
+            # No eviction has chosen it, nor does before `in_use_s`: nobody is waited for.
+            return noted is not None
+        return await on_thread(self._note, tenant_id, digest)
+
+    async def evict(self, is_stored: Callable[[UUID, str], Awaitable[bool]]) -> int:
+        """Removes copies down to `max_bytes`, those alone that were fetched or `is_stored`; how many. Raises what it does."""
+        copies = await on_thread(lambda: sorted(self._found(), key=lambda copy: copy.used_at))
+        excess, removed = sum(copy.size_bytes for copy in copies) - self._limits.max_bytes, 0
+        for copy in copies:
+            if excess <= 0 or not self._is_unused(copy.used_at):
+                break
+            if not (copy.was_fetched or await is_stored(copy.tenant_id, copy.digest)):
+                continue
+            fate = await on_thread(self._remove, copy)
+            # What another process has removed since takes no room either.
+            excess -= 0 if fate == "used" else copy.size_bytes
+            removed += fate == "removed"
+        return removed
+
+    def _note(self, tenant_id: UUID, digest: str) -> bool:
+        # Not taken out between this look and the note: whoever removes has the lock alone.
+        with self._locked(fcntl.LOCK_SH), suppress(FileNotFoundError):
+            noted = self._noted(tenant_id, digest)
+            if noted is not None and not _is_recent(noted):
+                os.utime(self._storage.location(tenant_id, digest))
+            return noted is not None
+        # Deleted with its adapter meanwhile.
+        return False
+
+    def _remove(self, copy: _Copy) -> Literal["removed", "used", "gone"]:
+        """Its files go on for who has them open, and for others are gone at once."""
+        with self._storage.staging() as staged, self._locked(fcntl.LOCK_EX):
+            noted = self._noted(copy.tenant_id, copy.digest)
+            if noted is None:
+                return "gone"
+            if not self._is_unused(noted):
+                return "used"
+            try:
+                self._storage.location(copy.tenant_id, copy.digest).rename(staged / copy.digest)
+            except FileNotFoundError:
+                return "gone"
+            return "removed"
+
+    def _noted(self, tenant_id: UUID, digest: str) -> float | None:
+        """When a use was noted last; None where it is not here."""
+        if not self._storage.exists(tenant_id, digest):
+            return None
+        try:
+            return self._storage.location(tenant_id, digest).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def _is_unused(self, used_at: float) -> bool:
+        return time.time() - used_at > self._limits.in_use_s + NOTED_SECONDS
+
+    def _found(self) -> Iterator[_Copy]:
+        for tenant_id in self._storage.tenants():
+            for digest in self._storage.digests(tenant_id):
+                folder = self._storage.root / str(tenant_id) / digest
+                try:
+                    sizes = [file.stat().st_size for file in folder.iterdir()]
+                    found = folder.stat()
+                except FileNotFoundError:
+                    # Deleted with its adapter meanwhile.
+                    continue
+                was_fetched = bool(found.st_mode & stat.S_ISVTX)
+                yield _Copy(found.st_mtime, was_fetched, sum(sizes), tenant_id, digest)
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[None]:
+        """Held for a few calls of the file system; the kernel frees it when its holder dies."""
+        make_private(self._storage.root)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._storage.root / _LOCK, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, kind)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _is_recent(noted: float) -> bool:
+    return abs(time.time() - noted) <= NOTED_SECONDS
+
+
+def mark_fetched(staged: Path) -> None:
+    """A folder from the bucket is a copy, used from now on, however long its download took."""
+    os.chmod(staged, stat.S_IRWXU | stat.S_ISVTX)
+    os.utime(staged)

@@ -1,0 +1,185 @@
+"""Content-addressed storage of validated adapters: `root/<tenant uuid>/<digest>/`, private to this user.
+
+No part of a path comes from a client, nothing follows a link, and a blob is there whole or not at all.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from loraplex.adapters.digest import adapter_digest
+from loraplex.adapters.errors import BlobCorrupt, BlobMissing, FolderRejected, StorageError
+from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.storage.safe_files import hash_regular, read_regular
+
+ADAPTERS_FOLDER = "adapters"
+"""The storage's root below a data directory."""
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_STAGING = ".staging"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_TENANT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class AdapterStorage:
+    """Blobs are keyed by (tenant, digest): two tenants never share one, not even of equal content."""
+
+    def __init__(self, root: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> None:
+        self.root = root
+        self._limits = limits
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A private folder on the same file system; removed at the end unless `put` has taken it."""
+        folder = self.make_staged()
+        try:
+            yield folder
+        finally:
+            remove_staged(folder)
+
+    def make_staged(self) -> Path:
+        """The same, for an owner who removes it with `remove_staged`."""
+        make_private(self.root)
+        make_private(self.root / _STAGING)
+        folder = self.root / _STAGING / uuid4().hex
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def put(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
+        """Takes a staged folder of the two files in one atomic step. An existing equal blob stays as it is."""
+        if sorted(file.name for file in staged.iterdir()) != [CONFIG_FILE, WEIGHTS_FILE]:
+            raise StorageError(f"a blob is made of exactly {CONFIG_FILE} and {WEIGHTS_FILE}")
+        final = self.location(tenant_id, digest)
+        make_private(final.parent)
+        _sync_folder(staged)
+        if not self.exists(tenant_id, digest):
+            try:
+                staged.rename(final)
+            except OSError:
+                # Lost the race against an equal push: its blob has the same content.
+                if not self.exists(tenant_id, digest):
+                    raise
+        _sync_folder(final.parent)
+        return final
+
+    def exists(self, tenant_id: UUID, digest: str) -> bool:
+        final = self.location(tenant_id, digest)
+        return final.is_dir() and not final.is_symlink() and not final.parent.is_symlink()
+
+    def path(self, tenant_id: UUID, digest: str) -> Path:
+        """The blob's folder. Raises `BlobMissing`."""
+        if not self.exists(tenant_id, digest):
+            raise BlobMissing(f"no adapter {digest} is stored for this tenant")
+        return self.location(tenant_id, digest)
+
+    def delete(self, tenant_id: UUID, digest: str) -> None:
+        """Removes a blob, in one atomic step as seen by readers. Raises `BlobMissing`."""
+        blob = self.path(tenant_id, digest)
+        with self.staging() as folder:
+            try:
+                blob.rename(folder / digest)
+            except FileNotFoundError as error:
+                # Another process was faster.
+                raise BlobMissing(f"no adapter {digest} is stored for this tenant") from error
+
+    def tenants(self) -> list[UUID]:
+        """Whose blobs are here, or were."""
+        names = [folder.name for folder in self.root.iterdir()] if self.root.is_dir() else []
+        return [UUID(name) for name in names if _TENANT.fullmatch(name)]
+
+    def digests(self, tenant_id: UUID) -> list[str]:
+        """Which blobs of a tenant are here."""
+        folder = self.root / str(UUID(int=tenant_id.int))
+        if not folder.is_dir() or folder.is_symlink():
+            return []
+        try:
+            entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in os.scandir(folder)]
+        except FileNotFoundError:
+            # Deleted with its tenant meanwhile.
+            return []
+        return [name for name, is_folder in entries if is_folder and _DIGEST.fullmatch(name)]
+
+    def delete_tenant(self, tenant_id: UUID) -> None:
+        """Removes all blobs of a tenant, in one atomic step as seen by readers; harmless when there are none."""
+        folder = self.root / str(UUID(int=tenant_id.int))
+        if not folder.is_dir() or folder.is_symlink():
+            return
+        with self.staging() as taken:
+            folder.rename(taken / folder.name)
+
+    def remove_abandoned(self, older_than_s: float) -> int:
+        """Removes staged folders that nobody has touched for so long: their process died. How many."""
+        return remove_old(self.root / _STAGING, older_than_s)
+
+    def verify(self, tenant_id: UUID, digest: str, base_model_digest: str) -> None:
+        """Reads everything again. Raises `BlobMissing`, or `BlobCorrupt` when the content is not the digest's."""
+        blob = self.path(tenant_id, digest)
+        try:
+            config = read_regular(blob / CONFIG_FILE, max_bytes=self._limits.max_config_bytes)
+            weights = hash_regular(blob / WEIGHTS_FILE, max_bytes=self._limits.max_weights_bytes)
+        except FolderRejected as error:
+            raise BlobCorrupt(f"adapter {digest}: {error}") from error
+        if adapter_digest(config, weights, base_model_digest) != digest:
+            raise BlobCorrupt(f"adapter {digest}: its content has changed, or its base model is another")
+
+    def location(self, tenant_id: UUID, digest: str) -> Path:
+        """Where the blob is, or would be. Raises `StorageError`."""
+        if not _DIGEST.fullmatch(digest):
+            raise StorageError("a digest has 64 hexadecimal digits")
+        return self.root / str(UUID(int=tenant_id.int)) / digest
+
+
+def keep_canonical(staged: Path, canonical: bytes) -> None:
+    """In a staged folder, the configuration as validation understood it in place of the tenant's own file."""
+    draft = staged.with_name(f"{staged.name}.json")
+    draft.unlink(missing_ok=True)
+    write_private(draft, canonical)
+    draft.replace(staged / CONFIG_FILE)
+
+
+def remove_staged(folder: Path) -> None:
+    """Also where it is gone already."""
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def remove_old(folder: Path, older_than_s: float) -> int:
+    """Removes what lies in `folder` and was last changed longer ago; how many."""
+    removed = 0
+    for entry in os.scandir(folder) if folder.is_dir() else ():
+        if time.time() - entry.stat(follow_symlinks=False).st_mtime > older_than_s:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+            removed += 1
+    return removed
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """A new file of mode 0600, synced to disk."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_private(folder: Path) -> None:
+    """A folder of mode 0700. Raises `StorageError` for a symbolic link."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise StorageError(f"{folder} is a symbolic link")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,169 @@
+"""Objects under names that this server makes, in a local folder or an S3 bucket (obstore), through one interface.
+
+Invariant: an object is there whole or not at all, and no more than a few pieces of one are ever in memory.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, S3Store
+
+from loraplex.adapters.errors import BlobMissing, BlobStoreUnavailable
+from loraplex.adapters.storage.local_store import make_private, remove_old
+from loraplex.adapters.storage.threads import on_thread
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore, S3Config
+
+PIECE_BYTES: Final = 8 << 20
+"""Objects are read and written in pieces of so many bytes, each within one request's time."""
+MAX_PIECES_AT_ONCE: Final = 3
+REQUEST_SECONDS: Final = 60
+CONNECT_SECONDS: Final = 5
+RETRIES: Final = 3
+RETRY_SECONDS: Final = 60
+AT_ONCE: Final = 1000
+MAX_LISTINGS: Final = 3
+_SPOOL: Final = "spool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Options:
+    """Where a bucket is. Without keys the machine's own identity is used (instance role, web identity)."""
+
+    bucket: str
+    endpoint: str | None = None
+    region: str | None = None
+    prefix: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+
+
+class Objects:
+    """`root` is this machine's private folder: of the objects themselves, or of files on their way to the bucket."""
+
+    def __init__(self, root: Path, bucket: S3Options | None = None) -> None:
+        self._root = root
+        self._remote = bucket is not None
+        make_private(root)
+        make_private(root / _SPOOL)
+        with _store_errors("open"):
+            self._store: ObjectStore = (
+                LocalStore(root, automatic_cleanup=True) if bucket is None else _bucket(bucket)
+            )
+
+    def spooled(self) -> Path:
+        """A path for a new file on its way into the store; its owner writes it and removes it."""
+        return self._root / _SPOOL / uuid4().hex
+
+    def remove_abandoned(self, older_than_s: float) -> int:
+        """Removes spooled files that nobody has written for so long: their process died. How many."""
+        return remove_old(self._root / _SPOOL, older_than_s)
+
+    async def take(self, spooled: Path, key: str) -> None:
+        """Stores a spooled file under `key` and removes it. Raises `BlobStoreUnavailable`."""
+        if self._remote:
+            await self.copy(spooled, key)
+            await on_thread(spooled.unlink)
+            return
+        with _store_errors("write"):
+            await obstore.rename_async(self._store, f"{_SPOOL}/{spooled.name}", key)
+
+    async def copy(self, file: Path, key: str) -> None:
+        """Stores a file's content under `key`. Raises `BlobStoreUnavailable`."""
+        with _store_errors("write"):
+            await obstore.put_async(
+                self._store, key, file, chunk_size=PIECE_BYTES, max_concurrency=MAX_PIECES_AT_ONCE
+            )
+
+    async def pieces(self, key: str) -> AsyncIterator[bytes]:
+        """The content, piece by piece. Raises `BlobMissing`, `BlobStoreUnavailable`."""
+        with _store_errors("read"):
+            size = (await obstore.head_async(self._store, key))["size"]
+        for start in range(0, size, PIECE_BYTES):
+            length = min(PIECE_BYTES, size - start)
+            with _store_errors("read"):
+                piece = await obstore.get_range_async(self._store, key, start=start, length=length)
+            yield bytes(piece)
+
+    async def exists(self, key: str) -> bool:
+        """Raises `BlobStoreUnavailable`."""
+        try:
+            with _store_errors("read"):
+                await obstore.head_async(self._store, key)
+        except BlobMissing:
+            return False
+        return True
+
+    async def delete(self, key: str) -> None:
+        """Also where it is gone already. Raises `BlobStoreUnavailable`."""
+        await self._delete([key])
+
+    async def delete_below(self, folder: str) -> None:
+        """Everything whose key begins with `folder` and a slash. Raises `BlobStoreUnavailable`."""
+        for _ in range(MAX_LISTINGS):
+            keys = await self._keys_below(folder)
+            if not keys:
+                return
+            for start in range(0, len(keys), AT_ONCE):
+                await self._delete(keys[start : start + AT_ONCE])
+
+    async def folders(self, folder: str) -> list[str]:
+        """The names right below `folder` that have something below them. Raises `BlobStoreUnavailable`."""
+        with _store_errors("list"):
+            listed = await obstore.list_with_delimiter_async(self._store, folder)
+        return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"])
+
+    async def _delete(self, keys: list[str]) -> None:
+        try:
+            with _store_errors("delete"):
+                await obstore.delete_async(self._store, keys)
+        except BlobMissing:
+            # Somebody else removes the same ones; of several, the rest is for the next listing.
+            return
+
+    async def _keys_below(self, folder: str) -> list[str]:
+        with _store_errors("list"):
+            batches = obstore.list(self._store, folder, chunk_size=AT_ONCE)
+            return [entry["path"] async for batch in batches for entry in batch]
+
+
+def _bucket(options: S3Options) -> S3Store:
+    config: S3Config = {}
+    if options.endpoint is not None:
+        config["endpoint"] = options.endpoint
+    if options.region is not None:
+        config["region"] = options.region
+    if options.access_key_id is not None and options.secret_access_key is not None:
+        config["access_key_id"] = options.access_key_id
+        config["secret_access_key"] = options.secret_access_key
+    insecure = options.endpoint is not None and options.endpoint.startswith("http://")
+    return S3Store(
+        options.bucket,
+        prefix=options.prefix,
+        config=config,
+        client_options={
+            "timeout": f"{REQUEST_SECONDS}s",
+            "connect_timeout": f"{CONNECT_SECONDS}s",
+            "allow_http": insecure,
+        },
+        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+    )
+
+
+@contextmanager
+def _store_errors(action: str) -> Iterator[None]:
+    """A store's own errors may hold addresses and keys of objects: they are the cause, never the message."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BlobMissing("no such object is stored") from error
+    except (BaseError, OSError) as error:
+        raise BlobStoreUnavailable(f"the blob store could not {action}") from error

@@ -1,0 +1,78 @@
+"""Removes what uploads leave behind: sessions whose time is over, parts of ended ones, and files of processes that died.
+
+Every gateway runs one; each step may be done by several at once, and what one leaves the next round removes.
+"""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import structlog
+
+from loraplex.adapters.errors import AdaptersError
+from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.threads import on_thread
+from loraplex.adapters.uploads.parts import UploadParts
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.registry.uploads import UploadJanitor
+
+LOG = structlog.get_logger("loraplex.uploads")
+
+ROUND_SECONDS: Final = 30.0
+ROUNDS_PER_SWEEP: Final = 120
+"""A sweep lists the whole store of parts: once an hour, and at the start."""
+UPLOADS_AT_ONCE: Final = 100
+ENDED_KEPT: Final = timedelta(days=7)
+ABANDONED_AFTER_SECONDS: Final = 2 * 86_400.0
+"""Longer than any file on its way is written."""
+
+
+class UploadCleaner:
+    """Of all tenants, on one gateway."""
+
+    def __init__(self, database: Database, parts: UploadParts, storage: AdapterStorage) -> None:
+        self._database = database
+        self._parts = parts
+        self._storage = storage
+
+    async def run(self) -> None:
+        """For ever; a round that fails is told and the next one tries again."""
+        done = 0
+        while True:
+            try:
+                await self.end_overdue()
+                if done % ROUNDS_PER_SWEEP == 0:
+                    await self.sweep()
+            except (TenantsError, AdaptersError, OSError) as error:
+                LOG.warning("uploads were not cleaned up", reason=str(error))
+            except Exception:
+                # Reported; a defect met once must not keep uploads open for ever.
+                LOG.exception("cleaning up uploads failed")
+            done += 1
+            await asyncio.sleep(ROUND_SECONDS)
+
+    async def end_overdue(self) -> None:
+        """Expires uploads, and removes the parts that are noted of ended ones."""
+        async with self._database.as_operator() as session:
+            janitor = UploadJanitor(session)
+            await janitor.expire()
+            ended = await janitor.ended_with_parts(UPLOADS_AT_ONCE)
+        for upload in ended:
+            await self._parts.delete_upload(upload.tenant_id, upload.id)
+            async with self._database.as_operator() as session:
+                await UploadJanitor(session).forget_parts(upload.id)
+
+    async def sweep(self) -> None:
+        """Removes parts that no row knows, files of processes that died, and the rows of uploads long ended."""
+        # Listed first: an upload that begins later has no part among these.
+        stored = await self._parts.uploads()
+        async with self._database.as_operator() as session:
+            janitor = UploadJanitor(session)
+            alive = await janitor.open_among(upload_id for _, upload_id in stored)
+            await janitor.forget_ended(datetime.now(UTC) - ENDED_KEPT)
+        for tenant_id, upload_id in stored:
+            if upload_id not in alive:
+                await self._parts.delete_upload(tenant_id, upload_id)
+        await self._parts.remove_abandoned(ABANDONED_AFTER_SECONDS)
+        await on_thread(self._storage.remove_abandoned, ABANDONED_AFTER_SECONDS)

@@ -1,0 +1,267 @@
+"""From a tenant's bytes to a version: parts received, put together, checked against what was declared, and handed on.
+
+Invariant: a version begins only with files that have the declared sizes and hashes; whatever fails before leaves nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from copy import copy
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol, Self, TypeAlias
+from uuid import UUID
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.adapters.errors import BlobStoreUnavailable, PartRefused, StorageError
+from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits, UploadLimits
+from loraplex.adapters.storage.local_store import AdapterStorage, remove_staged
+from loraplex.adapters.storage.threads import on_thread
+from loraplex.adapters.uploads.lease import UploadClaim
+from loraplex.adapters.uploads.parts import StoredPart, UploadParts, part_size, require_all
+from loraplex.adapters.versions.lifecycle import BegunVersion
+from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
+from loraplex.tenants.registry.uploads import COMPLETED, DeclaredFile, UploadRepository, UploadTerms
+
+Turn: TypeAlias = Callable[[UUID], AbstractAsyncContextManager[None]]
+LOG = structlog.get_logger("loraplex.uploads")
+
+
+def _at_once(_: UUID) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
+
+
+class LifeCycle(Protocol):
+    """`VersionLifeCycle` is one."""
+
+    async def register(
+        self,
+        session: AsyncSession,
+        audit: AuditRepository,
+        tenant_id: UUID,
+        name: str,
+        staged: Path,
+        *,
+        created_by: str | None,
+    ) -> BegunVersion:
+        """A new version of a staged folder, which is taken over. Raises `AdapterNotFound`, `ValidationUnavailable`."""
+        ...
+
+    def start(self, begun: BegunVersion) -> None:
+        """After the commit of its transaction."""
+        ...
+
+
+class Uploads:
+    """The uploads of all tenants on one gateway."""
+
+    def __init__(
+        self,
+        database: Database,
+        parts: UploadParts,
+        storage: AdapterStorage,
+        life_cycle: LifeCycle,
+        limits: UploadLimits,
+        adapter_limits: AdapterLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.limits = limits
+        self.adapter_limits = adapter_limits
+        self.storage = storage
+        self._database = database
+        self._parts = parts
+        self._life_cycle = life_cycle
+        self._lease = timedelta(seconds=limits.claim_s)
+        self._turn: Turn = _at_once
+
+    def in_turns(self, turn: Turn) -> Self:
+        """The same uploads, but each transaction that a request of a tenant waits for waits for `turn`."""
+        uploads = copy(self)
+        uploads._turn = turn
+        return uploads
+
+    @property
+    def terms(self) -> UploadTerms:
+        """What a new upload is offered."""
+        return UploadTerms(
+            self.limits.part_bytes, timedelta(seconds=self.limits.expiry_s), self.limits.max_open
+        )
+
+    async def require_room(self, tenant_id: UUID, name: str, size_bytes: int, upload_id: UUID) -> None:
+        """Before the bytes of a whole folder are read, unless it repeats an upload. Raises `AdapterNotFound`, `CountReached`."""
+        async with self._as_tenant(tenant_id) as session:
+            uploads = UploadRepository(session, tenant_id)
+            if not await uploads.exists(upload_id):
+                await uploads.check_room(name, size_bytes, self.terms)
+
+    async def expected_size(self, tenant_id: UUID, upload_id: UUID, file: str, number: int) -> int:
+        """How many bytes this part of an open upload has. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`,
+        `PartRefused`.
+        """
+        async with self._as_tenant(tenant_id) as session:
+            upload = await UploadRepository(session, tenant_id).require_open(upload_id)
+        return part_size(_declared(upload, file), number, upload.part_size)
+
+    async def receive_part(
+        self,
+        tenant_id: UUID,
+        upload_id: UUID,
+        file: str,
+        number: int,
+        chunks: AsyncIterator[bytes],
+        *,
+        size: int,
+        sha256: str | None,
+    ) -> StoredPart:
+        """Stores and notes a part of `size` bytes, in place of an earlier one of its number.
+
+        Raises `UploadRefused`, `BlobStoreUnavailable`, what `expected_size` does and what `chunks` raises.
+        """
+        stored = await self._parts.receive(tenant_id, upload_id, chunks, name=file, size=size, sha256=sha256)
+        unused: UUID | None = stored.object_id
+        try:
+            async with self._as_tenant(tenant_id) as session:
+                replaced = await UploadRepository(session, tenant_id).record_part(
+                    upload_id, file, number, size_bytes=size, sha256=stored.sha256, object_id=stored.object_id
+                )
+            unused = replaced
+        finally:
+            if unused is not None:
+                await self._best_effort(self._parts.delete(tenant_id, upload_id, unused))
+        return stored
+
+    async def complete(self, tenant_id: UUID, upload_id: UUID, actor: Actor) -> tuple[str, AdapterVersion]:
+        """The adapter's name, and the version that the upload becomes, or became before. Its parts stay when this fails.
+
+        Raises `PartsMissing`, `ChecksumMismatch`, `UploadNotFound`, `UploadEnded`, `UploadClaimed`, `BlobStoreUnavailable`,
+        `DatabaseUnavailable`.
+        """
+        async with self._as_tenant(tenant_id) as session:
+            uploads, began = UploadRepository(session, tenant_id), _now()
+            upload = await uploads.claim(upload_id, self._lease)
+            name, parts = await uploads.adapter_name(upload), await uploads.parts(upload_id)
+            if upload.state == COMPLETED:
+                return name, await uploads.made_version(upload)
+        claim = self._claim(upload, began)
+        staged = await on_thread(self.storage.make_staged)
+        try:
+            async with claim.kept():
+                await self._assemble(upload, parts, staged)
+                version = await self._begin(upload, name, staged, actor, claim)
+        except BaseException:
+            await asyncio.shield(self._give_up(upload, staged, claim, end=False))
+            raise
+        await self.discard(tenant_id, upload_id)
+        return name, version
+
+    async def submit(
+        self,
+        tenant_id: UUID,
+        name: str,
+        staged: Path,
+        files: Sequence[DeclaredFile],
+        *,
+        actor: Actor,
+        upload_id: UUID,
+    ) -> AdapterVersion:
+        """The version of a staged folder that came whole; `staged` is taken over, also when this fails.
+
+        The same `upload_id` with the same files is the same version. Raises what `UploadRepository.open_whole` does.
+        """
+        try:
+            async with self._as_tenant(tenant_id) as session:
+                uploads, began = UploadRepository(session, tenant_id), _now()
+                upload = await uploads.open_whole(
+                    name, files, self.terms, actor.name, upload_id=upload_id, lease=self._lease
+                )
+                known = await uploads.made_version(upload) if upload.state == COMPLETED else None
+        except BaseException:
+            await asyncio.shield(on_thread(remove_staged, staged))
+            raise
+        if known is not None:
+            await on_thread(remove_staged, staged)
+            return known
+        claim = self._claim(upload, began)
+        try:
+            async with claim.kept():
+                return await self._begin(upload, name, staged, actor, claim)
+        except BaseException:
+            await asyncio.shield(self._give_up(upload, staged, claim, end=True))
+            raise
+
+    async def discard(self, tenant_id: UUID, upload_id: UUID) -> None:
+        """Removes the parts of an ended upload; what cannot be removed now, the janitor removes later."""
+        await self._best_effort(self._parts.delete_upload(tenant_id, upload_id))
+
+    @asynccontextmanager
+    async def _as_tenant(self, tenant_id: UUID) -> AsyncIterator[AsyncSession]:
+        async with self._turn(tenant_id), self._database.as_tenant(tenant_id) as session:
+            yield session
+
+    async def _assemble(self, upload: Upload, parts: Sequence[UploadPart], staged: Path) -> None:
+        declared = _files(upload)
+        received = {file.name: {part.number for part in parts if part.file == file.name} for file in declared}
+        require_all(declared, upload.part_size, received)
+        try:
+            async with asyncio.timeout(self.limits.completion_s):
+                for file in declared:
+                    objects = [part.object_id for part in parts if part.file == file.name]
+                    await self._parts.assemble(upload.tenant_id, upload.id, file, objects, staged / file.name)
+        except TimeoutError as error:
+            raise BlobStoreUnavailable("putting the parts together took too long") from error
+
+    def _claim(self, upload: Upload, began: float) -> UploadClaim:
+        return UploadClaim(self._database, upload, self.limits.claim_s, began)
+
+    async def _begin(
+        self, upload: Upload, name: str, staged: Path, actor: Actor, claim: UploadClaim
+    ) -> AdapterVersion:
+        """The version and the upload's end are written together: no upload becomes two versions."""
+        tenant_id = upload.tenant_id
+        begun: BegunVersion | None = None
+        try:
+            async with self._as_tenant(tenant_id) as session:
+                audit = AuditRepository(session, actor, tenant_id)
+                begun = await self._life_cycle.register(
+                    session, audit, tenant_id, name, staged, created_by=actor.name
+                )
+                await UploadRepository(session, tenant_id).complete(upload.id, begun.record, claim.ends)
+        except BaseException:
+            if begun is not None:
+                begun.held.release()
+            raise
+        self._life_cycle.start(begun)
+        return begun.record
+
+    async def _give_up(self, upload: Upload, staged: Path, claim: UploadClaim, *, end: bool) -> None:
+        await on_thread(remove_staged, staged)
+        async with self._database.as_tenant(upload.tenant_id) as session:
+            uploads = UploadRepository(session, upload.tenant_id)
+            if await uploads.release(upload.id, claim.ends) and end:
+                await uploads.abort(upload.id)
+
+    async def _best_effort(self, removal: Awaitable[None]) -> None:
+        try:
+            await removal
+        except StorageError as error:
+            LOG.warning("parts are left for the janitor", reason=str(error))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _files(upload: Upload) -> list[DeclaredFile]:
+    return [DeclaredFile(**file) for file in upload.files]
+
+
+def _declared(upload: Upload, name: str) -> DeclaredFile:
+    for file in _files(upload):
+        if file.name == name:
+            return file
+    raise PartRefused(
+        name[:80], f"is no file of this upload: {', '.join(file.name for file in _files(upload))}"
+    )

@@ -1,0 +1,1 @@
+"""Checks of two untrusted files: an adapter's configuration and weights."""

@@ -1,0 +1,226 @@
+"""`AdapterManifest`: adapter_config.json, parsed strictly into what decides an adapter's arithmetic.
+
+Names in it are a tenant's: they are matched as literal dotted names and never run as regular expressions.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from loraplex.adapters.errors import MalformedJson, ManifestRejected
+from loraplex.adapters.limits import AdapterLimits
+from loraplex.adapters.target_modules import AdaptableModule
+from loraplex.adapters.validation.manifest_fields import HARMLESS, PLAIN_INITIALISATIONS, READ, REFUSED
+from loraplex.adapters.validation.strict_json import parse_json
+
+ALL_LINEAR = "all-linear"
+MAX_ALPHA = 1e6
+MAX_NAMES = 4096
+MAX_LAYER = 1023
+_FILE = "adapter_config.json"
+_NAME = re.compile(r"[A-Za-z0-9_]{1,64}(\.[A-Za-z0-9_]{1,64}){0,15}")
+_EMPTY: tuple[object, ...] = (None, False, "", [], {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterManifest:
+    """`target_modules` None means every projection of every layer ("all-linear").
+
+    Patterns keep the order of the file, because the first key that matches a module decides.
+    """
+
+    rank: int
+    alpha: float
+    use_rslora: bool
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    target_modules: frozenset[str] | None
+    exclude_modules: frozenset[str] = frozenset()
+    layers_to_transform: frozenset[int] | None = None
+
+    def targets(self, module: AdaptableModule) -> bool:
+        """Whether PEFT would put LoRA on this module."""
+        endings = endings_of(module.path)
+        if not self.exclude_modules.isdisjoint(endings):
+            return False
+        if self.target_modules is None:
+            return module.layer is not None
+        if module.path in self.target_modules:
+            return True
+        if self.layers_to_transform is not None and module.layer not in self.layers_to_transform:
+            return False
+        return not self.target_modules.isdisjoint(endings)
+
+    def rank_of(self, path: str) -> int:
+        key = _first_match(self.rank_pattern, path)
+        return self.rank if key is None else self.rank_pattern[key]
+
+    def scale_of(self, path: str) -> float:
+        """alpha / rank, or alpha / sqrt(rank) with rank stabilisation (arXiv 2312.03732)."""
+        key = _first_match(self.alpha_pattern, path)
+        alpha = self.alpha if key is None else self.alpha_pattern[key]
+        rank = self.rank_of(path)
+        return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+    def document(self) -> dict[str, object]:
+        """A PEFT configuration of what matters; patterns keep their own order."""
+        layers, targets = self.layers_to_transform, self.target_modules
+        return {
+            "alpha_pattern": dict(self.alpha_pattern),
+            "exclude_modules": sorted(self.exclude_modules) or None,
+            "layers_to_transform": None if layers is None else sorted(layers),
+            "lora_alpha": self.alpha,
+            "peft_type": "LORA",
+            "r": self.rank,
+            "rank_pattern": dict(self.rank_pattern),
+            "target_modules": ALL_LINEAR if targets is None else sorted(targets),
+            "use_rslora": self.use_rslora,
+        }
+
+    def canonical(self) -> bytes:
+        """`document` as bytes that depend on its meaning alone. They parse to this manifest again."""
+        return json.dumps(self.document(), separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse_manifest(data: bytes, limits: AdapterLimits) -> AdapterManifest:
+    """Raises `ManifestRejected` with the field and what is allowed."""
+    if len(data) > limits.max_config_bytes:
+        raise ManifestRejected(_FILE, f"has more than the {limits.max_config_bytes} bytes allowed")
+    try:
+        document = parse_json(data, max_depth=limits.max_config_depth)
+    except MalformedJson as error:
+        raise ManifestRejected(_FILE, str(error)) from error
+    if not isinstance(document, dict):
+        raise ManifestRejected(_FILE, "must be a JSON object")
+    fields = cast(dict[str, object], document)
+    _refuse_unsupported(fields)
+    ranks = _pattern(fields, "rank_pattern")
+    alphas = _pattern(fields, "alpha_pattern")
+    return AdapterManifest(
+        rank=_rank("r", fields.get("r"), limits.max_rank),
+        alpha=_alpha("lora_alpha", fields.get("lora_alpha")),
+        use_rslora=_boolean("use_rslora", fields.get("use_rslora", False)),
+        rank_pattern={
+            key: _rank(f"rank_pattern.{key}", value, limits.max_rank) for key, value in ranks.items()
+        },
+        alpha_pattern={key: _alpha(f"alpha_pattern.{key}", value) for key, value in alphas.items()},
+        target_modules=_target_modules(fields.get("target_modules")),
+        exclude_modules=_names("exclude_modules", fields.get("exclude_modules") or []),
+        layers_to_transform=_layers(fields.get("layers_to_transform")),
+    )
+
+
+def endings_of(path: str) -> tuple[str, ...]:
+    """Every literal name that PEFT matches with this module: the path and its last parts."""
+    parts = path.split(".")
+    return tuple(".".join(parts[start:]) for start in range(len(parts)))
+
+
+def pattern_keys_of(path: str) -> tuple[str, ...]:
+    """Every literal pattern key that matches this module; a leading `^` asks for the whole path."""
+    return (f"^{path}", *endings_of(path))
+
+
+def _first_match(pattern: Mapping[str, object], path: str) -> str | None:
+    matches = [key for key in pattern_keys_of(path) if key in pattern]
+    return min(matches, key=list(pattern).index) if len(matches) > 1 else next(iter(matches), None)
+
+
+def _refuse_unsupported(fields: Mapping[str, object]) -> None:
+    if fields.get("peft_type") != "LORA":
+        raise ManifestRejected("peft_type", f'must be "LORA", not {_shown(fields.get("peft_type"))}')
+    if fields.get("bias", "none") != "none":
+        raise ManifestRejected("bias", f'must be "none", not {_shown(fields["bias"])}')
+    if fields.get("init_lora_weights") not in PLAIN_INITIALISATIONS:
+        shown = _shown(fields["init_lora_weights"])
+        raise ManifestRejected(
+            "init_lora_weights",
+            f"{shown} changes the base weights; convert the adapter to plain LoRA before saving it",
+        )
+    if fields.get("layers_pattern") not in (*_EMPTY, "layers", ["layers"]):
+        raise ManifestRejected("layers_pattern", 'must be null or "layers"')
+    for key, value in fields.items():
+        if key in READ or key in HARMLESS or key == "bias" or value in _EMPTY:
+            continue
+        raise ManifestRejected(
+            key if key in REFUSED else _shown(key),
+            REFUSED.get(key, "is not a known field of a LoRA configuration"),
+        )
+
+
+def _rank(field: str, value: object, max_rank: int) -> int:
+    if type(value) is not int or not 1 <= value <= max_rank:
+        raise ManifestRejected(field, f"must be an integer from 1 to {max_rank}, not {_shown(value)}")
+    return value
+
+
+def _alpha(field: str, value: object) -> float:
+    if type(value) not in (int, float) or not 0 < cast(float, value) <= MAX_ALPHA:
+        raise ManifestRejected(
+            field, f"must be a number above 0 and at most {MAX_ALPHA:.0f}, not {_shown(value)}"
+        )
+    return float(cast(float, value))
+
+
+def _boolean(field: str, value: object) -> bool:
+    if type(value) is not bool:
+        raise ManifestRejected(field, f"must be true or false, not {_shown(value)}")
+    return value
+
+
+def _pattern(fields: Mapping[str, object], field: str) -> Mapping[str, object]:
+    value = fields.get(field) or {}
+    if not isinstance(value, dict) or len(value) > MAX_NAMES:
+        raise ManifestRejected(field, f"must be an object of at most {MAX_NAMES} module names")
+    for key in value:
+        _name(field, key.removeprefix("^"))
+    return value
+
+
+def _target_modules(value: object) -> frozenset[str] | None:
+    if isinstance(value, str) and value.lower() == ALL_LINEAR:
+        return None
+    if isinstance(value, str):
+        raise ManifestRejected(
+            "target_modules",
+            f'the regular expression {_shown(value)} is refused; list the names, or "{ALL_LINEAR}"',
+        )
+    names = _names("target_modules", value)
+    if not names:
+        raise ManifestRejected("target_modules", f'must list at least one module name, or be "{ALL_LINEAR}"')
+    return names
+
+
+def _names(field: str, value: object) -> frozenset[str]:
+    if not isinstance(value, list) or len(value) > MAX_NAMES:
+        raise ManifestRejected(
+            field, f"must be a list of at most {MAX_NAMES} module names, not {_shown(value)}"
+        )
+    return frozenset(_name(field, name) for name in cast(Sequence[object], value))
+
+
+def _name(field: str, value: object) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ManifestRejected(
+            field, f"{_shown(value)} is not a literal module name such as q_proj or layers.3.mlp.up_proj"
+        )
+    return value
+
+
+def _layers(value: object) -> frozenset[int] | None:
+    if value is None or value == []:
+        return None
+    layers = value if isinstance(value, list) else [value]
+    if len(layers) > MAX_LAYER + 1 or not all(
+        type(layer) is int and 0 <= layer <= MAX_LAYER for layer in layers
+    ):
+        raise ManifestRejected("layers_to_transform", f"must be layer numbers from 0 to {MAX_LAYER}")
+    return frozenset(layers)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

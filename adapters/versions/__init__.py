@@ -1,0 +1,1 @@
+"""The lifecycle of an adapter version: validated, probed, stored, ready."""

@@ -1,0 +1,211 @@
+"""`VersionLifeCycle`: an uploaded folder becomes a version that serves, or one that was refused and says why.
+
+Invariant: every version that begins is ready or rejected in the end, also when its gateway dies: another process finds its
+files free, and one whose files are gone is rejected after a time. No state is written but from the state it was seen in.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+from uuid import UUID, uuid4
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.adapters.errors import AdaptersError, StorageError, ValidationUnavailable
+from loraplex.adapters.storage.local_store import WEIGHTS_FILE
+from loraplex.adapters.versions.pending_folders import HeldUpload, HeldUploads
+from loraplex.adapters.versions.version_job import SYSTEM, LifeCycleLimits, VersionWork
+from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.versions import VersionStates, owners_of
+from loraplex.tenants.registry.waiting_versions import WaitingVersion, WaitingVersions
+
+AdapterKey: TypeAlias = tuple[bytes, str]
+"""The tenant's cache namespace and the digest: `AdapterRef.key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunVersion:
+    """A version in the state `validating` whose transaction is still open: `start` it once it is committed, else call
+    `held.release()`.
+    """
+
+    record: AdapterVersion
+    held: HeldUpload
+
+
+class VersionLifeCycle:
+    """`work` brings a held upload to its verdict. `run` beside the server, `close` at its end."""
+
+    def __init__(
+        self,
+        database: Database,
+        work: VersionWork,
+        held: HeldUploads,
+        limits: LifeCycleLimits,
+        quarantined: Callable[[], Iterable[AdapterKey]] = tuple,
+    ) -> None:
+        """`quarantined` tells the adapters that an engine refuses now."""
+        self._database = database
+        self._work = work
+        self._held = held
+        self._limits = limits
+        self._quarantined = quarantined
+        self._followed: frozenset[AdapterKey] = frozenset()
+        self._tasks: dict[UUID, asyncio.Task[None]] = {}
+        self._of_tenant: Counter[UUID] = Counter()
+        self._log = structlog.get_logger("loraplex.life_cycle")
+
+    async def begin(
+        self, tenant_id: UUID, name: str, staged: Path, *, actor: Actor = SYSTEM
+    ) -> AdapterVersion:
+        """A new version of `name` in the state `validating`; the rest happens in the background. `staged` is taken over.
+
+        Raises `AdapterNotFound`, `ValidationUnavailable` when too many wait, `DatabaseUnavailable`.
+        """
+        begun: BegunVersion | None = None
+        try:
+            async with self._database.as_tenant(tenant_id) as session:
+                audit = AuditRepository(session, actor, tenant_id)
+                begun = await self.register(session, audit, tenant_id, name, staged, created_by=actor.name)
+        except BaseException:
+            if begun is not None:
+                begun.held.release()
+            raise
+        self.start(begun)
+        return begun.record
+
+    async def register(
+        self,
+        session: AsyncSession,
+        audit: AuditRepository,
+        tenant_id: UUID,
+        name: str,
+        staged: Path,
+        *,
+        created_by: str | None,
+    ) -> BegunVersion:
+        """As `begin`, within the caller's transaction."""
+        self._require_room(tenant_id)
+        version_id = uuid4()
+        weights = staged / WEIGHTS_FILE
+        size_bytes = weights.stat().st_size if weights.is_file() else 0
+        held = self._held.hold(staged, version_id)
+        try:
+            record = await VersionStates(session, tenant_id, audit).create(
+                name, version_id=version_id, size_bytes=size_bytes, created_by=created_by
+            )
+        except BaseException:
+            held.release()
+            raise
+        return BegunVersion(record, held)
+
+    def start(self, begun: BegunVersion) -> None:
+        """Bring it to its verdict in the background."""
+        self._spawn(WaitingVersion(begun.record.tenant_id, begun.record.id), begun.held)
+
+    async def run(self) -> None:
+        """Go on with what others left, and follow the engines' quarantines, until cancelled."""
+        while True:
+            try:
+                await self.follow_quarantines()
+                await self.sweep()
+            except (TenantsError, AdaptersError, OSError) as error:
+                self._log.warning("uploads not looked through", reason=str(error))
+            except Exception:  # noqa: BLE001 - reported; one bad round must not be the last
+                self._log.exception("looking through uploads failed")
+            await asyncio.sleep(self._limits.sweep_s)
+
+    async def sweep(self) -> None:
+        """Take up what nobody holds, remove files that nobody needs, and reject what is past hope."""
+        for held in self._held.abandoned():
+            try:
+                await self._take_up(held)
+            except BaseException:
+                held.let_go()
+                raise
+        async with self._database.as_operator() as session:
+            stale = await WaitingVersions(session).older_than(2 * self._limits.give_up_s)
+        for waiting in stale:
+            if waiting.version_id not in self._tasks:
+                await self._end(waiting)
+
+    async def follow_quarantines(self) -> None:
+        """What an engine refuses serves nowhere any more, also after that engine has ended."""
+        now = frozenset(self._quarantined())
+        for namespace, digest in now - self._followed:
+            async with self._database.as_operator() as session:
+                owners = await owners_of(session, digest)
+            for tenant_id in owners:
+                if self._work.namespace_of(tenant_id) == namespace:
+                    await self.quarantine(tenant_id, digest, "an engine: its rows were not finite repeatedly")
+        self._followed = now
+
+    async def quarantine(self, tenant_id: UUID, digest: str, reason: str) -> int:
+        """No version of these weights serves from now on. Returns how many did."""
+        async with self._database.as_tenant(tenant_id) as session:
+            states = VersionStates(session, tenant_id, AuditRepository(session, SYSTEM, tenant_id))
+            serving = await AdapterRepository(session, tenant_id).serving(digest)
+            for record in serving:
+                await states.move(record.id, "quarantined", expected=(record.state,), reason=reason)
+        return len(serving)
+
+    async def settled(self) -> None:
+        """Returns when nothing goes on in the background."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    async def close(self) -> None:
+        """Stop; what is unfinished is for the next process."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_up(self, held: HeldUpload) -> None:
+        async with self._database.as_operator() as session:
+            waiting = await WaitingVersions(session).get(held.version_id)
+        if waiting is None:
+            held.release()
+        else:
+            self._spawn(waiting, held)
+
+    async def _end(self, waiting: WaitingVersion) -> None:
+        """A version whose uploaded files are gone; the next round has another try while nobody can tell."""
+        try:
+            await self._work.end_without_files(waiting)
+        except StorageError as error:
+            self._log.warning("version not ended", version_id=str(waiting.version_id), reason=str(error))
+
+    def _require_room(self, tenant_id: UUID) -> None:
+        limits = self._limits
+        if self._of_tenant[tenant_id] >= limits.max_waiting_per_tenant:
+            raise ValidationUnavailable(
+                f"{limits.max_waiting_per_tenant} versions of this tenant wait already"
+            )
+        if len(self._tasks) >= limits.max_waiting:
+            raise ValidationUnavailable(f"{limits.max_waiting} versions wait already")
+
+    def _spawn(self, waiting: WaitingVersion, held: HeldUpload) -> None:
+        task = asyncio.create_task(self._work.run(waiting, held))
+        self._tasks[waiting.version_id] = task
+        self._of_tenant[waiting.tenant_id] += 1
+        task.add_done_callback(partial(self._forget, waiting, held))
+
+    def _forget(self, waiting: WaitingVersion, held: HeldUpload, task: asyncio.Task[None]) -> None:
+        # Here, since a task that is cancelled before it begins does nothing at all.
+        held.let_go()
+        del self._tasks[waiting.version_id]
+        self._of_tenant[waiting.tenant_id] -= 1
+        if not self._of_tenant[waiting.tenant_id]:
+            del self._of_tenant[waiting.tenant_id]
+        if not task.cancelled() and task.exception() is not None:
+            self._log.error("a version was left without a verdict", reason=str(task.exception()))

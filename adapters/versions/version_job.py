@@ -1,0 +1,218 @@
+"""`VersionWork`: one uploaded folder on its way to a verdict: validated, tried by an engine, stored, and told.
+
+Invariant: only the adapter's own faults reject it; what our side cannot do now is done later, until `give_up_s`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+import structlog
+
+from loraplex.adapters.errors import AdaptersError, BlobMissing
+from loraplex.adapters.report import Check, ValidationReport
+from loraplex.adapters.storage.local_store import keep_canonical
+from loraplex.adapters.validation.result import Rejected, Validated, Verdict, refused
+from loraplex.adapters.versions.canary import CANARY, canary_check
+from loraplex.adapters.versions.pending_folders import HeldUpload
+from loraplex.engine.errors import EngineError
+from loraplex.engine.messages import AdapterRef, ProbeReport
+from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
+from loraplex.tenants.registry.versions import Findings, VersionStates
+from loraplex.tenants.registry.waiting_versions import WaitingVersion, WaitingVersions
+
+SYSTEM: Final = Actor("system", "validation")
+INTERRUPTED: Final = refused(
+    "interrupted", "the upload", "the server that validated it ended, and its files are gone; upload it again"
+)
+
+
+class Validation(Protocol):
+    """`ValidationProcesses` is one."""
+
+    async def validate(self, tenant_id: UUID, folder: Path) -> Verdict: ...
+
+
+class Prober(Protocol):
+    """An `EngineClient` is one."""
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport: ...
+
+
+class AdapterStore(Protocol):
+    """Where validated adapters are kept for good."""
+
+    async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
+        """Takes a folder of the two files. An equal one that is stored stays as it is. Raises `StorageError`."""
+        ...
+
+    async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
+        """Ends what a `store` that was interrupted began. Raises `BlobMissing` where the files are nowhere, `StorageError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifeCycleLimits:
+    """Times in seconds. What cannot be told now is tried again after `retry_s`, then after twice as long, up to `max_retry_s`;
+    a version is rejected after `give_up_s` of that, and twice as long after its upload at the latest. Files that nobody holds are looked for every `sweep_s`.
+    """
+
+    retry_s: float = 1.0
+    max_retry_s: float = 60.0
+    give_up_s: float = 3600.0
+    sweep_s: float = 10.0
+    max_waiting: int = 256
+    max_waiting_per_tenant: int = 16
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What need not be done twice."""
+
+    validated: Validated | None = None
+    canary: Check | None = None
+    is_stored: bool = False
+
+
+class VersionWork:
+    """`namespace_of`: tenant -> its 32-byte cache namespace."""
+
+    def __init__(
+        self,
+        database: Database,
+        validation: Validation,
+        prober: Prober,
+        store: AdapterStore,
+        namespace_of: Callable[[UUID], bytes],
+        limits: LifeCycleLimits,
+    ) -> None:
+        self._database = database
+        self._validation = validation
+        self._prober = prober
+        self._store = store
+        self.namespace_of = namespace_of
+        self._limits = limits
+        self._log = structlog.get_logger("loraplex.life_cycle")
+
+    async def run(self, waiting: WaitingVersion, held: HeldUpload) -> None:
+        """Until the verdict is written, and nobody needs the files. Cancelled, it leaves them to whoever holds them next."""
+        try:
+            async with asyncio.timeout(self._limits.give_up_s):
+                await self._until_told(waiting, held)
+        except TimeoutError:
+            hopeless = refused("patience", "the upload", "could not be validated in time; upload it again")
+            await self.reject(waiting, hopeless)
+            held.release()
+
+    async def _probe(self, tenant_id: UUID, digest: str, folder: Path) -> Check:
+        namespace = self.namespace_of(tenant_id)
+        adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
+        return canary_check(await self._prober.probe(adapter))
+
+    async def end_without_files(self, waiting: WaitingVersion) -> None:
+        """Of a version whose uploaded files are gone: ready where they were taken to be stored, else rejected.
+
+        Raises `StorageError` where nobody can tell now.
+        """
+        if not await self._finish_stored(waiting):
+            await self.reject(waiting, INTERRUPTED)
+
+    async def _finish_stored(self, waiting: WaitingVersion) -> bool:
+        """Whether only the last steps were missing: its files are where `digest` says, after every check had passed."""
+        if waiting.digest is None:
+            return False
+        try:
+            # They may be on this machine alone: its last server ended on the way to the bucket.
+            await self._store.ensure_stored(waiting.tenant_id, waiting.digest)
+            await self._move(waiting, "ready")
+        except (BlobMissing, VersionStateChanged, NotFound) as error:
+            self._log.info("version not finished", reason=str(error))
+            return False
+        return True
+
+    async def reject(self, waiting: WaitingVersion, rejected: Rejected) -> None:
+        """Does nothing to a version that has its verdict."""
+        report = {"checks": rejected.report.as_dicts()}
+        reason = f"{rejected.check}: {rejected.subject}: {rejected.message}"
+        try:
+            await self._move(waiting, "rejected", report=report, reason=reason)
+        except (VersionStateChanged, NotFound) as error:
+            self._log.info("version not rejected", reason=str(error))
+
+    async def _until_told(self, waiting: WaitingVersion, held: HeldUpload) -> None:
+        progress, delay_s = _Progress(), self._limits.retry_s
+        while True:
+            try:
+                await self._attempt(waiting, held.folder, progress)
+            except (VersionStateChanged, NotFound) as error:
+                self._log.info("version was moved by somebody else", reason=str(error))
+                return held.release()
+            except (AdaptersError, EngineError, TenantsError, OSError) as error:
+                self._log.warning("upload not judged yet", reason=str(error), again_in_s=delay_s)
+            except Exception:  # noqa: BLE001 - reported; the version keeps its turn until patience ends
+                self._log.exception("judging an upload failed", again_in_s=delay_s)
+            else:
+                return held.release()
+            await asyncio.sleep(delay_s)
+            if await self._is_gone(waiting):
+                return held.release()
+            delay_s = min(2 * delay_s, self._limits.max_retry_s)
+
+    async def _is_gone(self, waiting: WaitingVersion) -> bool:
+        """Whether nobody waits for a verdict any more: its tenant was deleted, say. Unknown while the database is down."""
+        try:
+            async with self._database.as_operator() as session:
+                return await WaitingVersions(session).get(waiting.version_id) is None
+        except StoreUnavailable:
+            return False
+
+    async def _attempt(self, waiting: WaitingVersion, folder: Path, progress: _Progress) -> None:
+        validated = progress.validated
+        if validated is None and not await asyncio.to_thread(folder.is_dir):
+            return await self.end_without_files(waiting)
+        if validated is None:
+            verdict = await self._validation.validate(waiting.tenant_id, folder)
+            if isinstance(verdict, Rejected):
+                return await self.reject(waiting, verdict)
+            validated = progress.validated = verdict
+        if progress.canary is None:
+            await asyncio.to_thread(keep_canonical, folder, validated.canonical)
+            progress.canary = await self._probe(waiting.tenant_id, validated.digest, folder)
+        report = validated.report.with_check(progress.canary)
+        if not progress.canary.passed:
+            return await self.reject(waiting, _refused_by_canary(progress.canary, report))
+        if not progress.is_stored:
+            await self._note(waiting, validated, report)
+            await self._store.store(waiting.tenant_id, validated.digest, folder)
+            progress.is_stored = True
+        await self._move(waiting, "ready")
+
+    async def _note(self, waiting: WaitingVersion, validated: Validated, report: ValidationReport) -> None:
+        findings = Findings(validated.digest, validated.rank, validated.config)
+        async with self._states(waiting.tenant_id) as states:
+            await states.note(waiting.version_id, findings, {"checks": report.as_dicts()})
+
+    async def _move(
+        self,
+        waiting: WaitingVersion,
+        to: str,
+        report: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        async with self._states(waiting.tenant_id) as states:
+            await states.move(waiting.version_id, to, expected=("validating",), report=report, reason=reason)
+
+    @asynccontextmanager
+    async def _states(self, tenant_id: UUID) -> AsyncIterator[VersionStates]:
+        async with self._database.as_tenant(tenant_id) as session:
+            yield VersionStates(session, tenant_id, AuditRepository(session, SYSTEM, tenant_id))
+
+
+def _refused_by_canary(check: Check, report: ValidationReport) -> Rejected:
+    return Rejected(check=CANARY, subject="the adapter", message=check.detail, report=report)

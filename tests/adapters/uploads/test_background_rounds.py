@@ -1,0 +1,80 @@
+"""Work in the background goes on, whatever one round of it met."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from loraplex.adapters.storage.garbage_collection import BlobRemoval, remove_from
+from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.object_store import Objects
+from loraplex.adapters.uploads import cleanup
+from loraplex.adapters.uploads.cleanup import UploadCleaner
+from loraplex.adapters.uploads.parts import UploadParts
+from loraplex.adapters.versions.pending_folders import HELD_FOLDER, HeldUploads
+from loraplex.tenants.database import Database
+
+
+class Rounds:
+    """A round that meets a defect once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.again = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.count += 1
+        if self.count == 1:
+            raise ValueError("a defect")
+        self.again.set()
+
+
+async def outlives(run: Callable[[], Coroutine[None, None, None]], rounds: Rounds) -> None:
+    """Returns when the round after the one that failed has begun."""
+    running = asyncio.create_task(run())
+    try:
+        await asyncio.wait_for(rounds.again.wait(), 10)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_the_cleaner_goes_on(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleaner = UploadCleaner(database, UploadParts(Objects(tmp_path / "objects")), AdapterStorage(tmp_path))
+    rounds = Rounds()
+    monkeypatch.setattr(cleanup, "ROUND_SECONDS", 0)
+    monkeypatch.setattr(cleaner, "end_overdue", rounds)
+    await outlives(cleaner.run, rounds)
+
+
+async def test_the_removal_of_files_goes_on(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removal = BlobRemoval(database, remove_from(AdapterStorage(tmp_path)), round_s=0)
+    rounds = Rounds()
+    monkeypatch.setattr(removal, "sweep", rounds)
+    await outlives(removal.run, rounds)
+
+
+async def test_what_others_keep_beside_uploads_is_let_be(tmp_path: Path) -> None:
+    objects = Objects(tmp_path / "objects")
+    parts, tenant, upload = UploadParts(objects), uuid4(), uuid4()
+    for key in ("uploads/theirs/x", f"uploads/{tenant}/theirs/x", f"uploads/{tenant}/{upload}/x"):
+        file = objects.spooled()
+        file.write_bytes(b"x")
+        await objects.take(file, key)
+    assert await parts.uploads() == [(tenant, upload)]
+
+
+def test_a_stray_lock_is_no_upload(tmp_path: Path) -> None:
+    folder = tmp_path / HELD_FOLDER
+    folder.mkdir()
+    (folder / "stray.lock").touch()
+    (folder / f"{uuid4().hex}.lock").touch()
+    abandoned = [*HeldUploads(tmp_path).abandoned()]
+    assert len(abandoned) == 1 and (folder / "stray.lock").exists()
+    abandoned[0].release()

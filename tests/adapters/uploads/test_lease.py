@@ -1,0 +1,87 @@
+"""A claim's lease: renewed in time, and ended before another's begins, whatever the database answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+from structlog.testing import capture_logs
+
+from loraplex.adapters.uploads.lease import UploadClaim
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import DatabaseUnavailable, UploadClaimed
+from loraplex.tenants.models import Upload
+
+LEASE_S = 0.6
+
+
+class Answers:
+    """A database that answers each renewal with the next of `errors`, the last one again and again."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = [*errors]
+        self.asked: list[float] = []
+
+    @asynccontextmanager
+    async def as_tenant(self, _: UUID) -> AsyncIterator[Any]:
+        self.asked.append(asyncio.get_running_loop().time())
+        error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+        if error is not None:
+            raise error
+        yield None
+
+
+@pytest.fixture(autouse=True)
+def renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def renew(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr("loraplex.adapters.uploads.lease.UploadRepository.renew", renew)
+
+
+def claim_of(answers: Answers, began_ago_s: float = 0.0) -> UploadClaim:
+    upload = Upload(id=UUID(int=1), tenant_id=UUID(int=2), claimed_until=datetime.now(UTC))
+    began = asyncio.get_running_loop().time() - began_ago_s
+    return UploadClaim(cast(Database, answers), upload, LEASE_S, began)
+
+
+async def keep(claim: UploadClaim, seconds: float) -> None:
+    async with claim.kept():
+        await asyncio.sleep(seconds)
+
+
+async def test_a_lease_that_the_database_did_not_renew_is_its_fault() -> None:
+    with pytest.raises(DatabaseUnavailable, match="could not be renewed"):
+        await keep(claim_of(Answers(DatabaseUnavailable("down"))), 10)
+
+
+async def test_a_claim_that_another_has_is_a_conflict() -> None:
+    with pytest.raises(UploadClaimed):
+        await keep(claim_of(Answers(DatabaseUnavailable("down"), UploadClaimed("another"))), 10)
+
+
+async def test_the_lease_counts_from_before_its_transaction() -> None:
+    clock = asyncio.get_running_loop()
+    started = clock.time()
+    with pytest.raises(DatabaseUnavailable):
+        await keep(claim_of(Answers(DatabaseUnavailable("down")), 0.8 * LEASE_S), 10)
+    assert clock.time() - started < 0.8 * LEASE_S
+    late = Answers(None)
+    await keep(claim_of(late, 0.8 * LEASE_S), 1.5 * LEASE_S)
+    assert len(late.asked) >= 3
+
+
+async def test_an_unexpected_error_is_told_and_the_claim_goes_on() -> None:
+    with capture_logs() as logs:
+        await keep(claim_of(Answers(ValueError("a defect"), None)), 2 * LEASE_S)
+    (told,) = logs
+    assert (told["log_level"], told["event"]) == ("error", "an upload's claim was not renewed")
+
+
+async def test_an_error_of_the_request_is_its_own() -> None:
+    with pytest.raises(TimeoutError):
+        async with claim_of(Answers(None)).kept():
+            raise TimeoutError

@@ -1,0 +1,173 @@
+"""Versions in validation when their server ends: another takes them up, once, or rejects them where the files are gone."""
+
+import asyncio
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from tests.adapters.versions.lifecycle_server import (
+    BASE_DIGEST,
+    QUICK,
+    Instant,
+    Server,
+    server,
+    tenant_id,
+    version_of,
+)
+
+from loraplex.adapters.errors import BlobStoreUnavailable
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage
+from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.versions.pending_folders import HELD_FOLDER
+from loraplex.adapters.versions.version_job import LifeCycleLimits
+from loraplex.tenants.database import Database
+
+__all__ = ["server", "tenant_id"]
+
+
+async def test_what_a_closed_server_left_is_taken_up_by_another(
+    server: Server, database: Database, tenant_id: UUID
+) -> None:
+    server.validation.gate.clear()
+    begun = await server.begin(tenant_id)
+    other = Server(database, server.root, Instant())
+    await other.life_cycle.sweep()
+    assert other.validation.folders == [], "its holder lives"
+    await server.life_cycle.close()
+    assert (await version_of(database, begun)).state == "validating"
+    await other.life_cycle.sweep()
+    assert (await other.version(begun)).state == "ready"
+    assert other.held() == []
+
+
+DYING_HOLDER = """
+import sys, time
+from pathlib import Path
+from uuid import UUID
+from loraplex.adapters.versions.pending_folders import HeldUploads
+
+held = HeldUploads(Path(sys.argv[1])).hold(Path(sys.argv[2]), UUID(sys.argv[3]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+async def test_a_killed_servers_upload_is_taken_up(
+    server: Server, database: Database, tenant_id: UUID
+) -> None:
+    server.validation.gate.clear()
+    begun = await server.begin(tenant_id)
+    await server.life_cycle.close()
+    staged, folder = server.staged(), server.root / HELD_FOLDER / begun.id.hex
+    os.rename(folder, staged.parent / "kept")
+    command = [
+        sys.executable,
+        "-c",
+        DYING_HOLDER,
+        str(server.root),
+        str(staged.parent / "kept"),
+        str(begun.id),
+    ]
+    holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert holder.stdout is not None and await holder.stdout.readline() == b"held\n"
+    other = Server(database, server.root, Instant())
+    await other.life_cycle.sweep()
+    assert (await other.version(begun)).state == "validating"
+    holder.kill()
+    await holder.wait()
+    await other.life_cycle.sweep()
+    assert (await other.version(begun)).state == "ready"
+
+
+async def test_versions_whose_files_are_gone_are_rejected(
+    server: Server, database: Database, tenant_id: UUID
+) -> None:
+    server.validation.gate.clear()
+    begun = await server.begin(tenant_id)
+    await server.life_cycle.close()
+    for path in (server.root / HELD_FOLDER / begun.id.hex).iterdir():
+        path.unlink()
+    (server.root / HELD_FOLDER / begun.id.hex).rmdir()
+    await server.life_cycle.sweep()
+    rejected = await server.version(begun)
+    assert rejected.state == "rejected" and "upload it again" in rejected.report["checks"][-1]["detail"]
+
+    elsewhere = await server.begin(tenant_id)
+    await server.life_cycle.close()
+    far = Server(database, server.root.parent / "other disk", Instant(), LifeCycleLimits(give_up_s=-1.0))
+    await far.life_cycle.sweep()
+    assert (await far.version(elsewhere)).state == "rejected"
+    await server.life_cycle.sweep()
+    assert server.held() == [], "nobody needs its files"
+
+
+async def test_a_server_that_dies_with_the_files_stored_leaves_one_step(
+    server: Server, database: Database, tenant_id: UUID
+) -> None:
+    store = server.store.store
+
+    async def store_and_hang(tenant_id: UUID, digest: str, staged: Path) -> Path:
+        await store(tenant_id, digest, staged)
+        stored.set()
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    stored = asyncio.Event()
+    server.store.store = store_and_hang  # type: ignore[method-assign]
+    begun = await server.begin(tenant_id)
+    await asyncio.wait_for(stored.wait(), 10)
+    noted = await version_of(database, begun)
+    assert noted.state == "validating" and noted.digest is not None, "who removes files sees it"
+    await server.life_cycle.close()
+    other = Server(database, server.root, Instant())
+    await other.life_cycle.sweep()
+    ready = await other.version(begun)
+    assert ready.state == "ready" and ready.report["checks"][-1]["name"] == "canary"
+    assert other.validation.folders == [] and other.held() == []
+
+
+@pytest.mark.parametrize("is_overdue", [False, True], ids=["held", "overdue"])
+async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published_before_it_is_ready(
+    database: Database, tenant_id: UUID, tmp_path: Path, s3_bucket: S3Options, is_overdue: bool
+) -> None:
+    """Also where the bucket is down for a while."""
+    objects, copying = Objects(tmp_path / "objects", s3_bucket), asyncio.Event()
+    copy, down = objects.copy, 2
+
+    async def hang(file: Path, key: str) -> None:
+        copying.set()
+        await asyncio.Event().wait()
+
+    async def unsteady(file: Path, key: str) -> None:
+        nonlocal down
+        down -= 1
+        if down >= 0:
+            raise BlobStoreUnavailable("down")
+        await copy(file, key)
+
+    def started(limits: LifeCycleLimits) -> Server:
+        root = tmp_path / "adapters"
+        store = BlobStore(AdapterStorage(root), objects, BASE_DIGEST)
+        return Server(database, root, Instant(), limits, store)
+
+    server = started(QUICK)
+    objects.copy = hang  # type: ignore[method-assign]
+    begun = await server.begin(tenant_id)
+    await asyncio.wait_for(copying.wait(), 10)
+    await server.life_cycle.close()
+
+    objects.copy = unsteady  # type: ignore[method-assign]
+    if is_overdue:
+        shutil.rmtree(server.root / HELD_FOLDER)
+    later = started(replace(QUICK, give_up_s=-1.0) if is_overdue else QUICK)
+    for _ in range(3):
+        await later.life_cycle.sweep()
+        ready = await later.version(begun)
+    assert ready.state == "ready" and later.held() == []
+    folder = f"adapters/{tenant_id}/{ready.digest}"
+    assert [await objects.exists(f"{folder}/{file}") for file in (CONFIG_FILE, WEIGHTS_FILE)] == [True, True]
