@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from loraplex.grammar.answer_form import JsonSchemaValue, Limits
-from loraplex.grammar.backend.emit_llguidance import emit as emit_llguidance
-from loraplex.grammar.backend.emit_xgrammar import emit as emit_xgrammar
-from loraplex.grammar.backend.vocabulary import Vocabulary
-from loraplex.grammar.enforcement.holding import Holding
-from loraplex.grammar.enforcement.routing import PREFERENCE, hold_schema
+from loraplex.grammar.backends.emit_llguidance import emit as emit_llguidance
+from loraplex.grammar.backends.emit_xgrammar import emit as emit_xgrammar
+from loraplex.grammar.backends.vocabulary import Vocabulary
+from loraplex.grammar.constraints import JsonSchemaValue, Limits
+from loraplex.grammar.enforcement.enforcement_plan import Holding
+from loraplex.grammar.enforcement.planner import PREFERENCE, hold_schema
 from loraplex.grammar.errors import AnswerNotSatisfied, GrammarRefused
-from loraplex.grammar.schema.validator import Validator
+from loraplex.grammar.json_schema.validator import Validator
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
 
 if TYPE_CHECKING:
-    from loraplex.grammar.backend.llguidance_mask import LlguidanceMask
-    from loraplex.grammar.backend.xgrammar_mask import XgrammarMask
+    from loraplex.grammar.backends.llguidance_mask import LlguidanceMask
+    from loraplex.grammar.backends.xgrammar_mask import XgrammarMask
 
     Mask: TypeAlias = LlguidanceMask | XgrammarMask
 
@@ -68,7 +68,7 @@ class Checker:
     """Holds schemas for one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
-        from loraplex.grammar.backend.compiler import MaskCompiler
+        from loraplex.grammar.backends.compiler import MaskCompiler
 
         self._compiler = MaskCompiler(vocabulary)
         self._limits = limits or Limits()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal as OneOfValues
 from typing import TypeAlias
 
-from loraplex.grammar.answer_form import JsonSchemaValue
+from loraplex.grammar.constraints import JsonSchemaValue
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Final
 from weakref import WeakValueDictionary
 
-from loraplex.grammar.answer_form import (
+from loraplex.grammar.constraints import (
     AnswerForm,
     Choice,
     ContextFreeGrammar,
@@ -23,7 +23,7 @@ from loraplex.grammar.answer_form import (
 )
 from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
 from loraplex.grammar.tenant_cache import TenantCache
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.preparation.composed import Composed, compose_form, form_size
 from loraplex.platform.preparation.packed_form import pack_form

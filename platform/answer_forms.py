@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from loraplex.grammar.answer_form import AnswerForm, OutputFormat, Tool
+from loraplex.grammar.constraints import AnswerForm, OutputFormat, Tool
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.format_parameters import Structure
 from loraplex.platform.parameters import Values

@@ -21,8 +21,8 @@ from loraplex.engine.mask_compilation import NICENESS as MASK_COMPILATION_NICENE
 from loraplex.engine.side_thread import start_side_thread
 from loraplex.engine.step_thread import StepThread
 from loraplex.engine.token_mask import TokenMaskFactory
-from loraplex.grammar.backend.compiler import MaskCompiler
-from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.platform.memory_report import report_memory
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from loraplex.grammar.answer_form import (
+from loraplex.grammar.constraints import (
     Choice,
     ContextFreeGrammar,
     JsonObject,

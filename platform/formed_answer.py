@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from loraplex.grammar.answer.composition import Composition
-from loraplex.grammar.answer.pieces import AnswerReader, AnswerReason, EngineReason, Piece
+from loraplex.grammar.builder.output_plan import Composition
+from loraplex.grammar.parsing.deltas import AnswerReader, AnswerReason, EngineReason, Piece
 
 JudgeValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 """(schema, value), both JSON texts. Raises `AnswerNotSatisfied`."""

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Tokenizer
 
-from loraplex.grammar.answer_form import Tool
-from loraplex.grammar.tool.style import ToolStyle, style_of_template
+from loraplex.grammar.constraints import Tool
+from loraplex.grammar.tools.call_syntax import ToolStyle, style_of_template
 from loraplex.platform.chat_messages import ChatMessage
 from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
 from loraplex.platform.token_fragments import TokenFragments

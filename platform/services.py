@@ -7,7 +7,7 @@ from uuid import UUID
 
 from loraplex.adapters.uploads.service import Uploads
 from loraplex.engine.client import EngineClient
-from loraplex.grammar import answer_form
+from loraplex.grammar import constraints
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.client_address import ClientAddresses
 from loraplex.platform.detached_work import DetachedWork
@@ -32,7 +32,7 @@ class GatewayLimits:
     """
 
     body: BodyLimits = field(default_factory=BodyLimits)
-    grammar: answer_form.Limits = field(default_factory=answer_form.Limits)
+    grammar: constraints.Limits = field(default_factory=constraints.Limits)
     max_in_flight: int = 2048
     max_tokenizing: int = 16
     max_tokenizing_per_tenant: int = 4

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar.answer_form import AnswerForm, Tool
+from loraplex.grammar.constraints import AnswerForm, Tool
 from loraplex.grammar.spec import encode_spec
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.answer_composer import AnswerComposer
 from loraplex.platform.answer_forms import answer_form
 from loraplex.platform.auth import Caller

@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
-from loraplex.grammar.answer_form import Tool
-from loraplex.grammar.tool.prompt import WrittenCall, render_calls, render_result, render_tools
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.constraints import Tool
+from loraplex.grammar.tools.call_syntax import ToolStyle
+from loraplex.grammar.tools.prompt_text import WrittenCall, render_calls, render_result, render_tools
 from loraplex.platform.chat_messages import ChatMessage, ToolCall
 from loraplex.platform.errors import InvalidBody, InvalidParameter
 from loraplex.platform.request_body import BodyLimits, parse_object

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from loraplex.grammar.answer_form import JsonSchemaValue, Tool
+from loraplex.grammar.constraints import JsonSchemaValue, Tool
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.parameter_kinds import (
     Boolean,

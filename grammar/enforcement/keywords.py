@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
-from loraplex.grammar.schema.pattern import translate
-from loraplex.grammar.schema.values import listed_values
+from loraplex.grammar.json_schema.pattern import translate
+from loraplex.grammar.json_schema.values import listed_values
 from loraplex.grammar.spec import Backend
 
 # Beyond, a double is not exact, and neither is a backend that reads bounds as doubles.

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from loraplex.grammar.answer_form import JsonSchemaValue
-from loraplex.grammar.enforcement.holding import Residue
+from loraplex.grammar.constraints import JsonSchemaValue
+from loraplex.grammar.enforcement.enforcement_plan import Residue
 from loraplex.grammar.enforcement.keywords import KEYWORDS, Site, is_exact
 from loraplex.grammar.enforcement.rewrite import Rewriter, Rewritten
 from loraplex.grammar.errors import GrammarTooLarge
-from loraplex.grammar.schema.pattern import translate
-from loraplex.grammar.schema.references import Target, is_metaschema, unresolved
-from loraplex.grammar.schema.satisfiable import contradicts_itself
-from loraplex.grammar.schema.values import listed_values, type_of
-from loraplex.grammar.schema.walk import escaped
+from loraplex.grammar.json_schema.pattern import translate
+from loraplex.grammar.json_schema.references import Target, is_metaschema, unresolved
+from loraplex.grammar.json_schema.satisfiable import contradicts_itself
+from loraplex.grammar.json_schema.values import listed_values, type_of
+from loraplex.grammar.json_schema.walk import escaped
 from loraplex.grammar.spec import Backend
 
 _IN_PLACE: Final = frozenset(("$ref", "allOf", "anyOf", "const", "enum", "if", "oneOf"))

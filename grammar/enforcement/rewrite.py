@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from loraplex.grammar.enforcement.keywords import KEYWORDS
-from loraplex.grammar.schema.bounds import COUNTS
-from loraplex.grammar.schema.disjoint import Disjointness
-from loraplex.grammar.schema.formats import JUDGED, format_pattern
-from loraplex.grammar.schema.pattern import translate
-from loraplex.grammar.schema.references import References, Target
-from loraplex.grammar.schema.values import TYPES, allowed_types, listed_values
+from loraplex.grammar.json_schema.bounds import COUNTS
+from loraplex.grammar.json_schema.disjoint import Disjointness
+from loraplex.grammar.json_schema.formats import JUDGED, format_pattern
+from loraplex.grammar.json_schema.pattern import translate
+from loraplex.grammar.json_schema.references import References, Target
+from loraplex.grammar.json_schema.values import TYPES, allowed_types, listed_values
 
 _APPLICATORS: Final = frozenset(
     ("$dynamicRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "not", "oneOf")

@@ -13,9 +13,9 @@ import sys
 import msgspec
 
 from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
+from loraplex.grammar.json_schema.validator import Validator
 from loraplex.grammar.judge.messages import Judged, Question, encode
 from loraplex.grammar.parent_death import die_with_parent
-from loraplex.grammar.schema.validator import Validator
 from loraplex.grammar.trial.confinement import yield_to_others
 
 MEMORY_BYTES = 1 << 30

@@ -2,8 +2,8 @@
 
 import torch
 
-from loraplex.grammar.backend.compiler import MaskCompiler
-from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.spec import GrammarSpec, encode_spec
 from loraplex.grammar.trial.child import FirstMask
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue

@@ -18,9 +18,9 @@ from torch import Tensor
 from loraplex.engine.kernels.bitmask import apply_bitmask
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.token_mask import TokenMask
-from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backend.compiler import MaskCompiler
-from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.figures import percentile

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loraplex.grammar.tool.call_tree import calls_tree
-from loraplex.grammar.tool.style import ToolStyle, syntax_of
+from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
+from loraplex.grammar.tools.call_tree import calls_tree
 from loraplex.grammar.tree import JsonValue, Node
 from loraplex.platform.bench.workload import WORDS
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from loraplex.grammar.backend.vocabulary import Vocabulary, byte_vocabulary, load_vocabulary
+from loraplex.grammar.backends.vocabulary import Vocabulary, byte_vocabulary, load_vocabulary
 from loraplex.grammar.check import BadLine, Case, Checker, read_cases
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished
-from loraplex.grammar.answer.pieces import Piece
+from loraplex.grammar.parsing.deltas import Piece
 from loraplex.platform.formed_answer import FormedAnswer
 from loraplex.platform.generation import Generation
 from loraplex.platform.openai.envelope import AnswerHead, event_of

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from loraplex.engine.messages import Finished
-from loraplex.grammar.answer.pieces import CallStarted, ContentPiece, EngineReason, Piece
+from loraplex.grammar.parsing.deltas import CallStarted, ContentPiece, EngineReason, Piece
 from loraplex.platform.formed_answer import FormedAnswer
 
 _encode = msgspec.json.encode

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from loraplex.grammar.answer.composition import Composition, compose
-from loraplex.grammar.answer_form import (
+from loraplex.grammar.builder.output_plan import Composition, compose
+from loraplex.grammar.constraints import (
     AnswerForm,
     Choice,
     ContextFreeGrammar,
@@ -14,7 +14,7 @@ from loraplex.grammar.answer_form import (
     Regex,
     StructuralTag,
 )
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.value_size import size_of
 
 MOST_SIZE: Final = 8 << 20

@@ -5,7 +5,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from loraplex.grammar import errors as grammar_errors
-from loraplex.grammar.answer_form import Limits
+from loraplex.grammar.constraints import Limits
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.errors import GatewayError, InvalidBody, InvalidParameter
 from loraplex.platform.preparation.composed import Composed

@@ -4,7 +4,7 @@ import json
 from dataclasses import fields
 from typing import Any, Final
 
-from loraplex.grammar.answer_form import (
+from loraplex.grammar.constraints import (
     AnswerForm,
     Choice,
     ContextFreeGrammar,
@@ -15,7 +15,7 @@ from loraplex.grammar.answer_form import (
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 
 _FORMATS: Final[dict[str, type[OutputFormat]]] = {
     each.__name__: each for each in (JsonObject, JsonSchema, Regex, Choice, ContextFreeGrammar, StructuralTag)

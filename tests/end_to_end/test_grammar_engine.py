@@ -14,9 +14,9 @@ from loraplex.engine.engine import Engine
 from loraplex.engine.loading import load_model
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backend.compiler import MaskCompiler
-from loraplex.grammar.backend.vocabulary import Vocabulary
+from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
 

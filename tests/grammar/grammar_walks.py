@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import torch
 
-from loraplex.grammar.answer_form import JsonSchemaValue
-from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backend.compiler import MaskCompiler
-from loraplex.grammar.backend.llguidance_mask import LlguidanceMask
-from loraplex.grammar.backend.vocabulary import Vocabulary
-from loraplex.grammar.backend.xgrammar_mask import XgrammarMask
+from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.llguidance_mask import LlguidanceMask
+from loraplex.grammar.backends.vocabulary import Vocabulary
+from loraplex.grammar.backends.xgrammar_mask import XgrammarMask
+from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
 

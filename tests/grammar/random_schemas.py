@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from loraplex.grammar.schema.formats import FORMATS
+from loraplex.grammar.json_schema.formats import FORMATS
 
 NAMES = ("a", "b", "foo", "a/b", "x~y", "")
 PATTERNS = (

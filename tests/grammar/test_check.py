@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.grammar.enforcement_table import TABLE, Group, render, totals, verdicts
 
-from loraplex.grammar.backend.vocabulary import Vocabulary, byte_vocabulary
+from loraplex.grammar.backends.vocabulary import Vocabulary, byte_vocabulary
 from loraplex.grammar.check import BadLine, Case, Checker, read_cases
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.adapter_profile import DEFAULTABLE, read_profile_change
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 from loraplex.platform.parameters import PARAMETERS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.answer_form import (
+from loraplex.grammar.constraints import (
     AnswerForm,
     Choice,
     ContextFreeGrammar,
@@ -23,7 +23,7 @@ from loraplex.grammar.answer_form import (
 )
 from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
 from loraplex.grammar.spec import GrammarSpec
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.answer_composer import AnswerComposer
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.preparation.preparer import Preparer, PreparerOptions

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.answer_form import (
+from loraplex.grammar.constraints import (
     AnswerForm,
     Choice,
     ContextFreeGrammar,

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from loraplex.grammar.answer.composition import compose
-from loraplex.grammar.answer_form import AnswerForm, JsonSchema, Limits, Tool
+from loraplex.grammar.builder.output_plan import compose
+from loraplex.grammar.constraints import AnswerForm, JsonSchema, Limits, Tool
 from loraplex.grammar.errors import AnswerNotSatisfied
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.formed_answer import FormedAnswer
 
 UNIQUE = {"type": "array", "uniqueItems": True}

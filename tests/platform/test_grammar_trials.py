@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from loraplex.engine.fake_engine import DEFAULT_INFO
-from loraplex.grammar.answer.composition import compose
-from loraplex.grammar.answer_form import AnswerForm, Limits, Regex
+from loraplex.grammar.builder.output_plan import compose
+from loraplex.grammar.constraints import AnswerForm, Limits, Regex
 from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, TrialsUnavailable
 from loraplex.grammar.spec import GrammarSpec
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.config import Settings
 from loraplex.platform.errors import UnsupportedParameter
 from loraplex.platform.grammar_trials import MeasuredTrials, open_trials, trial_limits

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraplex.grammar.answer_form import Tool
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.constraints import Tool
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.chat_messages import ChatMessage, ToolCall
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.prompt import PromptRenderer

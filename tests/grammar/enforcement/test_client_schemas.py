@@ -23,12 +23,12 @@ from pydantic import (
 )
 from tests.grammar.grammar_walks import Walks
 
-from loraplex.grammar.answer_form import Limits
-from loraplex.grammar.backend.vocabulary import byte_vocabulary
-from loraplex.grammar.enforcement.routing import hold_schema
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
+from loraplex.grammar.constraints import Limits
+from loraplex.grammar.enforcement.planner import hold_schema
 from loraplex.grammar.errors import AnswerNotSatisfied, SchemaNotHeld
-from loraplex.grammar.schema.dialect import to_newest
-from loraplex.grammar.schema.validator import Validator
+from loraplex.grammar.json_schema.dialect import to_newest
+from loraplex.grammar.json_schema.validator import Validator
 
 ZOD = json.loads((Path(__file__).parent / "zod_schemas.json").read_text("utf-8"))
 """By `z.toJSONSchema` of zod 4.6, for draft 7."""

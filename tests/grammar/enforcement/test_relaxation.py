@@ -8,12 +8,12 @@ import pytest
 from tests.grammar.grammar_walks import Walks
 from tests.grammar.random_schemas import random_schema
 
-from loraplex.grammar.answer_form import Limits
-from loraplex.grammar.backend.vocabulary import byte_vocabulary
-from loraplex.grammar.enforcement.holding import Holding
-from loraplex.grammar.enforcement.routing import hold_schema
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
+from loraplex.grammar.constraints import Limits
+from loraplex.grammar.enforcement.enforcement_plan import Holding
+from loraplex.grammar.enforcement.planner import hold_schema
 from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid, GrammarRefused, SchemaNotHeld
-from loraplex.grammar.schema.validator import Validator
+from loraplex.grammar.json_schema.validator import Validator
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from tests.grammar.hostile_grammars import HOSTILE_GRAMMARS, HostileGrammar
 from tests.grammar.process_table import children, own_bytes
 
-from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backend.vocabulary import byte_vocabulary
+from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import Alternation, JsonValue, Literal, Node, Pattern

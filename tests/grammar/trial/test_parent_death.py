@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tests.grammar.process_table import alive, children
 
-from loraplex.grammar.backend.vocabulary import byte_vocabulary
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
 
 GATEWAY = """
 import asyncio, os, sys
-from loraplex.grammar.backend import emit_xgrammar
+from loraplex.grammar.backends import emit_xgrammar
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue
 from loraplex.grammar.trial.messages import TrialLimits

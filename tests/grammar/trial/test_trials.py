@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 from tests.grammar.process_table import alive, children
 
-from loraplex.grammar.backend import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backend.vocabulary import byte_vocabulary
+from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, TrialsUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue

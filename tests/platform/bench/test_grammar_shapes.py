@@ -7,8 +7,8 @@ from typing import get_args
 import jsonschema
 import pytest
 
-from loraplex.grammar.backend.compiler import MaskCompiler
-from loraplex.grammar.backend.vocabulary import byte_vocabulary
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.platform.bench.grammar_hostile import endless_hostile_schemas, hostile_schemas
 from loraplex.platform.bench.grammar_masks import EMITTERS, NAMESPACE

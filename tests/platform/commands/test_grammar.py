@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from loraplex.grammar.backend.vocabulary import byte_vocabulary
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.platform.cli import main
 
 CASES = [

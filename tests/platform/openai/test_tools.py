@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.fake_engine import FakeScript, Fault
-from loraplex.grammar.answer.call_reader import CallReader
-from loraplex.grammar.answer.pieces import Piece
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.parsing.deltas import Piece
+from loraplex.grammar.parsing.tool_call_parser import CallReader
 from loraplex.grammar.spec import decode_spec
 from loraplex.platform.openai.read_answers import READ_AT_ONCE
 from loraplex.platform.parameters import read_parameters

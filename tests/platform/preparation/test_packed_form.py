@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.grammar.answer_form import (
+from loraplex.grammar.constraints import (
     AnswerForm,
     Choice,
     ContextFreeGrammar,
@@ -13,7 +13,7 @@ from loraplex.grammar.answer_form import (
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.preparation.packed_form import pack_form, unpack_form
 
 SCHEMA = {"maximum": 10**40, "multipleOf": 0.1, "const": "\u2028 \U0001f600 ä", "enum": [None, True, -0.0]}

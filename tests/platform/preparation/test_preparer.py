@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from tests.grammar.process_table import alive
 
-from loraplex.grammar.answer_form import AnswerForm, JsonSchema, Limits, Tool
+from loraplex.grammar.constraints import AnswerForm, JsonSchema, Limits, Tool
 from loraplex.grammar.errors import GrammarTooCostly, GrammarTooLarge, SchemaNotHeld, TrialsUnavailable
-from loraplex.grammar.tool.style import ToolStyle
+from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import InvalidBody, InvalidParameter, Overloaded
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.preparation.packed_form import pack_form

@@ -1,0 +1,58 @@
+"""The tree of an answer that has a format, without its calls. Invariant: a format that passes is within its bounds."""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+from loraplex.grammar.builder.schema_set import AskedSchema
+from loraplex.grammar.constraints import Choice, JsonObject, JsonSchema, Limits, Regex
+from loraplex.grammar.errors import GrammarInvalid, GrammarRefused, GrammarTooLarge
+from loraplex.grammar.tools.call_syntax import CallSyntax
+from loraplex.grammar.tree import Alternation, Literal, Node, Pattern
+
+CHOICE: Final = "structured_outputs.choice"
+REGEX: Final = "structured_outputs.regex"
+
+TreeFormat: TypeAlias = JsonObject | JsonSchema | Regex | Choice
+"""The formats that have a tree, and so can stand beside calls."""
+
+
+def schemas_of(form: TreeFormat | None) -> tuple[AskedSchema, ...]:
+    """The schema an answer in this format is held to, if it is JSON."""
+    match form:
+        case JsonObject():
+            return (AskedSchema({"type": "object"}, False, "response_format"),)
+        case JsonSchema(schema, strict, param):
+            return (AskedSchema(schema, strict, param),)
+    return ()
+
+
+def text_tree(form: Regex | Choice, limits: Limits) -> Node:
+    """An answer that is not JSON. Raises `GrammarRefused`."""
+    if isinstance(form, Regex):
+        _check_bytes(form.pattern, limits.max_pattern_bytes, REGEX)
+        return Pattern(form.pattern)
+    _check_options(form.options, limits)
+    options = tuple(Literal(option) for option in dict.fromkeys(form.options))
+    return options[0] if len(options) == 1 else Alternation(options)
+
+
+def check_beside_calls(form: TreeFormat, syntax: CallSyntax) -> None:
+    """Raises `GrammarRefused` for a choice that reads as a call."""
+    if isinstance(form, Choice) and any(option.startswith(syntax.beginning) for option in form.options):
+        message = f"beside tools no choice can begin with {syntax.beginning!r}, as calls do"
+        raise GrammarRefused(message, param=CHOICE)
+
+
+def _check_options(options: Sequence[str], limits: Limits) -> None:
+    if not options or "" in options:
+        raise GrammarInvalid("a choice is a list of texts, at least one and none empty", param=CHOICE)
+    if len(options) > limits.max_choices:
+        message = f"{len(options)} choices are given, at most {limits.max_choices} are allowed"
+        raise GrammarTooLarge(message, param=CHOICE)
+    _check_bytes("".join(options), limits.max_text_bytes, CHOICE)
+
+
+def _check_bytes(text: str, most: int, param: str) -> None:
+    size = len(text.encode(errors="surrogatepass"))
+    if size > most:
+        raise GrammarTooLarge(f"{param} has {size} bytes, at most {most} are allowed", param=param)

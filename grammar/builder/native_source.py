@@ -1,0 +1,61 @@
+"""Formats that are one backend's own language: its text goes there as it is. Invariant: a schema inside a structural tag is
+written as xgrammar is exact for it, or refused.
+"""
+
+from typing import Any, Final
+
+from loraplex.grammar.backends.emit_llguidance import lark_source
+from loraplex.grammar.backends.emit_xgrammar import ebnf_source, structural_tag_source
+from loraplex.grammar.constraints import ContextFreeGrammar, JsonSchemaValue, Limits, StructuralTag
+from loraplex.grammar.enforcement.planner import hold_schema
+from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge
+from loraplex.grammar.json_schema.bounds import check_bounds
+from loraplex.grammar.spec import Backend
+
+GRAMMAR: Final = "structured_outputs.grammar"
+STRUCTURAL_TAG: Final = "structured_outputs.structural_tag"
+
+SCHEMA_FORMAT: Final[dict[str, Any]] = {"type": "json_schema", "json_schema": True, "style": "json"}
+"""The keys of such a format. `any_order` and its like would loosen the schema."""
+
+
+def native_param(form: ContextFreeGrammar | StructuralTag) -> str:
+    """The field of the request it came from."""
+    return STRUCTURAL_TAG if isinstance(form, StructuralTag) else GRAMMAR
+
+
+def native_source(form: ContextFreeGrammar | StructuralTag, limits: Limits) -> tuple[Backend, str]:
+    """The one backend that reads this, and its source. Raises `GrammarRefused`."""
+    if isinstance(form, StructuralTag):
+        check_bounds(form.tag, limits=limits, param=STRUCTURAL_TAG)
+        return "xgrammar", structural_tag_source(_held(form.tag, limits))
+    size = len(form.text.encode(errors="surrogatepass"))
+    if size > limits.max_text_bytes:
+        message = f"the grammar has {size} bytes, at most {limits.max_text_bytes} are allowed"
+        raise GrammarTooLarge(message, param=GRAMMAR)
+    if "::=" in form.text:
+        return "xgrammar", ebnf_source(form.text)
+    return "llguidance", lark_source(form.text)
+
+
+def _held(value: Any, limits: Limits) -> Any:
+    """A copy of a tag, no deeper than `limits`, with every schema as xgrammar is exact for it. Schemas are not walked."""
+    if isinstance(value, list):
+        return [_held(each, limits) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") != "json_schema":
+        return {key: _held(each, limits) for key, each in value.items()}
+    for name in value.keys() - SCHEMA_FORMAT.keys():
+        raise GrammarRefused(
+            f"a format json_schema has {', '.join(SCHEMA_FORMAT)}, not {name[:64]!r}", param=STRUCTURAL_TAG
+        )
+    if value.get("style", "json") != "json":
+        raise GrammarRefused('of the styles of "json_schema" only "json" is held', param=STRUCTURAL_TAG)
+    return {**SCHEMA_FORMAT, "json_schema": _exact(value.get("json_schema"), limits)}
+
+
+def _exact(schema: Any, limits: Limits) -> JsonSchemaValue:
+    return hold_schema(
+        schema, strict=True, param=STRUCTURAL_TAG, limits=limits, backends=frozenset({"xgrammar"})
+    ).schema

@@ -1,0 +1,154 @@
+"""From what a request asks to one grammar of one backend and the reader of its answers. Invariant: every schema in play
+is held by that backend exactly, or judged on the finished value.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
+from loraplex.grammar.builder.format_tree import TreeFormat, check_beside_calls, schemas_of, text_tree
+from loraplex.grammar.builder.native_source import native_param, native_source
+from loraplex.grammar.builder.schema_set import (
+    PREFERRED,
+    AskedSchema,
+    hold_together,
+    residue_schema,
+    value_schema,
+)
+from loraplex.grammar.constraints import (
+    AnswerForm,
+    Choice,
+    ContextFreeGrammar,
+    JsonObject,
+    JsonSchema,
+    Limits,
+    Regex,
+    StructuralTag,
+    Tool,
+)
+from loraplex.grammar.enforcement.enforcement_plan import Enforcement, Holding
+from loraplex.grammar.enforcement.planner import ALL_BACKENDS
+from loraplex.grammar.errors import GrammarRefused
+from loraplex.grammar.parsing.content_parser import ContentReader, Judge
+from loraplex.grammar.parsing.deltas import AnswerReader
+from loraplex.grammar.parsing.tool_call_parser import CallReader, CallReading, CallsMay
+from loraplex.grammar.spec import Backend, GrammarSpec
+from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
+from loraplex.grammar.tools.call_tree import calls_tree, text_or_calls_tree
+from loraplex.grammar.tools.tool_list import arguments_schema, check_tools
+from loraplex.grammar.tree import Alternation, JsonValue, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """`spec` None: the answer is unconstrained. `enforcement` None: no schema is in play. Data only: it may cross processes.
+
+    `keep_special_tokens`: calls are marked by control tokens, so the text must be decoded with them. `calls` None: there are
+    none, and `content` is the schema, a JSON text, by which the whole answer is judged, if it is.
+    """
+
+    spec: GrammarSpec | None
+    enforcement: Enforcement | None = None
+    keep_special_tokens: bool = False
+    calls: CallReading | None = None
+    content: str | None = None
+
+    def reader(self, judge: Judge) -> AnswerReader:
+        """A reader of one choice, which has `judge` called for every value that the grammar alone does not hold."""
+        return ContentReader(self.content, judge) if self.calls is None else CallReader(self.calls, judge)
+
+
+def compose(
+    form: AnswerForm,
+    style: ToolStyle,
+    *,
+    limits: Limits,
+    control_tokens: Collection[str] = (),
+) -> Composition:
+    """The grammar of `form`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`."""
+    tools = () if form.tool_choice == "none" else form.tools
+    if form.tool_choice == "required" and not tools:
+        raise GrammarRefused("a call is required and there is no tool to call", param="tool_choice")
+    if isinstance(form.format, ContextFreeGrammar | StructuralTag):
+        return _native(form, form.format, tools, limits)
+    content = None if form.tool_choice == "required" else form.format
+    if tools:
+        return _with_calls(form, content, style, limits, control_tokens)
+    if content is None:
+        return Composition(None)
+    return _content_only(form, content, limits)
+
+
+def _native(
+    form: AnswerForm, native: ContextFreeGrammar | StructuralTag, tools: Sequence[Tool], limits: Limits
+) -> Composition:
+    if tools:
+        param = native_param(native)
+        raise GrammarRefused(f"{param} cannot be combined with tools", param=param)
+    backend, source = native_source(native, limits)
+    spec = GrammarSpec(backend=backend, source=source, fast_forward=form.fast_forward, close=form.close)
+    return Composition(spec)
+
+
+def _content_only(form: AnswerForm, content: TreeFormat, limits: Limits) -> Composition:
+    held = hold_together(schemas_of(content), limits, backends=_backends_of(content))
+    spec = _spec(form, held.backend, _content_tree(content, held.holdings, limits))
+    return Composition(spec, held.enforcement, content=_content_schema(held.holdings))
+
+
+def _with_calls(
+    form: AnswerForm,
+    content: TreeFormat | None,
+    style: ToolStyle,
+    limits: Limits,
+    control_tokens: Collection[str],
+) -> Composition:
+    check_tools(form.tools, limits)
+    syntax = syntax_of(style, beside_json=isinstance(content, JsonObject | JsonSchema))
+    asked = [AskedSchema(arguments_schema(tool), tool.strict, tool.param) for tool in form.tools]
+    held = hold_together([*asked, *schemas_of(content)], limits, backends=_backends_of(content))
+    of_tools = dict(zip((tool.name for tool in form.tools), held.holdings, strict=False))
+    of_content = held.holdings[len(form.tools) :]
+
+    schemas = {name: holding.schema for name, holding in of_tools.items()}
+    calls = calls_tree(syntax, schemas, parallel=form.parallel, control_tokens=control_tokens)
+    if form.tool_choice == "required":
+        tree, calls_may = calls, CallsMay.BE_ALL
+    elif content is None:
+        tree = text_or_calls_tree(syntax, calls)
+        calls_may = CallsMay.REPLACE_TEXT if syntax.marker is None else CallsMay.FOLLOW_TEXT
+    else:
+        check_beside_calls(content, syntax)
+        tree = Alternation((calls, _content_tree(content, of_content, limits)))
+        calls_may = CallsMay.REPLACE_TEXT
+
+    # A regular expression may match what reads as a call: then only judging keeps the arguments right.
+    ambiguous = isinstance(content, Regex)
+    judged_by = value_schema if ambiguous else residue_schema
+    judged = {name: judged_by(holding) for name, holding in of_tools.items()}
+    return Composition(
+        _spec(form, held.backend, tree),
+        "validated" if ambiguous else held.enforcement,
+        any(token in control_tokens for token in syntax.tokens),
+        CallReading(syntax, calls_may, judged, _content_schema(of_content)),
+    )
+
+
+def _content_tree(content: TreeFormat, holdings: Sequence[Holding], limits: Limits) -> Node:
+    if isinstance(content, Regex | Choice):
+        return text_tree(content, limits)
+    return JsonValue(holdings[0].schema)
+
+
+def _content_schema(holdings: Sequence[Holding]) -> str | None:
+    return residue_schema(holdings[0]) if holdings else None
+
+
+def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:
+    """Only one backend reads regular expressions as they are documented."""
+    return frozenset({PREFERRED}) if isinstance(content, Regex) else ALL_BACKENDS
+
+
+def _spec(form: AnswerForm, backend: Backend, tree: Node) -> GrammarSpec:
+    emit = emit_llguidance.emit if backend == "llguidance" else emit_xgrammar.emit
+    return GrammarSpec(backend=backend, source=emit(tree), fast_forward=form.fast_forward, close=form.close)

@@ -1,0 +1,75 @@
+"""The schemas of one answer, held by one backend together. Invariant: the backend is exact for each schema as it is then
+compiled, and what was relaxed has a judge.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+from loraplex.grammar.constraints import JsonSchemaValue, Limits
+from loraplex.grammar.enforcement.enforcement_plan import Enforcement, Holding
+from loraplex.grammar.enforcement.planner import ALL_BACKENDS, PREFERENCE, hold_schema
+from loraplex.grammar.json_schema.bounds import check_together
+from loraplex.grammar.spec import Backend
+
+PREFERRED: Final[Backend] = PREFERENCE[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSchema:
+    """A schema as it stands in the request; `param` is its place there."""
+
+    schema: JsonSchemaValue
+    strict: bool
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSchemas:
+    """`holdings` in the order in which they were asked."""
+
+    backend: Backend
+    holdings: tuple[Holding, ...]
+
+    @property
+    def enforcement(self) -> Enforcement | None:
+        """validated if any is; None without a schema."""
+        if not self.holdings:
+            return None
+        return "full" if all(holding.enforcement == "full" for holding in self.holdings) else "validated"
+
+
+def hold_together(
+    asked: Sequence[AskedSchema], limits: Limits, *, backends: frozenset[Backend]
+) -> HeldSchemas:
+    """`backends`: those that can hold the rest of the answer. Raises `GrammarRefused`.
+
+    When no backend is exact for all, those that the preferred one does not hold are relaxed: a strict one is refused.
+    """
+    check_together(((each.schema, each.param) for each in asked), limits=limits)
+    holdings = tuple(_hold(each, limits, ALL_BACKENDS) for each in asked)
+    common = reduce(frozenset.intersection, (holding.backends for holding in holdings), backends)
+    if common:
+        return HeldSchemas(next(backend for backend in PREFERENCE if backend in common), holdings)
+    only = frozenset({PREFERRED})
+    relaxed = (
+        holding if PREFERRED in holding.backends else _hold(each, limits, only)
+        for each, holding in zip(asked, holdings, strict=True)
+    )
+    return HeldSchemas(PREFERRED, tuple(relaxed))
+
+
+def residue_schema(holding: Holding) -> str | None:
+    """What a finished value is judged by, as a JSON text, if the grammar alone does not hold its schema."""
+    return None if holding.judged is None else json.dumps(holding.judged)
+
+
+def value_schema(holding: Holding) -> str:
+    """What a finished value is judged by in any case."""
+    return json.dumps(holding.schema if holding.judged is None else holding.judged)
+
+
+def _hold(asked: AskedSchema, limits: Limits, backends: frozenset[Backend]) -> Holding:
+    return hold_schema(asked.schema, strict=asked.strict, param=asked.param, limits=limits, backends=backends)

@@ -1,0 +1,31 @@
+"""How a schema is held: the result of the static analysis that routes it to a backend (see `keywords.py` for its table)."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from loraplex.grammar.constraints import JsonSchemaValue
+from loraplex.grammar.spec import Backend
+
+Enforcement: TypeAlias = Literal["full", "validated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """A keyword no grammar enforces here, by JSON Pointer."""
+
+    keyword: str
+    pointer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """`schema` is what is compiled, by any of `backends`, each exact for it. full: it is the schema asked for.
+
+    validated: it is a relaxation of `judged`, by which a validator judges the finished value; `residue` tells why.
+    """
+
+    enforcement: Enforcement
+    backends: frozenset[Backend]
+    schema: JsonSchemaValue
+    judged: JsonSchemaValue | None = None
+    residue: tuple[Residue, ...] = ()

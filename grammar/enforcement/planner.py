@@ -1,0 +1,138 @@
+"""How a schema is held: by a backend that enforces all of it, or relaxed and judged. Decided from the schema alone, never by
+trying. Invariant: `full` means that nothing but valid documents can be written.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from loraplex.grammar.constraints import JsonSchemaValue, Limits
+from loraplex.grammar.enforcement.enforcement_plan import Holding, Residue
+from loraplex.grammar.enforcement.relaxation import Relaxed, relax
+from loraplex.grammar.enforcement.rewrite import Rewriter
+from loraplex.grammar.errors import GrammarInvalid, SchemaNotHeld
+from loraplex.grammar.json_schema.bounds import check_bounds
+from loraplex.grammar.json_schema.cycles import recursive_groups
+from loraplex.grammar.json_schema.dialect import to_newest
+from loraplex.grammar.json_schema.formats import FORMATS, HINTS, JUDGED
+from loraplex.grammar.json_schema.metaschema import check_is_schema, check_stays_inside
+from loraplex.grammar.json_schema.references import References
+from loraplex.grammar.json_schema.satisfiable import KnownTypes, types_of_definitions, without_empty_parts
+from loraplex.grammar.json_schema.values import allowed_types
+from loraplex.grammar.json_schema.walk import walk
+from loraplex.grammar.spec import Backend
+
+# The first that is exact is preferred: it compiles in milliseconds whatever the schema.
+PREFERENCE: Final[tuple[Backend, ...]] = ("llguidance", "xgrammar")
+ALL_BACKENDS: Final[frozenset[Backend]] = frozenset(PREFERENCE)
+
+
+def hold_schema(
+    schema: JsonSchemaValue,
+    *,
+    strict: bool,
+    param: str,
+    limits: Limits,
+    backends: frozenset[Backend] = ALL_BACKENDS,
+) -> Holding:
+    """`backends`: those that may be chosen. `param` names the schema's place in the request.
+
+    Raises `GrammarTooLarge`, `GrammarInvalid`, also for a schema that no document satisfies, and with `strict`
+    `SchemaNotHeld`.
+    """
+    check_bounds(schema, limits=limits, param=param)
+    newest = to_newest(schema, param=param)
+    check_is_schema(newest, param=param)
+    references = References(newest)
+    check_stays_inside(references, param=param)
+    if strict:
+        _refuse_unknown_formats(newest, param)
+    found = {backend: relaxed for backend, relaxed in _each(references, param, limits) if backend in backends}
+    exact = [backend for backend, relaxed in found.items() if not relaxed.residue]
+    if exact:
+        chosen = found[exact[0]].schema
+        same = frozenset(backend for backend in exact if found[backend].schema == chosen)
+        return Holding(enforcement="full", backends=same, schema=chosen)
+    if strict or "llguidance" not in found:
+        raise _not_held(next(iter(found.values())).residue, param)
+    relaxed = found["llguidance"]
+    return Holding(
+        enforcement="validated",
+        backends=frozenset({"llguidance"}),
+        schema=relaxed.schema,
+        judged=newest,
+        residue=relaxed.residue,
+    )
+
+
+def _each(references: References, param: str, limits: Limits) -> Iterator[tuple[Backend, Relaxed]]:
+    groups, rewriter = recursive_groups(references), Rewriter(references)
+    for backend in PREFERENCE:
+        # Only the preferred one is ever given a relaxed schema.
+        whole = backend == PREFERENCE[0]
+        nodes = 4 * limits.max_nodes
+        relaxed = relax(rewriter, groups, backend, param=param, max_nodes=nodes, whole=whole)
+        yield backend, _inhabited(relaxed, backend, param) if whole or not relaxed.residue else relaxed
+
+
+def _inhabited(relaxed: Relaxed, backend: Backend, param: str) -> Relaxed:
+    """Without the parts that no document satisfies. Raises `GrammarInvalid` if that is the whole."""
+    schema: Any = relaxed.schema
+    known: KnownTypes = types_of_definitions(schema) if isinstance(schema, dict) else {}
+    schema = without_empty_parts(schema, known)
+    if schema is False:
+        raise GrammarInvalid(f"{param}: no document satisfies this schema", param=param, pointer="")
+    if "$defs" in schema:
+        schema = {**schema, "$defs": _definitions(schema["$defs"], known)}
+    if backend == "xgrammar" and any(node is False for _, node in walk(_without_closing(schema))):
+        return Relaxed(schema, (*relaxed.residue, Residue("false", "")))
+    return Relaxed(schema, relaxed.residue)
+
+
+def _definitions(found: dict[str, Any], known: KnownTypes) -> dict[str, Any]:
+    return {
+        name: without_empty_parts(member, known) for name, member in found.items() if known[f"#/$defs/{name}"]
+    }
+
+
+def _without_closing(schema: Any) -> Any:
+    """The schema without `additionalProperties: false`, the one false that xgrammar reads."""
+    if isinstance(schema, list):
+        return [_without_closing(member) for member in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _without_closing(member)
+        for key, member in schema.items()
+        if not (key == "additionalProperties" and member is False)
+    }
+
+
+def _refuse_unknown_formats(schema: JsonSchemaValue, param: str) -> None:
+    """A format that nobody here knows asserts nothing; who asks for strictness expects that it does.
+
+    Unless it says of a number how wide it is, or of a text what a pattern beside it spells out, as zod writes it.
+    """
+    for pointer, node in walk(schema):
+        name = node.get("format") if isinstance(node, dict) else None
+        if not isinstance(name, str) or name in FORMATS or name in JUDGED or name in HINTS:
+            continue
+        if "string" in allowed_types(node) and not any(map(_has_pattern, (node, *node.get("allOf", ())))):
+            raise SchemaNotHeld(
+                f"{param}: the format {name[:60]!r} is not known, so strict cannot hold it",
+                param=param,
+                pointer=f"{pointer}/format",
+            )
+
+
+def _has_pattern(node: Any) -> bool:
+    return isinstance(node, dict) and "pattern" in node
+
+
+def _not_held(residue: Sequence[Residue], param: str) -> SchemaNotHeld:
+    first = residue[0]
+    places = ", ".join(f"{each.keyword} at {each.pointer!r}" for each in residue[:5])
+    return SchemaNotHeld(
+        f"{param}: strict, but no grammar holds {places}; without strict the finished value is checked",
+        param=param,
+        pointer=first.pointer,
+    )

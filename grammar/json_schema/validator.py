@@ -1,0 +1,105 @@
+"""The judge of finished values, where the grammar alone does not hold a schema. Invariant: it never opens a connection.
+
+Neither making nor using one is bounded in time, whatever bounds its patterns have: see `judge/judges.py`.
+"""
+
+import json
+from decimal import Decimal
+from typing import Any, Final
+
+import jsonschema_rs
+
+from loraplex.grammar.constraints import JsonSchemaValue
+from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
+from loraplex.grammar.json_schema.walk import escaped
+
+_BACKTRACKING_STEPS: Final = 100_000
+_PATTERN_BYTES: Final = 10 << 20
+_LARGEST_EXPONENT: Final = 400
+_LONGEST_NUMBER: Final = 4_000
+
+
+class Validator:
+    """Judges values by one schema of draft 2020-12, formats asserted."""
+
+    def __init__(self, schema: JsonSchemaValue, *, param: str | None = None) -> None:
+        """Raises `GrammarInvalid` for what is not a schema or refers to something outside of itself."""
+        try:
+            self._validator = jsonschema_rs.Draft202012Validator(
+                schema,
+                validate_formats=True,
+                offline=True,
+                pattern_options=jsonschema_rs.FancyRegexOptions(
+                    backtrack_limit=_BACKTRACKING_STEPS, size_limit=_PATTERN_BYTES
+                ),
+            )
+        except jsonschema_rs.ValidationError as error:
+            raise invalid_schema(error, param) from error
+        except (ValueError, jsonschema_rs.ReferencingError) as error:
+            raise GrammarInvalid(f"not a JSON schema: {str(error)[:200]}", param=param) from error
+
+    def judge(self, value_text: str) -> None:
+        """`value_text` is the whole answer. Raises `AnswerNotSatisfied` with the keyword and the place in the value."""
+        value = parse_answer(value_text)
+        try:
+            self._validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            raise AnswerNotSatisfied(
+                f"{error.kind.name} is not satisfied at {pointer_to(error.instance_path)!r}"
+            ) from error
+        except ValueError as error:
+            raise AnswerNotSatisfied("the value cannot be judged") from error
+
+
+def parse_answer(text: str) -> Any:
+    """One JSON value, numbers exact. Raises `AnswerNotSatisfied`, also for a key that occurs twice in an object."""
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_float=_decimal,
+            parse_int=_integer,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError as error:
+        raise AnswerNotSatisfied("the value is nested too deeply") from error
+    except ValueError as error:
+        raise AnswerNotSatisfied("the value is not JSON") from error
+
+
+def pointer_to(path: list[str | int]) -> str:
+    """A JSON Pointer of at most 200 characters."""
+    return "".join(f"/{escaped(str(part))}" for part in path)[:200]
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise AnswerNotSatisfied("an object has a key twice")
+    return made
+
+
+def _integer(text: str) -> int:
+    if len(text) > _LONGEST_NUMBER:
+        raise AnswerNotSatisfied(f"a number has more than {_LONGEST_NUMBER} digits")
+    return int(text)
+
+
+def _decimal(text: str) -> Decimal:
+    exponent = text.lower().partition("e")[2]
+    # Beyond this a Decimal cannot be made, or only one that fills the memory when it is compared.
+    if len(text) > _LONGEST_NUMBER or len(exponent) > 8 or abs(int(exponent or 0)) > _LARGEST_EXPONENT:
+        raise AnswerNotSatisfied(f"a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
+    return Decimal(text)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise AnswerNotSatisfied(f"{name} is not JSON")
+
+
+def invalid_schema(error: jsonschema_rs.ValidationError, param: str | None) -> GrammarInvalid:
+    """What is wrong with a schema and where, in a message that shows 200 characters of it at most."""
+    pointer = pointer_to(error.instance_path)
+    return GrammarInvalid(
+        f"not a JSON schema at {pointer!r}: {error.message[:200]}", param=param, pointer=pointer
+    )

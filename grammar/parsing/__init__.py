@@ -1,0 +1,1 @@
+"""Output text, read while it streams: content and tool calls."""

@@ -1,0 +1,35 @@
+"""The reader of answers without calls. Invariant: content is the text as it came, and costs nothing unless it is judged."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from loraplex.grammar.parsing.deltas import AnswerReason, ContentPiece, EngineReason, Piece
+from loraplex.grammar.parsing.json_scanner import whole_value
+
+Judge: TypeAlias = Callable[[str, str], None]
+"""(schema, finished value), both JSON texts. Raises `AnswerNotSatisfied`, or only notes what is to be judged."""
+
+
+class ContentReader:
+    """Every text is content. With `schema`, a JSON text, the whole of it is one JSON value, judged when the answer ended
+    by itself.
+    """
+
+    def __init__(self, schema: str | None, judge: Judge) -> None:
+        self._schema = schema
+        self._judge = judge
+        self._texts: list[str] = []
+
+    def feed(self, text: str) -> list[Piece]:
+        """The text as it is."""
+        if self._schema is not None:
+            self._texts.append(text)
+        return [ContentPiece(text)] if text else []
+
+    def finish(self, reason: EngineReason) -> tuple[list[Piece], AnswerReason]:
+        """Raises `AnswerNotSatisfied`. A value that a stop string of the user cut off is not judged."""
+        if self._schema is not None and reason == "stop":
+            value = whole_value("".join(self._texts))
+            if value is not None:
+                self._judge(self._schema, value)
+        return [], reason

@@ -1,0 +1,230 @@
+"""From an answer's text to content and tool calls, following the same `CallSyntax` its grammar was made of. Invariant: a
+deterministic machine over characters; each is looked at a bounded number of times.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from loraplex.grammar.errors import AnswerNotSatisfied
+from loraplex.grammar.parsing.content_parser import ContentReader, Judge
+from loraplex.grammar.parsing.deltas import AnswerReason, ArgumentsPiece, CallStarted, EngineReason, Piece
+from loraplex.grammar.parsing.json_scanner import BLANKS, ValueScanner
+from loraplex.grammar.parsing.literal_matcher import LiteralMatcher, MarkerFinder
+from loraplex.grammar.tools.call_syntax import CallSyntax
+from loraplex.grammar.tools.tool_list import MAX_NAME
+
+
+def new_call_id() -> str:
+    """`call_` and 24 characters of 144 random bits."""
+    return f"call_{secrets.token_urlsafe(18)}"
+
+
+class CallsMay(Enum):
+    """Where an answer can hold calls."""
+
+    FOLLOW_TEXT = "text without the marker, then calls, or none"
+    REPLACE_TEXT = "the whole answer is calls, or it begins differently and has none"
+    BE_ALL = "the whole answer is calls"
+
+
+@dataclass(frozen=True, slots=True)
+class CallReading:
+    """What a reader knows of the grammar. `tools`: the names, each with the schema its arguments are judged by, if any.
+
+    `content`: the schema of content that is no call, if it is judged. Schemas are JSON texts.
+    """
+
+    syntax: CallSyntax
+    calls_may: CallsMay
+    tools: Mapping[str, str | None]
+    content: str | None = None
+
+
+@dataclass(slots=True)
+class _Call:
+    name: str
+    schema: str | None
+    arguments: list[str]
+    whole: bool = False
+
+    def judge_arguments(self, judge: Judge) -> None:
+        if self.schema is None:
+            return
+        try:
+            judge(self.schema, "".join(self.arguments))
+        except AnswerNotSatisfied as error:
+            raise AnswerNotSatisfied(f"the arguments of {self.name}: {error}") from error
+
+
+class CallReader:
+    """Content, then calls. A state is the method that reads on from a position and returns the position it came to."""
+
+    def __init__(self, reading: CallReading, judge: Judge, call_id: Callable[[], str] = new_call_id) -> None:
+        self._reading = reading
+        self._judge = judge
+        self._syntax = reading.syntax
+        self._call_id = call_id
+        self._content = ContentReader(reading.content, judge)
+        self._calls: list[_Call] = []
+        self._pieces: list[Piece] = []
+        self._name = ""
+        self._scanner = ValueScanner()
+        self._literal = LiteralMatcher(self._syntax.beginning)
+        self._marker = MarkerFinder(self._syntax.marker or "")
+        follows = reading.calls_may is CallsMay.FOLLOW_TEXT
+        self._read: Callable[[str, int], int] = self._read_text if follows else self._read_beginning
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that `text` completes."""
+        position = 0
+        while position < len(text):
+            position = self._read(text, position)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def finish(self, reason: EngineReason) -> tuple[list[Piece], AnswerReason]:
+        """`tool_calls` when the answer ended by itself after whole calls. Raises `AnswerNotSatisfied`.
+
+        A call cut off by the bound on tokens ends with `length`, by a stop string of the user with `stop`; its pieces
+        stay as they are and nothing is judged.
+        """
+        self._release()
+        pieces, self._pieces = self._pieces, []
+        if reason == "length":
+            return pieces, "length"
+        if self._read == self._read_nothing:
+            raise AnswerNotSatisfied("the answer is not a well-formed tool call")
+        if not self._calls:
+            return pieces, self._content.finish(reason)[1]
+        if not self._calls[-1].whole:
+            return pieces, "stop"
+        for call in self._calls:
+            call.judge_arguments(self._judge)
+        return pieces, "tool_calls"
+
+    def _release(self) -> None:
+        if self._read == self._read_text:
+            self._add_content(self._marker.release())
+        elif self._read == self._read_beginning and self._may_be_content:
+            self._add_content(self._literal.held)
+
+    @property
+    def _may_be_content(self) -> bool:
+        return self._reading.calls_may is CallsMay.REPLACE_TEXT and not self._calls
+
+    def _add_content(self, text: str) -> None:
+        self._pieces += self._content.feed(text)
+
+    def _read_text(self, text: str, start: int) -> int:
+        content, position = self._marker.find(text, start)
+        self._add_content(content)
+        if self._marker.found:
+            self._expect(self._syntax.beginning.removeprefix(self._syntax.marker or ""), self._read_beginning)
+        return position
+
+    def _read_content(self, text: str, start: int) -> int:
+        self._add_content(text[start:])
+        return len(text)
+
+    def _read_nothing(self, text: str, start: int) -> int:
+        """The text left the language: no grammar lets that happen, and no reader guesses."""
+        return len(text)
+
+    def _read_beginning(self, text: str, start: int) -> int:
+        """What stands before a name."""
+        position = self._follow(text, start)
+        if self._literal.complete:
+            self._name = ""
+            self._read = self._read_name
+        return position
+
+    def _read_name(self, text: str, start: int) -> int:
+        quote = text.find('"', start, start + MAX_NAME + 1)
+        end = min(len(text), start + MAX_NAME + 1) if quote < 0 else quote
+        self._name += text[start:end]
+        if quote >= 0 and self._name in self._reading.tools:
+            self._start_call()
+        elif quote >= 0 or len(self._name) > MAX_NAME:
+            self._leave(self._syntax.beginning + self._name)
+        return end
+
+    def _start_call(self) -> None:
+        self._pieces.append(CallStarted(len(self._calls), self._call_id(), self._name))
+        self._calls.append(_Call(self._name, self._reading.tools[self._name], []))
+        self._expect(self._syntax.before_arguments, self._read_before_arguments)
+
+    def _read_before_arguments(self, text: str, start: int) -> int:
+        position = self._follow(text, start)
+        if self._literal.complete:
+            self._scanner = ValueScanner()
+            self._read = self._read_blanks_before_arguments
+        return position
+
+    def _read_blanks_before_arguments(self, text: str, start: int) -> int:
+        position = _skip_blanks(text, start)
+        if position < len(text):
+            self._read = self._read_arguments if text[position] == "{" else self._read_nothing
+        return position
+
+    def _read_arguments(self, text: str, start: int) -> int:
+        position = self._scanner.scan(text, start)
+        call = self._calls[-1]
+        self._pieces.append(ArgumentsPiece(len(self._calls) - 1, text[start:position]))
+        if call.schema is not None:
+            call.arguments.append(text[start:position])
+        if self._scanner.closed:
+            self._read = self._read_blanks_after_arguments
+        return position
+
+    def _read_blanks_after_arguments(self, text: str, start: int) -> int:
+        position = _skip_blanks(text, start)
+        if position < len(text):
+            self._expect(self._syntax.after_arguments, self._read_after_arguments)
+        return position
+
+    def _read_after_arguments(self, text: str, start: int) -> int:
+        """The first character closes the object around the arguments: with it the call is whole."""
+        position = self._follow(text, start)
+        self._calls[-1].whole = self._literal.matched > 0
+        if self._literal.complete:
+            self._read = self._read_after_call
+        return position
+
+    def _read_after_call(self, text: str, start: int) -> int:
+        if text[start] == self._syntax.separator[0]:
+            self._expect(self._syntax.separator + self._syntax.before_name, self._read_beginning)
+        else:
+            self._expect(self._syntax.closing, self._read_closing)
+        return self._read(text, start)
+
+    def _read_closing(self, text: str, start: int) -> int:
+        """Behind the end of all calls stands at most what stopped the answer, if the user wants to see it: no content."""
+        position = self._follow(text, start)
+        return len(text) if self._literal.complete else position
+
+    def _expect(self, literal: str, then: Callable[[str, int], int]) -> None:
+        self._literal = LiteralMatcher(literal)
+        self._read = then
+
+    def _follow(self, text: str, start: int) -> int:
+        position = self._literal.match(text, start)
+        if position < len(text) and not self._literal.complete:
+            self._leave(self._literal.held)
+        return position
+
+    def _leave(self, held: str) -> None:
+        """The text does not go the way of a call."""
+        if self._may_be_content:
+            self._add_content(held)
+            self._read = self._read_content
+        else:
+            self._read = self._read_nothing
+
+
+def _skip_blanks(text: str, start: int) -> int:
+    position = start
+    while position < len(text) and text[position] in BLANKS:
+        position += 1
+    return position

@@ -1,0 +1,44 @@
+"""The tools of a request before anything is compiled: names, number, and arguments that are an object. Invariant: what
+passes has names the reader can tell apart and schemas that no argument but an object satisfies.
+"""
+
+import string
+from collections.abc import Sequence
+from typing import Any, Final
+
+from loraplex.grammar.constraints import Limits, Tool
+from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge
+
+_NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "_-")
+MAX_NAME: Final = 64
+
+
+def check_tools(tools: Sequence[Tool], limits: Limits) -> None:
+    """Raises `GrammarRefused` that names `tools[i].function.name`, or `GrammarTooLarge`."""
+    if len(tools) > limits.max_tools:
+        raise GrammarTooLarge(f"{len(tools)} tools are given, {limits.max_tools} are allowed", param="tools")
+    seen: set[str] = set()
+    for tool in tools:
+        if not 1 <= len(tool.name) <= MAX_NAME or not _NAME_CHARACTERS.issuperset(tool.name):
+            allowed = f"a name is 1 to {MAX_NAME} of a-z, A-Z, 0-9, _ and -"
+            raise GrammarRefused(f"the name of a tool is not allowed: {allowed}", param=_name_param(tool))
+        if tool.name in seen:
+            raise GrammarRefused(f"two tools have the name {tool.name!r}", param=_name_param(tool))
+        seen.add(tool.name)
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of the tool's arguments, which are an object always. Raises `GrammarRefused` if they never can be."""
+    schema = tool.parameters
+    if schema is True:
+        return {"type": "object"}
+    kind = schema.get("type", "object") if isinstance(schema, dict) else None
+    if not isinstance(schema, dict) or ("object" not in kind if isinstance(kind, list) else kind != "object"):
+        raise GrammarRefused(
+            'the arguments of a tool are an object: its schema needs "type": "object"', param=tool.param
+        )
+    return {**schema, "type": "object"}
+
+
+def _name_param(tool: Tool) -> str:
+    return tool.param.removesuffix("parameters") + "name"

@@ -1,0 +1,307 @@
+"""From the form of an answer to one grammar: what its mask lets through, which backend, what is judged, what is refused."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
+from loraplex.grammar.builder.output_plan import Composition, compose
+from loraplex.grammar.constraints import (
+    AnswerForm,
+    Choice,
+    ContextFreeGrammar,
+    JsonObject,
+    JsonSchema,
+    Limits,
+    Regex,
+    StructuralTag,
+    Tool,
+)
+from loraplex.grammar.errors import AnswerNotSatisfied, GrammarRefused, GrammarTooLarge, SchemaNotHeld
+from loraplex.grammar.json_schema.validator import Validator
+from loraplex.grammar.parsing.deltas import ContentPiece
+from loraplex.grammar.spec import encode_spec
+from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
+
+LIMITS = Limits()
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, parameters: Any = CITY, *, index: int = 0, strict: bool = False) -> Tool:
+    return Tool(name, "what it does", parameters, strict, f"tools[{index}].function.parameters")
+
+
+WEATHER = tool("get_weather")
+TOOLS = (WEATHER, tool("sum", {}, index=1))
+
+
+def form(**fields: Any) -> AnswerForm:
+    return AnswerForm(**{"tools": TOOLS, "tool_choice": "auto", **fields})
+
+
+def composed(of: AnswerForm, style: ToolStyle = ToolStyle.HERMES) -> Composition:
+    return compose(of, style, limits=LIMITS)
+
+
+@cache
+def compiler() -> MaskCompiler:
+    return MaskCompiler(byte_vocabulary())
+
+
+def accepts(composition: Composition, text: str) -> bool:
+    """Whether exactly this text is an answer."""
+    assert composition.spec is not None
+    mask = compiler().compile(b"tenant", encode_spec(composition.spec))
+    ids = byte_vocabulary().tokenizer.encode(text).ids
+    return all(mask.accept(token) for token in ids) and mask.is_complete()
+
+
+def call(style: ToolStyle, name: str, arguments: str, *, beside_json: bool = False) -> str:
+    syntax = syntax_of(style, beside_json=beside_json)
+    return syntax.opening + syntax.head(name) + arguments + syntax.after_arguments + syntax.closing
+
+
+def two_calls(style: ToolStyle) -> str:
+    syntax = syntax_of(style)
+    one = syntax.head("sum") + "{}" + syntax.after_arguments
+    return syntax.opening + one + syntax.separator + one + syntax.closing
+
+
+def judge(schema: str, value: str) -> None:
+    Validator(json.loads(schema)).judge(value)
+
+
+def read(composition: Composition, text: str) -> tuple[str, list[str], str]:
+    """Content, names of the calls, reason."""
+    reader = composition.reader(judge)
+    pieces = [*reader.feed(text)]
+    rest, reason = reader.finish("stop")
+    pieces += rest
+    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentPiece))
+    return content, [piece.name for piece in pieces if hasattr(piece, "name")], reason
+
+
+def test_nothing_asked_is_nothing_held() -> None:
+    for nothing in (AnswerForm(), form(tool_choice="none")):
+        assert composed(nothing) == Composition(None)
+    text = call(ToolStyle.HERMES, "sum", "{}")
+    assert read(composed(form(tool_choice="none")), text) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("style", ToolStyle)
+def test_auto_is_text_or_calls(style: ToolStyle) -> None:
+    composition = composed(form(), style)
+    weather = call(style, "get_weather", '{"city": "Bern"}')
+    assert accepts(composition, weather)
+    assert accepts(composition, two_calls(style))
+    assert accepts(composition, "")
+    assert accepts(composition, "It is 3 < 4 and } {.")
+    assert not accepts(composition, call(style, "nope", "{}"))
+    assert not accepts(composition, call(style, "get_weather", "{}"))
+    assert not accepts(composition, call(style, "sum", "[]"))
+    assert not accepts(composition, weather + " and so on")
+    assert read(composition, weather) == ("", ["get_weather"], "tool_calls")
+    assert composition.enforcement == "full"
+
+
+@pytest.mark.parametrize("style", [ToolStyle.HERMES, ToolStyle.MISTRAL, ToolStyle.GENERIC])
+def test_text_may_stand_before_calls(style: ToolStyle) -> None:
+    composition = composed(form(), style)
+    text = "Let me see.\n" + call(style, "sum", "{}")
+    assert accepts(composition, text)
+    assert read(composition, text) == ("Let me see.", ["sum"], "tool_calls")
+
+
+@pytest.mark.parametrize("style", ToolStyle)
+def test_required_is_calls_and_nothing_else(style: ToolStyle) -> None:
+    for of in (
+        form(tool_choice="required"),
+        form(tool_choice="required", format=JsonSchema(PERSON, True, "p")),
+    ):
+        composition = composed(of, style)
+        assert accepts(composition, call(style, "sum", '{"a": 1}'))
+        assert not accepts(composition, "")
+        assert not accepts(composition, "text")
+        assert not accepts(composition, '{"name": "Ann"}')
+
+
+@pytest.mark.parametrize("style", ToolStyle)
+@pytest.mark.parametrize("tool_choice", ["auto", "required"])
+def test_without_parallel_there_is_one_call(style: ToolStyle, tool_choice: Any) -> None:
+    one = composed(form(parallel=False, tool_choice=tool_choice), style)
+    assert accepts(one, call(style, "sum", "{}"))
+    assert not accepts(one, two_calls(style))
+
+
+@pytest.mark.parametrize("style", ToolStyle)
+def test_tools_beside_a_format_are_one_grammar(style: ToolStyle) -> None:
+    composition = composed(form(format=JsonSchema(PERSON, True, "p")), style)
+    weather = call(style, "get_weather", '{"city": "Bern"}', beside_json=True)
+    assert accepts(composition, weather)
+    assert accepts(composition, '{"name": "get_weather"}')
+    assert not accepts(composition, "text")
+    assert not accepts(composition, '{"city": "Bern"}')
+    assert not accepts(composition, "text" + weather)
+    assert read(composition, weather) == ("", ["get_weather"], "tool_calls")
+    assert read(composition, '{"name": "get_weather"}') == ('{"name": "get_weather"}', [], "stop")
+
+
+def test_json_beside_llama3_calls_can_look_like_one() -> None:
+    either = {"type": "object", "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}}}
+    composition = composed(form(format=JsonSchema(either, True, "p")), ToolStyle.LLAMA3)
+    text = '{"name": "sum", "parameters": {}}'
+    assert accepts(composition, text) and read(composition, text) == (text, [], "stop")
+    tagged = "<|python_tag|>" + text
+    assert accepts(composition, tagged) and read(composition, tagged) == ("", ["sum"], "tool_calls")
+
+
+def test_formats_without_tools() -> None:
+    assert accepts(composed(AnswerForm(JsonObject())), ' {"a": [1]}'.strip())
+    assert not accepts(composed(AnswerForm(JsonObject())), "[1]")
+    assert accepts(composed(AnswerForm(JsonSchema(PERSON, True, "p"))), '{"name": "Ann"}')
+    pattern = composed(AnswerForm(Regex(r"\d{3}-[a-c/]+")))
+    assert accepts(pattern, "123-a/b") and not accepts(pattern, "123-") and pattern.enforcement is None
+    choice = composed(AnswerForm(Choice(("yes", "no", "yes", 'ma"y\nbe'))))
+    assert accepts(choice, 'ma"y\nbe') and not accepts(choice, "yesno") and not accepts(choice, "")
+
+
+def test_a_pattern_or_choice_beside_tools() -> None:
+    for content in (Regex("[0-9]+"), Choice(("1", "22"))):
+        composition = composed(form(format=content))
+        assert accepts(composition, "22") and accepts(composition, call(ToolStyle.HERMES, "sum", "{}"))
+        assert not accepts(composition, "x")
+        assert read(composition, "22") == ("22", [], "stop")
+
+
+def test_what_a_pattern_lets_look_like_a_call_is_judged() -> None:
+    composition = composed(form(format=Regex("(?s:.*)")))
+    assert composition.enforcement == "validated"
+    text = call(ToolStyle.HERMES, "get_weather", "{}")
+    assert accepts(composition, text)
+    with pytest.raises(AnswerNotSatisfied):
+        read(composition, text)
+
+
+def test_native_formats_go_to_their_backend() -> None:
+    lark = composed(AnswerForm(ContextFreeGrammar('start: "a" "b"')))
+    assert accepts(lark, "ab") and not accepts(lark, "a") and lark.enforcement is None
+    ebnf = composed(AnswerForm(ContextFreeGrammar('root ::= "a" | "b"')))
+    assert accepts(ebnf, "a") and not accepts(ebnf, "ab")
+    assert ebnf.spec is not None and ebnf.spec.backend == "xgrammar"
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "const_string", "value": "x"},
+        {"type": "json_schema", "json_schema": CITY},
+    ]}}  # fmt: skip
+    tagged = composed(AnswerForm(StructuralTag(tag)))
+    assert accepts(tagged, 'x{"city": "B"}') and not accepts(tagged, "x{}")
+
+
+@pytest.mark.parametrize(
+    ("native", "param"),
+    [
+        (ContextFreeGrammar('start: "a"'), "structured_outputs.grammar"),
+        (StructuralTag({"type": "structural_tag", "format": {}}), "structured_outputs.structural_tag"),
+    ],
+)
+def test_native_formats_stand_alone(native: Any, param: str) -> None:
+    with pytest.raises(GrammarRefused, match="tools") as refused:
+        composed(form(format=native))
+    assert refused.value.param == param
+
+
+def test_what_no_grammar_holds_is_judged_or_refused() -> None:
+    judged = composed(AnswerForm(JsonSchema(UNIQUE, False, "p")))
+    assert judged.enforcement == "validated"
+    assert accepts(judged, '{"a": [1, 1]}')
+    with pytest.raises(AnswerNotSatisfied):
+        read(judged, '{"a": [1, 1]}')
+    assert read(judged, '{"a": [1, 2]}')[2] == "stop"
+    with pytest.raises(SchemaNotHeld) as refused:
+        composed(AnswerForm(JsonSchema(UNIQUE, True, "p")))
+    assert (refused.value.param, refused.value.pointer) == ("p", "/properties/a/uniqueItems")
+
+
+def test_one_validated_tool_makes_the_whole_validated() -> None:
+    composition = composed(form(tools=(WEATHER, tool("unique", UNIQUE, index=1))))
+    assert composition.enforcement == "validated"
+    with pytest.raises(AnswerNotSatisfied):
+        read(composition, call(ToolStyle.HERMES, "unique", '{"a": [1, 1]}'))
+    assert read(composition, call(ToolStyle.HERMES, "unique", '{"a": [1]}'))[2] == "tool_calls"
+    with pytest.raises(SchemaNotHeld) as refused:
+        composed(form(tools=(WEATHER, tool("unique", UNIQUE, index=1, strict=True))))
+    assert refused.value.param == "tools[1].function.parameters"
+
+
+def test_the_spec_carries_what_the_request_asked() -> None:
+    spec = composed(form(close=True, fast_forward=False)).spec
+    assert spec is not None and spec.close and not spec.fast_forward
+    spec = composed(AnswerForm(ContextFreeGrammar('start: "a"'), close=True, fast_forward=False)).spec
+    assert spec is not None and spec.close and not spec.fast_forward
+
+
+def test_control_tokens_are_kept_only_where_the_tokenizer_has_them() -> None:
+    for style, token in ((ToolStyle.MISTRAL, "[TOOL_CALLS]"), (ToolStyle.HERMES, "<tool_call>")):
+        assert compose(form(), style, limits=LIMITS, control_tokens={token, "</s>"}).keep_special_tokens
+        assert not compose(form(), style, limits=LIMITS, control_tokens={"</s>"}).keep_special_tokens
+    assert not compose(
+        form(tool_choice="none"), ToolStyle.MISTRAL, limits=LIMITS, control_tokens={"[TOOL_CALLS]"}
+    ).keep_special_tokens
+
+
+def test_every_choice_has_its_own_reader() -> None:
+    composition = composed(form())
+    assert composition.reader(judge) is not composition.reader(judge)
+
+
+@pytest.mark.parametrize(
+    ("of", "param"),
+    [
+        (form(tool_choice="required", tools=()), "tool_choice"),
+        (form(format=Choice(('<tool_call>\n{"name": "sum"',))), "structured_outputs.choice"),
+        (AnswerForm(Choice(())), "structured_outputs.choice"),
+        (AnswerForm(Choice(("a", ""))), "structured_outputs.choice"),
+        (form(tools=(tool("a b"),)), "tools[0].function.name"),
+        (
+            form(tools=(WEATHER, replace(WEATHER, param="tools[1].function.parameters"))),
+            "tools[1].function.name",
+        ),
+        (form(tools=(tool("a", {"type": "array"}),)), "tools[0].function.parameters"),
+    ],
+)
+def test_refusals_name_the_field(of: AnswerForm, param: str) -> None:
+    with pytest.raises(GrammarRefused) as refused:
+        composed(of)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("of", "limits"),
+    [
+        (form(), Limits(max_tools=1)),
+        (AnswerForm(Choice(("a", "b"))), Limits(max_choices=1)),
+        (AnswerForm(Choice(("aa", "b"))), Limits(max_text_bytes=2)),
+        (AnswerForm(Regex("aaa")), Limits(max_pattern_bytes=2)),
+        (AnswerForm(ContextFreeGrammar("aaa")), Limits(max_text_bytes=2)),
+        (AnswerForm(StructuralTag({"a": "b" * 100})), Limits(max_bytes=50)),
+        (AnswerForm(JsonSchema(PERSON, False, "p")), Limits(max_bytes=50)),
+    ],
+)
+def test_bounds_are_checked_and_named(of: AnswerForm, limits: Limits) -> None:
+    with pytest.raises(GrammarTooLarge, match=r"\d"):
+        compose(of, ToolStyle.GENERIC, limits=limits)

@@ -1,0 +1,155 @@
+"""Which backend a schema goes to, and that this is decided without either of them."""
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from loraplex.grammar.constraints import Limits
+from loraplex.grammar.enforcement.enforcement_plan import Holding
+from loraplex.grammar.enforcement.planner import hold_schema
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooLarge, SchemaNotHeld
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "Where"},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+    },
+    "required": ["city", "unit", "days"],
+    "additionalProperties": False,
+}
+
+
+def hold(schema: Any, **options: Any) -> Holding:
+    return hold_schema(schema, **{"strict": False, "param": "schema", "limits": Limits(), **options})
+
+
+@pytest.mark.parametrize(
+    ("schema", "backends"),
+    [
+        (WEATHER, {"llguidance", "xgrammar"}),
+        ({**WEATHER, "additionalProperties": {}}, {"llguidance"}),
+        ({"anyOf": [WEATHER, {"type": "null"}]}, {"llguidance", "xgrammar"}),
+        ({"type": "string", "maxLength": 3}, {"llguidance"}),
+        ({**WEATHER, "required": [], "minProperties": 2}, {"xgrammar"}),
+        (True, {"llguidance", "xgrammar"}),
+        ({"const": 10**400}, {"llguidance"}),
+    ],
+)
+def test_backends(schema: Any, backends: set[str]) -> None:
+    assert hold(schema).backends == backends
+
+
+def test_what_one_backend_holds_is_relaxed_for_the_other() -> None:
+    schema = {**WEATHER, "required": [], "minProperties": 2}
+    relaxed = hold(schema, backends=frozenset({"llguidance"}))
+    assert relaxed.enforcement == "validated" and relaxed.backends == {"llguidance"}
+    with pytest.raises(SchemaNotHeld):
+        hold(schema, strict=True, backends=frozenset({"llguidance"}))
+    with pytest.raises(SchemaNotHeld):
+        hold({"type": "string", "maxLength": 3}, backends=frozenset({"xgrammar"}))
+
+
+def test_strict_names_keyword_and_place() -> None:
+    schema = {"properties": {"a/b": {"anyOf": [{"type": "null"}, {"uniqueItems": True}]}}}
+    with pytest.raises(SchemaNotHeld, match="uniqueItems") as caught:
+        hold(schema, strict=True, param="tools[0].function.parameters")
+    assert caught.value.pointer == "/properties/a~1b/anyOf/1/uniqueItems"
+    assert caught.value.param == "tools[0].function.parameters"
+
+
+def test_a_discriminated_union_is_held() -> None:
+    def member(kind: str) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"kind": {"const": kind, "type": "string"}, "n": {"type": "integer"}},
+            "required": ["kind", "n"],
+        }
+
+    schema = {
+        "$defs": {"Cat": member("cat"), "Dog": member("dog")},
+        "type": "object",
+        "properties": {
+            "pet": {
+                "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+                "discriminator": {
+                    "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"},
+                    "propertyName": "kind",
+                },
+            }
+        },
+        "required": ["pet"],
+    }
+    assert hold(schema, strict=True).enforcement == "full"
+
+
+def test_following_references_is_bounded() -> None:
+    """60 subschemas that refer to one another inside each other: more than the limit once they are followed."""
+    schema: Any = {"type": "null"}
+    for level in range(14):
+        schema = {"properties": {"a": schema, "b": {"$ref": "#" + "/properties/a" * level}}}
+    with pytest.raises(GrammarTooLarge):
+        hold(schema, limits=Limits(max_nodes=60))
+
+
+def test_ordinary_schemas_take_milliseconds() -> None:
+    schema = {
+        "type": "object",
+        "properties": {f"field{index}": {"type": "string", "format": "date"} for index in range(50)},
+    }
+    best = min(_seconds(schema) for _ in range(5))
+    assert best < 0.05
+
+
+def _seconds(schema: Any) -> float:
+    started = time.perf_counter()
+    hold(schema)
+    return time.perf_counter() - started
+
+
+@pytest.mark.parametrize("schema", [None, "x", 3, [{}]])
+def test_no_schema(schema: Any) -> None:
+    with pytest.raises(GrammarInvalid):
+        hold(schema)
+
+
+def test_no_backend_is_imported() -> None:
+    program = (
+        "import sys, loraplex.grammar.enforcement.planner, loraplex.grammar.json_schema.validator; "
+        "print([name for name in ('torch', 'transformers', 'xgrammar', 'llguidance') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def _refers_to_all(keyword: str) -> dict[str, Any]:
+    """Definitions each of which refers to every other one."""
+    names = [f"d{number}" for number in range(60)]
+    everything = {keyword: [*({"$ref": f"#/$defs/{name}"} for name in names), {"type": "string"}]}
+    return {"$ref": "#/$defs/d0", "$defs": dict.fromkeys(names, everything)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [{"enum": [f"{option}-{value}" for value in range(30)]} for option in range(300)]},
+        {"oneOf": [*({"const": [option] * 50} for option in range(120)), {"const": [1] * 50}]},
+        {"oneOf": [{"type": "object", "minProperties": least} for least in range(1_000)]},
+        {"patternProperties": {f"^p{number:04}_": {} for number in range(4_000)}},
+        _refers_to_all("oneOf"),
+        _refers_to_all("anyOf"),
+        {
+            "$ref": "#/$defs/d0",
+            "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(3_000)} | {"d3000": {}},
+        },
+    ],
+)
+def test_no_schema_takes_long(schema: Any) -> None:
+    started = time.process_time()
+    hold_schema(schema, strict=False, param="s", limits=Limits())
+    # Some tenths on an idle machine; work that grows faster than the schema would take minutes.
+    assert time.process_time() - started < 5
