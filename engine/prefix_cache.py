@@ -5,47 +5,11 @@ block's end are equal; only full blocks are ever shared, and a cached block's pa
 """
 
 import os
-from array import array
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
+from loraplex.engine.batch.block_hash import DIGEST_BYTES, HashChain, keyed_hash
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.messages import AdapterRef
-
-DIGEST_BYTES = 32
-
-
-class HashChain:
-    """The block digests of one sequence, each computed once. Grows as blocks fill up."""
-
-    __slots__ = ("_block_size", "_digests", "_key", "_root", "namespace")
-
-    def __init__(self, key: bytes, root: bytes, block_size: int, namespace: bytes) -> None:
-        self.namespace = namespace
-        self._key = key
-        self._root = root
-        self._block_size = block_size
-        self._digests: list[bytes] = []
-
-    @property
-    def root(self) -> bytes:
-        return self._root
-
-    def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Digest of block `index`; `token_ids` must cover it and agree with earlier calls."""
-        digests, size = self._digests, self._block_size
-        while len(digests) <= index:
-            start = len(digests) * size
-            parent = digests[-1] if digests else self._root
-            packed = array("I", token_ids[start : start + size]).tobytes()
-            digests.append(_hash(self._key, b"block", parent + packed))
-        return digests[index]
-
-    def fork(self, num_blocks: int) -> "HashChain":
-        """A chain that shares the first `num_blocks` digests."""
-        other = HashChain(self._key, self._root, self._block_size, self.namespace)
-        other._digests = self._digests[:num_blocks]
-        return other
 
 
 class PrefixCache:
@@ -82,7 +46,7 @@ class PrefixCache:
         if salt:
             parts.append((b"salt", salt))
         data = b"".join(_length_prefixed(name) + _length_prefixed(value) for name, value in parts)
-        return HashChain(self._key, _hash(self._key, b"root", data), self.block_size, namespace)
+        return HashChain(self._key, keyed_hash(self._key, b"root", data), self.block_size, namespace)
 
     def match(self, chain: HashChain, token_ids: Sequence[int]) -> list[int]:
         """The longest cached run of leading full blocks, one reference taken on each.
@@ -157,10 +121,6 @@ class PrefixCache:
     def _drop(self, block: int) -> None:
         del self._blocks[self._digests.pop(block)]
         del self._namespaces[block]
-
-
-def _hash(key: bytes, kind: bytes, data: bytes) -> bytes:
-    return blake2b(data, digest_size=DIGEST_BYTES, key=key, person=kind).digest()
 
 
 def _length_prefixed(value: bytes) -> bytes:

@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from loraplex.engine.batch.block_hash import HashChain
 from loraplex.engine.messages import AdapterRef, EngineRequest, FinishReason
-from loraplex.engine.prefix_cache import HashChain
 from loraplex.engine.token_mask import TokenMask
 
 

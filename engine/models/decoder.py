@@ -20,8 +20,8 @@ from loraplex.engine.layers.mlp import MLP
 from loraplex.engine.lora.device_batch import PendingDelta
 from loraplex.engine.lora.site import LoraSite, make_site
 from loraplex.engine.models.config import ModelConfig
+from loraplex.engine.models.decoder_state import DecoderState
 from loraplex.engine.models.rope import rope_tables
-from loraplex.engine.models.weights import DecoderState
 from loraplex.engine.quantization.weight import QuantizedWeight
 
 QKV = ("q_proj", "k_proj", "v_proj")

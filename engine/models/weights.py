@@ -4,7 +4,6 @@ Invariant: every parameter is filled, every tensor of the checkpoint is used or 
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.models.checkpoint import Checkpoint
 from loraplex.engine.models.compressed_weights import read_quantized
 from loraplex.engine.models.config import ModelConfig
+from loraplex.engine.models.decoder_state import DecoderState, Weight
 from loraplex.engine.models.parameters import Parameter, Part, decoder_parameters
 from loraplex.engine.models.stored_parameters import (
     quantized_already,
@@ -28,33 +28,6 @@ READABLE_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.
 
 _DERIVED_SUFFIX = ".rotary_emb.inv_freq"
 _NAMED_IN_ERRORS = 8
-
-Weight: TypeAlias = Tensor | QuantizedWeight
-
-
-class DecoderState(dict[str, Weight]):
-    """Parameters by name, taken out one by one, so that each can be freed once it is laid out anew."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all parameters; one that serves twice counts once."""
-        distinct = {id(weight): weight for weight in self.values()}.values()
-        return sum(w.num_bytes if isinstance(w, QuantizedWeight) else w.nbytes for w in distinct)
-
-    def take_weight(self, name: str) -> Weight:
-        """A matrix, quantized or not."""
-        return self.pop(name)
-
-    def take_tensor(self, name: str) -> Tensor:
-        """A parameter that is never quantized."""
-        weight = self.pop(name)
-        if isinstance(weight, QuantizedWeight):
-            raise TypeError(f"{name} is quantized")
-        return weight
-
-    def take_bias(self, name: str) -> Tensor | None:
-        """A bias, where the model has it."""
-        return self.take_tensor(name) if name in self else None
 
 
 def decoder_state(

@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from loraplex.engine.batch.block_hash import HashChain
 from loraplex.engine.block_pool import BlockPool
 from loraplex.engine.messages import AdapterRef
-from loraplex.engine.prefix_cache import HashChain, PrefixCache
+from loraplex.engine.prefix_cache import PrefixCache
 
 SIZE = 4
 

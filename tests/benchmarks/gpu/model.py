@@ -13,9 +13,9 @@ from loraplex.engine.loading import LoadedModel
 from loraplex.engine.memory_plan import plan_memory
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import Decoder
+from loraplex.engine.models.decoder_state import DecoderState, Weight
 from loraplex.engine.models.parameters import Parameter, decoder_parameters
 from loraplex.engine.models.pretrained import normalise_config
-from loraplex.engine.models.weights import DecoderState, Weight
 from loraplex.engine.quantization.scheme import quantize_parameter
 from loraplex.engine.quantization.weight import QuantizedWeight
 from loraplex.platform.bench.kernels.shapes import LayerShape

@@ -24,8 +24,9 @@ from loraplex.engine.kv_cache import allocate_kv_cache
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.decoder import Decoder
+from loraplex.engine.models.decoder_state import DecoderState
 from loraplex.engine.models.pretrained import load_model_config
-from loraplex.engine.models.weights import DecoderState, decoder_state
+from loraplex.engine.models.weights import decoder_state
 from loraplex.engine.plan import PlannedRow, StepPlan
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize
 from loraplex.engine.sampling_params import SamplingParams

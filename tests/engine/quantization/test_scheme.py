@@ -10,8 +10,9 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ModelError
 from loraplex.engine.loading import load_model
 from loraplex.engine.models.checkpoint import open_checkpoint
+from loraplex.engine.models.decoder_state import DecoderState
 from loraplex.engine.models.pretrained import load_model_config
-from loraplex.engine.models.weights import DecoderState, decoder_state
+from loraplex.engine.models.weights import decoder_state
 from loraplex.engine.quantization.scheme import check_stored, quantize_parameter
 from loraplex.engine.quantization.stored_weights import Sharing, StoredWeight, StoredWeights
 from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize

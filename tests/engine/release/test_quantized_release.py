@@ -18,9 +18,10 @@ from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.errors import ModelError
 from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.models.checkpoint import open_checkpoint
+from loraplex.engine.models.decoder_state import DecoderState, Weight
 from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.models.quality_manifest import MANIFEST_FILE
-from loraplex.engine.models.weights import DecoderState, Weight, decoder_state
+from loraplex.engine.models.weights import decoder_state
 from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
 from loraplex.engine.release.quality import QualityBounds, compare_models, windows
 from loraplex.engine.release.quantized_release import ReleaseRequest, release_quantized

@@ -1,0 +1,1 @@
+"""The data of one step: sequences, the step plan, and its tensors."""
