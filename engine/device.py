@@ -2,8 +2,8 @@
 
 import torch
 
+from loraplex.engine.capacity.memory_plan import Machine
 from loraplex.engine.errors import ModelError
-from loraplex.engine.memory_plan import Machine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 
-from loraplex.engine.block_pool import BlockPool
-from loraplex.engine.canary import Canaries
-from loraplex.engine.canary_reference import error_bound
+from loraplex.engine.adapter_probe.numeric_check import Canaries
+from loraplex.engine.adapter_probe.reference import error_bound
+from loraplex.engine.batch.forward_batch import AdapterPath
+from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.batch.step_plan import PlannedRow, StepOutput, StepPlan
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.errors import (
     EngineError,
@@ -19,28 +22,25 @@ from loraplex.engine.errors import (
     NonFiniteLogits,
     UnsupportedFeature,
 )
-from loraplex.engine.fairness import FairShare, Policy
-from loraplex.engine.forward_batch import AdapterPath
-from loraplex.engine.graphs.buckets import MOST_ROWS
-from loraplex.engine.graphs.capture import capture_decodes
-from loraplex.engine.graphs.static_inputs import StaticShape
-from loraplex.engine.kv_cache import allocate_kv_cache
-from loraplex.engine.loading import LoadedModel
+from loraplex.engine.kv_cache.block_pool import BlockPool
+from loraplex.engine.kv_cache.prefix_cache import PrefixCache
+from loraplex.engine.kv_cache.tensors import allocate_kv_cache
 from loraplex.engine.lora.device_batch import make_workspace
 from loraplex.engine.lora.pool import AdapterPool
-from loraplex.engine.lora.pool_choice import open_pool
+from loraplex.engine.lora.pool_factory import open_pool
 from loraplex.engine.lora.source import AdapterSource
-from loraplex.engine.mask_compilation import MaskCompilation
-from loraplex.engine.mask_filling import MaskFiller
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineInfo, EngineRequest, EngineStats, FinishReason
-from loraplex.engine.model_runner import ModelRunner
-from loraplex.engine.plan import PlannedRow, StepOutput, StepPlan
-from loraplex.engine.prefix_cache import PrefixCache
-from loraplex.engine.sampler import Sampler
-from loraplex.engine.scheduler import Scheduler
-from loraplex.engine.sequence import Sequence
-from loraplex.engine.staging import Staging
-from loraplex.engine.step_handle import StepHandle
+from loraplex.engine.model_loading import LoadedModel
+from loraplex.engine.runner.cuda_graphs.buckets import MOST_ROWS
+from loraplex.engine.runner.cuda_graphs.capture import capture_decodes
+from loraplex.engine.runner.cuda_graphs.static_inputs import StaticShape
+from loraplex.engine.runner.launched_step import StepHandle
+from loraplex.engine.runner.model_runner import ModelRunner
+from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.scheduling.fairness import FairShare, Policy
+from loraplex.engine.scheduling.scheduler import Scheduler
+from loraplex.engine.structured_output.bitmask_filling import MaskFiller
+from loraplex.engine.structured_output.grammar_compilation import MaskCompilation
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
 

@@ -15,6 +15,9 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
+from loraplex.engine.adapter_probe.probe import probe_adapter
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.batch.step_plan import StepOutput
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import EngineError, EngineUnavailable, InvalidRequest
 from loraplex.engine.messages import (
@@ -28,11 +31,8 @@ from loraplex.engine.messages import (
     ProbeReport,
     Usage,
 )
-from loraplex.engine.output_processor import ChoiceKey, OutputProcessor, TokenOutput
-from loraplex.engine.plan import StepOutput
-from loraplex.engine.probing import probe_adapter
+from loraplex.engine.output.output_processor import ChoiceKey, OutputProcessor, TokenOutput
 from loraplex.engine.sampling_params import MAX_CHOICES
-from loraplex.engine.sequence import Sequence
 from loraplex.engine.step_thread import StepThread
 
 IDLE_WAIT_S = 0.2

@@ -15,11 +15,11 @@ from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.local_engine import LocalEngine
-from loraplex.engine.mask_compilation import NICENESS as MASK_COMPILATION_NICENESS
-from loraplex.engine.side_thread import start_side_thread
+from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.step_thread import StepThread
+from loraplex.engine.structured_output.grammar_compilation import NICENESS as MASK_COMPILATION_NICENESS
+from loraplex.engine.threads import start_side_thread
 from loraplex.engine.token_mask import TokenMaskFactory
 from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import Vocabulary

@@ -4,9 +4,9 @@ import structlog
 import torch
 from rich.console import Console
 
+from loraplex.engine.capacity.memory_advice import memory_advice
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.memory_advice import memory_advice
 from loraplex.platform.memory_worksheet import worksheet_document, worksheet_table
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from loraplex.engine.memory_advice import Advice, told
-from loraplex.engine.memory_plan import MemoryPlan
+from loraplex.engine.capacity.memory_advice import Advice, told
+from loraplex.engine.capacity.memory_plan import MemoryPlan
 
 
 def worksheet_document(

@@ -97,7 +97,7 @@ async def _model(settings: Settings, demo: bool) -> str:
 
 async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> str:
     from loraplex.adapters.versions.push import AdapterRegistry
-    from loraplex.engine.models.pretrained import load_model_config
+    from loraplex.engine.checkpoints.config_reader import load_model_config
     from loraplex.platform.demo.announcement import announcement
     from loraplex.platform.demo.demo_file import DEMO_FILE
     from loraplex.platform.demo.tenants import prepare_demo

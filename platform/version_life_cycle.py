@@ -15,9 +15,9 @@ from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifeCycle
 from loraplex.adapters.versions.pending_folders import HeldUploads
 from loraplex.adapters.versions.version_job import AdapterStore, LifeCycleLimits, Validation, VersionWork
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.errors import ModelError
 from loraplex.engine.messages import EngineInfo
-from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.config import foreign_environment
 from loraplex.platform.engine_pool import EnginePool
 from loraplex.tenants.database import Database

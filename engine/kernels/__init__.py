@@ -1,4 +1,4 @@
 """The operations layers may call. Each file holds one operation and the one-line choice of its body.
 
-Bodies with one signature: `reference/` (torch: the specification), `compiled/` (the CPU's, by numba) and `triton_*`.
+Bodies with one signature: `reference/` (torch: the specification), `cpu/` (by numba) and `triton/` (for CUDA).
 """

@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.dispatch import Body, body_for
 from loraplex.engine.kernels.reference import bitmask as reference
 
 
@@ -10,11 +10,11 @@ def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tenso
     """See `reference.apply_bitmask`."""
     body = body_for(logits)
     if body is Body.TRITON:
-        from loraplex.engine.kernels import triton_bitmask
+        from loraplex.engine.kernels.triton import logit_masks
 
-        triton_bitmask.apply_bitmask(logits, rows, bitmask)
+        logit_masks.apply_bitmask(logits, rows, bitmask)
     elif body is Body.COMPILED:
-        from loraplex.engine.kernels.compiled import bitmask as compiled
+        from loraplex.engine.kernels.cpu import bitmask as compiled
 
         compiled.apply_bitmask(logits, rows, bitmask)
     else:

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from loraplex.engine.quantization.weight import LARGEST_FP8, QuantizedWeight, WeightFormat
+from loraplex.engine.quantization.quantized_weight import LARGEST_FP8, QuantizedWeight, WeightFormat
 
 MULTIPLE = 16
 """What the product's inputs and outputs are multiples of."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_on
+from loraplex.engine.kernels.dispatch import Body, body_on
 from loraplex.engine.lora import batch as host
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import (
@@ -63,13 +63,13 @@ def group_on_device(
     The launches may be captured: a replay groups what `row_slots` holds then, with kernels and grids as of now.
     `deterministic`: one path for every step, whoever is in it.
     """
-    from loraplex.engine.kernels import triton_group_rows
+    from loraplex.engine.kernels.triton import group_rows
 
     num_rows = row_slots.shape[0]
     chunk_rows = DECODE_ROWS if is_decode or deterministic else PREFILL_ROWS
     num_chunks = chunk_bound(num_rows, adapters, chunk_rows)
     chunks = buffers or make_chunk_buffers(num_rows, num_chunks, row_slots.device)
-    triton_group_rows.group_rows(row_slots, num_chunks, chunk_rows, chunks)
+    group_rows.group_rows(row_slots, num_chunks, chunk_rows, chunks)
     are_few = adapters <= FEW_ADAPTERS
     return DeviceLoraBatch(
         row_slots=row_slots,

@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.dispatch import Body, body_for
 from loraplex.engine.kernels.reference import paged_attention as reference
 
 __all__ = ["decode_attention", "prefill_attention"]
@@ -21,11 +21,11 @@ def decode_attention(
     """See `reference.decode_attention`."""
     body = body_for(qkv)
     if body is Body.TRITON:
-        from loraplex.engine.kernels import triton_decode_attention as triton
+        from loraplex.engine.kernels.triton import decode_attention as triton
 
         triton.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window, kv_scales)
     elif body is Body.COMPILED and kv_cache.dtype is qkv.dtype:
-        from loraplex.engine.kernels.compiled import paged_attention as compiled
+        from loraplex.engine.kernels.cpu import paged_attention as compiled
 
         compiled.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
     else:
@@ -44,7 +44,7 @@ def prefill_attention(
 ) -> None:
     """See `reference.prefill_attention`."""
     if body_for(qkv) is Body.TRITON:
-        from loraplex.engine.kernels import triton_prefill_attention as triton
+        from loraplex.engine.kernels.triton import prefill_attention as triton
 
         triton.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window, kv_scales)
     else:

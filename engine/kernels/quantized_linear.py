@@ -5,9 +5,9 @@ A CPU with compiled bodies has a layout and a product of its own, see `compiled.
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.dispatch import Body, body_for
 from loraplex.engine.kernels.reference import quantized_linear as reference
-from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat
 
 
 def quantized_linear(
@@ -31,10 +31,11 @@ def quantized_linear(
 
 
 def _on_cuda(x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-    from loraplex.engine.kernels import fp8_linear, triton_quantized_linear
+    from loraplex.engine.kernels import fp8_linear
+    from loraplex.engine.kernels.triton import quantized_linear
 
     if weight.format is not WeightFormat.FP8:
-        triton_quantized_linear.quantized_linear(x, weight, out, bias)
+        quantized_linear.quantized_linear(x, weight, out, bias)
     elif fp8_linear.serves(x, weight):
         fp8_linear.fp8_linear(x, weight, out, bias)
     else:

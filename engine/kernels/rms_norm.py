@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.dispatch import Body, body_for
 from loraplex.engine.kernels.reference import rms_norm as reference
 from loraplex.engine.kernels.sgmv import joined
 from loraplex.engine.lora.device_batch import PendingDelta
@@ -17,16 +17,16 @@ def rms_norm(
 ) -> torch.Tensor:
     """See `reference.rms_norm`; of x + delta, of which x is left as it is."""
     if delta is not None:
-        from loraplex.engine.kernels import triton_expand_rms_norm as folded
+        from loraplex.engine.kernels.triton import triton_expand_rms_norm as folded
 
         return folded.expand_rms_norm(x, residual, weight, epsilon, joined(delta))
     body = body_for(x)
     if body is Body.TRITON:
-        from loraplex.engine.kernels import triton_rms_norm as triton
+        from loraplex.engine.kernels.triton import rms_norm as triton
 
         return triton.rms_norm(x, residual, weight, epsilon)
     if body is Body.COMPILED:
-        from loraplex.engine.kernels.compiled import rms_norm as compiled
+        from loraplex.engine.kernels.cpu import rms_norm as compiled
 
         return compiled.rms_norm(x, residual, weight, epsilon)
     return reference.rms_norm(x, residual, weight, epsilon)

@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.dispatch import Body, body_for
 from loraplex.engine.kernels.reference import rotary as reference
 from loraplex.engine.kernels.sgmv import joined
 from loraplex.engine.lora.device_batch import PendingDelta
@@ -21,7 +21,7 @@ def rotary_write_kv(
 ) -> None:
     """See `reference.rotary_write_kv`; of qkv + delta, of which V is written to the cache alone."""
     if delta is not None:
-        from loraplex.engine.kernels import triton_expand_rotary as folded
+        from loraplex.engine.kernels.triton import expand_rotary as folded
 
         folded.expand_rotary_write_kv(
             qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales, joined(delta)
@@ -29,11 +29,11 @@ def rotary_write_kv(
         return
     body = body_for(qkv)
     if body is Body.TRITON:
-        from loraplex.engine.kernels import triton_rotary as triton
+        from loraplex.engine.kernels.triton import rotary as triton
 
         triton.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales)
     elif body is Body.COMPILED and kv_cache.dtype is qkv.dtype:
-        from loraplex.engine.kernels.compiled import rotary as compiled
+        from loraplex.engine.kernels.cpu import rotary as compiled
 
         compiled.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon)
     else:

@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.dispatch import Body, body_for
 from loraplex.engine.kernels.reference import sgmv as reference
 from loraplex.engine.lora.batch import HostLoraBatch, LoraBatch
 from loraplex.engine.lora.device_batch import Branch, DeviceLoraBatch, InLine, PendingDelta, hidden_for
@@ -19,20 +19,20 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: LoraBatch) -> 
 
 def shrink(x: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> torch.Tensor:
     """Begin: the hidden values of every adapted row, for `expand`. What follows on the current stream runs beside it."""
-    from loraplex.engine.kernels import triton_shrink
+    from loraplex.engine.kernels.triton import lora_shrink
 
     hidden = hidden_for(site, batch)
     with _branch(batch).fork():
-        triton_shrink.shrink(x, site, batch, hidden)
+        lora_shrink.shrink(x, site, batch, hidden)
     return hidden
 
 
 def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> None:
     """End: wait for `shrink`, and add its rows' deltas to `y` in place."""
-    from loraplex.engine.kernels import triton_expand
+    from loraplex.engine.kernels.triton import lora_expand
 
     _branch(batch).join()
-    triton_expand.expand(hidden, y, site, batch)
+    lora_expand.expand(hidden, y, site, batch)
 
 
 def joined(delta: PendingDelta) -> PendingDelta:
@@ -49,7 +49,7 @@ def _sgmv_on_host(x: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: HostL
     if body_for(x) is not Body.COMPILED or site.page_dtype is not None:
         reference.sgmv(x, y, site, batch.groups)
         return
-    from loraplex.engine.kernels.compiled import sgmv as compiled
+    from loraplex.engine.kernels.cpu import sgmv as compiled
 
     if batch.decodes is not None:
         compiled.sgmv(x, y, site, batch.decodes)

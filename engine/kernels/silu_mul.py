@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.dispatch import Body, body_for
 from loraplex.engine.kernels.reference import silu_mul as reference
 from loraplex.engine.kernels.sgmv import joined
 from loraplex.engine.lora.device_batch import PendingDelta
@@ -11,16 +11,16 @@ from loraplex.engine.lora.device_batch import PendingDelta
 def silu_mul(gate_up: torch.Tensor, delta: PendingDelta | None = None) -> torch.Tensor:
     """See `reference.silu_mul`; of gate_up + delta, of which gate_up is left as it is."""
     if delta is not None:
-        from loraplex.engine.kernels import triton_expand_silu_mul as folded
+        from loraplex.engine.kernels.triton import triton_expand_silu_mul as folded
 
         return folded.expand_silu_mul(gate_up, joined(delta))
     body = body_for(gate_up)
     if body is Body.TRITON:
-        from loraplex.engine.kernels import triton_silu_mul as triton
+        from loraplex.engine.kernels.triton import silu_mul as triton
 
         return triton.silu_mul(gate_up)
     if body is Body.COMPILED:
-        from loraplex.engine.kernels.compiled import silu_mul as compiled
+        from loraplex.engine.kernels.cpu import silu_mul as compiled
 
         return compiled.silu_mul(gate_up)
     return reference.silu_mul(gate_up)

@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.forward_batch import ForwardBatch
+from loraplex.engine.batch.forward_batch import ForwardBatch
 from loraplex.engine.kernels.paged_attention import decode_attention, prefill_attention
 from loraplex.engine.kernels.rotary import rotary_write_kv
 from loraplex.engine.layers.lora_linear import LoraLinear

@@ -4,10 +4,10 @@ from typing import Protocol
 
 import torch
 
-from loraplex.engine.kernels.bodies import Body, body_for
-from loraplex.engine.layers.linear import Linear
+from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.layers.dense_linear import Linear
 from loraplex.engine.layers.quantized_linear import QuantizedLinear
-from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat, dequantize
 
 
 class BaseLinear(Protocol):
@@ -32,7 +32,7 @@ def make_linear(
         return Linear(dequantize(weight), bias)
     if weight.format is not WeightFormat.FP8 and body_for(weight.packed) is Body.COMPILED:
         # Imported here for the reason `bodies` has.
-        from loraplex.engine.layers.integer_linear import IntegerLinear
+        from loraplex.engine.layers.cpu_quantized_linear import IntegerLinear
 
         return IntegerLinear(weight, bias)
     return QuantizedLinear(weight, bias)

@@ -27,9 +27,9 @@ class Embedding:
 def add_adapters(token_ids: torch.Tensor, hidden: torch.Tensor, site: LoraSite, lora: LoraBatch) -> None:
     """hidden [rows, hidden] += B A[:, token] in place, for rows whose adapter has a part at `site`."""
     if isinstance(lora, DeviceLoraBatch) and lora.acts_at(site):
-        from loraplex.engine.kernels import triton_embedding
+        from loraplex.engine.kernels.triton import lora_embedding
 
-        triton_embedding.add_embedding(token_ids, hidden, site, lora)
+        lora_embedding.add_embedding(token_ids, hidden, site, lora)
     elif isinstance(lora, HostLoraBatch) and site.slots:
         _add_on_host(token_ids, hidden, site, lora)
 

@@ -3,7 +3,7 @@
 import torch
 
 from loraplex.engine.kernels.quantized_linear import quantized_linear
-from loraplex.engine.quantization.weight import QuantizedWeight
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 
 
 class QuantizedLinear:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed
-from loraplex.engine.lora.packed import PackedAdapter
+from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
 from loraplex.engine.lora.site import LoraSite
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.lora.weights import LoraModule, LoraWeights

@@ -13,12 +13,12 @@ from itertools import islice
 from types import MappingProxyType
 
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed, AdapterQuarantined
-from loraplex.engine.lora.adapter_memory import AdapterMemory, Placement
-from loraplex.engine.lora.fault_memory import FaultMemory
-from loraplex.engine.lora.host_tier import HostTier
-from loraplex.engine.lora.load_ledger import LoadLedger
+from loraplex.engine.lora.load_budget import LoadLedger
 from loraplex.engine.lora.loader import AdapterLoader, Arrival
-from loraplex.engine.lora.packed import PackedAdapter
+from loraplex.engine.lora.memory.base import AdapterMemory, Placement
+from loraplex.engine.lora.memory.host_cache import HostTier
+from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
+from loraplex.engine.lora.quarantine import FaultMemory
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.messages import AdapterRef
 

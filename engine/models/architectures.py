@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from loraplex.engine.errors import UnsupportedArchitecture
-from loraplex.engine.models.fields import Fields
+from loraplex.engine.models.config_fields import Fields
 
 LayerWindows: TypeAlias = tuple[int | None, ...]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loraplex.engine.quantization.stored_weights import StoredWeights
+from loraplex.engine.quantization.checkpoint_format import StoredWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loraplex.engine.forward_batch import ForwardBatch
+from loraplex.engine.batch.forward_batch import ForwardBatch
 from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.kernels.sgmv import expand
 from loraplex.engine.layers.attention import Attention
 from loraplex.engine.layers.base_linear import BaseLinear, make_linear
+from loraplex.engine.layers.deterministic_linear import FixedRowsLinear
 from loraplex.engine.layers.embedding import Embedding
-from loraplex.engine.layers.fixed_rows_linear import FixedRowsLinear
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.layers.mlp import MLP
 from loraplex.engine.lora.device_batch import PendingDelta
@@ -22,7 +22,7 @@ from loraplex.engine.lora.site import LoraSite, make_site
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder_state import DecoderState
 from loraplex.engine.models.rope import rope_tables
-from loraplex.engine.quantization.weight import QuantizedWeight
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")

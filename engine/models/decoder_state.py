@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from loraplex.engine.quantization.weight import QuantizedWeight
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 
 Weight: TypeAlias = Tensor | QuantizedWeight
 

@@ -5,7 +5,7 @@ Invariant: the result is an ordinary `QuantizedWeight`; with inputs that never v
 
 import torch
 
-from loraplex.engine.quantization.weight import QuantizedWeight, int4_parameters, int4_weight
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight, int4_parameters, int4_weight
 
 DAMPING = 0.01
 """Share of the mean second moment that is added to each input's own, so that the inverse exists."""

@@ -6,10 +6,10 @@ Invariant: embeddings, norms and biases are never touched; adapters act on top i
 import torch
 
 from loraplex.engine.errors import ModelError
+from loraplex.engine.quantization.checkpoint_format import StoredWeights
 from loraplex.engine.quantization.gptq import quantize_gptq
 from loraplex.engine.quantization.groups import largest_group
-from loraplex.engine.quantization.stored_weights import StoredWeights
-from loraplex.engine.quantization.weight import (
+from loraplex.engine.quantization.quantized_weight import (
     QuantizedWeight,
     by_rows,
     quantize_fp8,

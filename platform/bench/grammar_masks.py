@@ -15,8 +15,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.kernels.bitmask import apply_bitmask
-from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.token_mask import TokenMask
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
 from loraplex.grammar.backends.compiler import MaskCompiler

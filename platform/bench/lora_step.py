@@ -14,9 +14,9 @@ import torch
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.kernels.clock import copy_rate

@@ -10,8 +10,8 @@ from statistics import median
 
 import httpx
 
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.own_server import BASE_MODEL, OwnServer, own_server
 from loraplex.platform.bench.parity import compare_alone

@@ -10,8 +10,8 @@ from statistics import median
 
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.messages import EngineRequest
+from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.quantization.scheme import NONE
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.bench.errors import BenchFailed

@@ -12,8 +12,8 @@ import httpx
 
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.adapters.versions.push import AdapterRegistry
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import read_base_model
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.own_server import OwnServer

@@ -20,9 +20,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.adapters.errors import AdapterRejected, AdaptersError, TensorsRejected
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.versions.push import AdapterRegistry, Promotion, PushedVersion, delete_adapter
+from loraplex.engine.checkpoints.config_reader import load_model_config
+from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.engine.errors import EngineError
-from loraplex.engine.models.digest import model_digest
-from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import BaseModelFacts, default_served_name, read_base_model
 from loraplex.platform.blobs import OpenBlobs
 from loraplex.platform.commands.context import open_database

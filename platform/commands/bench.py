@@ -9,7 +9,7 @@ from typing import Annotated, cast, get_args
 import typer
 import uvloop
 
-from loraplex.engine.models.model_files import locate_model
+from loraplex.engine.checkpoints.model_files import locate_model
 from loraplex.platform.bench.admission_load import AdmissionShape, measure_admission
 from loraplex.platform.bench.figures import parse_objectives
 from loraplex.platform.bench.grammar_neighbours import NeighbourShape, measure_neighbours

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from loraplex.engine.capacity.memory_advice import Advice, memory_advice
+from loraplex.engine.capacity.memory_plan import MAX_RANK, Machine, MemoryPlan, Workload, plan_memory
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import EngineError
-from loraplex.engine.memory_advice import Advice, memory_advice
-from loraplex.engine.memory_plan import MAX_RANK, Machine, MemoryPlan, Workload, plan_memory
 from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.models.pretrained import load_model_config
 from loraplex.platform.base_model import read_base_model
 from loraplex.platform.commands.context import exit_codes
 from loraplex.platform.config import Settings, load_settings
@@ -88,7 +88,7 @@ def _machine(engine: EngineConfig, model: ModelConfig, device_memory: str | None
     import torch
 
     from loraplex.engine.device import choose_device, choose_dtype
-    from loraplex.engine.loading import checkpoint_dtype
+    from loraplex.engine.model_loading import checkpoint_dtype
 
     try:
         device = torch.device("cuda") if device_memory else choose_device(engine.device)

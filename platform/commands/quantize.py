@@ -38,8 +38,8 @@ def quantize_command(
     """Quantize a base model; exit code 1, and no artefact, if it loses more than the bounds allow."""
     # Imported here: `--help` needs no torch.
     from loraplex.engine.errors import EngineError
-    from loraplex.engine.release.quality import bounds_of
-    from loraplex.engine.release.quantized_release import Release, ReleaseRequest, release_quantized
+    from loraplex.engine.offline_quantization.quality_gate import bounds_of
+    from loraplex.engine.offline_quantization.quantize_model import Release, ReleaseRequest, release_quantized
 
     given = {
         "max_perplexity_ratio": max_perplexity_ratio,

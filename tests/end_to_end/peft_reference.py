@@ -9,8 +9,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight, dequantize
 from loraplex.engine.quantization.scheme import quantize_parameter
-from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

@@ -11,8 +11,8 @@ import pytest
 from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.loading import load_model
 from loraplex.engine.messages import EngineRequest
+from loraplex.engine.model_loading import load_model
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
 from loraplex.grammar.backends.compiler import MaskCompiler

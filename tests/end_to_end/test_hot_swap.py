@@ -13,7 +13,7 @@ from tests.end_to_end.live_server import LiveServer
 
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.adapters.versions.push import AdapterRegistry
-from loraplex.engine.models.pretrained import load_model_config
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.base_model import read_base_model
 from loraplex.platform.commands.context import open_database
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER as BUNDLED

@@ -18,8 +18,8 @@ from tests.end_to_end.peft_reference import BASE, RECIPES, Answer, Case, PeftRef
 from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.loading import load_model, load_tokenizer
 from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.model_loading import load_model, load_tokenizer
 from loraplex.engine.sampling_params import SamplingParams
 
 MARGIN = 1e-3

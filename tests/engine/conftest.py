@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.engine.interpreter_runs import SIDE_BY_SIDE, InterpreterRuns
 
-from loraplex.engine.block_pool import BlockPool
+from loraplex.engine.batch.sequence import Sequence, SequenceStatus
+from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN, PlannedRow, SampledToken, StepOutput, StepPlan
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed, EngineError
-from loraplex.engine.fairness import FairShare, Policy
+from loraplex.engine.kv_cache.block_pool import BlockPool
+from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.messages import AdapterRef, EngineRequest
-from loraplex.engine.plan import UNKNOWN_TOKEN, PlannedRow, SampledToken, StepOutput, StepPlan
-from loraplex.engine.prefix_cache import PrefixCache
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduler import Scheduler
-from loraplex.engine.sequence import Sequence, SequenceStatus
+from loraplex.engine.scheduling.fairness import FairShare, Policy
+from loraplex.engine.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,13 +18,13 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.adapters.loader import PeftAdapterSource
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed, InvalidRequest, PromptTooLong, UnsupportedFeature
-from loraplex.engine.loading import load_model
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest, TokenLogprob
-from loraplex.engine.models.pretrained import load_model_config
+from loraplex.engine.model_loading import load_model
 from loraplex.engine.sampling_params import SamplingParams
 
 VOCAB, HIDDEN, LAYERS, EOS = 128, 64, 2, 2

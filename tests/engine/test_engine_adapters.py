@@ -10,11 +10,11 @@ from torch import Tensor
 
 from loraplex.engine.config import LoraConfig
 from loraplex.engine.errors import AdapterInexact
-from loraplex.engine.kernels import bodies
-from loraplex.engine.lora import pool_choice
-from loraplex.engine.lora.page_copy import ImmediateStream, PageCopier
-from loraplex.engine.lora.page_format import PageFormat
-from loraplex.engine.lora.paged_memory import PagedMemory
+from loraplex.engine.kernels import dispatch
+from loraplex.engine.lora import pool_factory
+from loraplex.engine.lora.memory.device_memory import PagedMemory
+from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier
+from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.site import LoraSite
 
 
@@ -63,8 +63,8 @@ def test_adapters_in_pages_of_an_arena_equal_peft(
     peft: Reference, engine: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks over one page, on the embedding and the head too, in an arena that holds two or three of them."""
-    monkeypatch.setattr(pool_choice, "open_memory", in_pages)
-    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.REFERENCE)
+    monkeypatch.setattr(pool_factory, "open_memory", in_pages)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.REFERENCE)
     served = engine(max_bytes=200_000, max_rank=32)
     names = [None, *ADAPTERS]
     for index, prompt in enumerate(prompts(12, seed=9)):
@@ -81,7 +81,7 @@ def test_adapters_in_8_bits_answer_and_tell_their_error(
     engine: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch, page_dtype: str, paged: bool
 ) -> None:
     if paged:
-        monkeypatch.setattr(pool_choice, "open_memory", in_pages)
+        monkeypatch.setattr(pool_factory, "open_memory", in_pages)
     served = engine(page_dtype=page_dtype, max_rank=32)
     for index, prompt in enumerate(prompts(5, seed=11)):
         served.add(str(index), prompt, list(ADAPTERS)[index], max_tokens=4)

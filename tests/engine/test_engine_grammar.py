@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from loraplex.engine.config import CacheConfig, EngineConfig, GrammarConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed
-from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.lora.weights import LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest, TokenLogprob
+from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.loading import load_model
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest, ProbeReport
+from loraplex.engine.model_loading import load_model
 from loraplex.engine.sampling_params import SamplingParams
 
 pytestmark = [

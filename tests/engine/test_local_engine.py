@@ -17,7 +17,6 @@ from loraplex.engine import local_engine
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import AdapterLoadFailed, EngineUnavailable
-from loraplex.engine.loading import LoadedModel, load_model
 from loraplex.engine.local_engine import LocalEngine
 from loraplex.engine.lora.weights import LoraWeights
 from loraplex.engine.messages import (
@@ -30,6 +29,7 @@ from loraplex.engine.messages import (
     Finished,
     Started,
 )
+from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed
-from loraplex.engine.loading import load_model
 from loraplex.engine.lora.weights import LoraWeights
 from loraplex.engine.messages import AdapterRef
+from loraplex.engine.model_loading import load_model
 from loraplex.platform.memory_report import report_memory
 
 

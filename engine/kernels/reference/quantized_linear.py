@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.quantization.weight import QuantizedWeight, dequantize
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight, dequantize
 
 
 def quantized_linear(

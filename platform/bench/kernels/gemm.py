@@ -3,11 +3,16 @@
 import torch
 from torch import Tensor
 
-from loraplex.engine.kernels.bodies import Body, body_for
+from loraplex.engine.kernels.dispatch import Body, body_for
 from loraplex.engine.kernels.quantized_linear import quantized_linear
 from loraplex.engine.layers.base_linear import make_linear
 from loraplex.engine.quantization.groups import span_of
-from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize, quantize_fp8
+from loraplex.engine.quantization.quantized_weight import (
+    QuantizedWeight,
+    WeightFormat,
+    dequantize,
+    quantize_fp8,
+)
 from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of
 
 GROUP = 128

@@ -14,7 +14,7 @@ PRELOADED = (
 )
 """By the server, once for all; nothing that reads TRITON_INTERPRET or touches a GPU."""
 PRELOADED_DRY = tuple(
-    f"loraplex.engine.kernels.compiled.{name}"
+    f"loraplex.engine.kernels.cpu.{name}"
     for name in ("paged_attention", "quantized_linear", "rms_norm", "rotary", "sgmv", "silu_mul")
 )
 

@@ -7,17 +7,17 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from loraplex.engine.capacity.memory_plan import plan_memory
+from loraplex.engine.checkpoints.config_reader import normalise_config
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.device import machine_of
-from loraplex.engine.loading import LoadedModel
-from loraplex.engine.memory_plan import plan_memory
+from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.models.decoder_state import DecoderState, Weight
 from loraplex.engine.models.parameters import Parameter, decoder_parameters
-from loraplex.engine.models.pretrained import normalise_config
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 from loraplex.engine.quantization.scheme import quantize_parameter
-from loraplex.engine.quantization.weight import QuantizedWeight
 from loraplex.platform.bench.kernels.shapes import LayerShape
 
 MAX_LENGTH = 2048

@@ -15,7 +15,7 @@ from tests.benchmarks.gpu.cases import kernel_cases
 from tests.benchmarks.gpu.check import check
 from tests.benchmarks.gpu.probe import probe
 
-from loraplex.engine.kernels import bodies
+from loraplex.engine.kernels import dispatch
 from loraplex.platform.bench.kernels import clock
 from loraplex.platform.bench.kernels.clock import copy_rate, sets_of, time_calls
 from loraplex.platform.bench.kernels.problem import Problem, RandomTensors
@@ -60,7 +60,7 @@ def run_kernels(connection: Connection, is_dry: bool, names: Sequence[str], stag
     """The stages `check` and `time` of the named cases, one after the other."""
     if is_dry:
         os.environ["TRITON_INTERPRET"] = "1"
-        bodies._cpu_body = lambda: bodies.Body.TRITON  # type: ignore[assignment]
+        dispatch._cpu_body = lambda: dispatch.Body.TRITON  # type: ignore[assignment]
         clock.CPU_SECONDS = 0.0
         torch.set_num_threads(1)
     device, results = device_of(is_dry), Results(connection)

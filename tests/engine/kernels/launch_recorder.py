@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from loraplex.engine.kernels import bodies
+from loraplex.engine.kernels import dispatch
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -79,7 +79,7 @@ class LaunchRecorder:
 
     def __init__(self) -> None:
         self._launches: list[Recorded] = []
-        bodies._cpu_body = lambda: bodies.Body.TRITON  # type: ignore[assignment]
+        dispatch._cpu_body = lambda: dispatch.Body.TRITON  # type: ignore[assignment]
         triton.runtime.driver.set_active(HopperDriver())
         original = JITFunction.run
         launches = self._launches

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from loraplex.engine.kernels.compiled import bitmask as compiled
-from loraplex.engine.kernels.compiled import machine
+from loraplex.engine.kernels.cpu import bitmask as compiled
+from loraplex.engine.kernels.cpu import numba_bridge
 from loraplex.engine.kernels.reference import bitmask as reference
 
 Body = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -52,7 +52,7 @@ def test_reference(vocab: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 70, 1024, 4099])
 def test_compiled(vocab: int, dtype: torch.dtype) -> None:
-    if not machine.is_available():
+    if not numba_bridge.is_available():
         pytest.skip("this CPU has no compiled body")
     check(compiled.apply_bitmask, vocab, dtype)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 
-from loraplex.engine.quantization.weight import LARGEST_FP8, dequantize, quantize_fp8, quantize_int8
+from loraplex.engine.quantization.quantized_weight import LARGEST_FP8, dequantize, quantize_fp8, quantize_int8
 
 pytest.importorskip("triton")
 

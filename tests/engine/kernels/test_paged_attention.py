@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.kernels.compiled import paged_attention as compiled
+from loraplex.engine.kernels.cpu import paged_attention as compiled
 from loraplex.engine.kernels.reference import paged_attention as reference
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}

@@ -5,7 +5,7 @@ import torch
 
 from loraplex.engine.kernels.quantized_linear import quantized_linear
 from loraplex.engine.kernels.reference import quantized_linear as reference
-from loraplex.engine.quantization.weight import (
+from loraplex.engine.quantization.quantized_weight import (
     QuantizedWeight,
     dequantize,
     quantize_fp8,

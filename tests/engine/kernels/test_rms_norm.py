@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.kernels.compiled import machine
-from loraplex.engine.kernels.compiled import rms_norm as compiled
+from loraplex.engine.kernels.cpu import numba_bridge
+from loraplex.engine.kernels.cpu import rms_norm as compiled
 from loraplex.engine.kernels.reference import rms_norm as reference
 
 SHAPES = [(1, 64), (3, 37), (129, 96), (17, 2048)]
@@ -75,10 +75,10 @@ def test_epsilon_decides_for_rows_of_tiny_values(epsilon: float) -> None:
 
 
 def test_two_engines_may_share_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not machine.is_available():
+    if not numba_bridge.is_available():
         pytest.skip("this CPU has no compiled body")
     x, weight = torch.randn(4, 64), torch.ones(64)
-    expected, launch, inner = compiled.rms_norm(x, None, weight, 1e-6), machine._launch, list[int]()
+    expected, launch, inner = compiled.rms_norm(x, None, weight, 1e-6), numba_bridge._launch, list[int]()
 
     def interrupted(*arguments: Any) -> None:
         if not inner:
@@ -86,5 +86,5 @@ def test_two_engines_may_share_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
             compiled.rms_norm(torch.randn(7, 32), None, torch.ones(32), 1e-6)
         launch(*arguments)
 
-    monkeypatch.setattr(machine, "_launch", interrupted)
+    monkeypatch.setattr(numba_bridge, "_launch", interrupted)
     assert torch.equal(compiled.rms_norm(x, None, weight, 1e-6), expected)

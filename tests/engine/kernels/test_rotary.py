@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.kernels.compiled import rotary as compiled
+from loraplex.engine.kernels.cpu import rotary as compiled
 from loraplex.engine.kernels.reference import rotary as reference
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from loraplex.engine.kernels import bodies
-from loraplex.engine.kernels.compiled import sgmv as compiled
+from loraplex.engine.kernels import dispatch
+from loraplex.engine.kernels.cpu import sgmv as compiled
 from loraplex.engine.kernels.reference import sgmv as reference
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import LoraGroups, group_rows
@@ -49,7 +49,7 @@ def test_compiled_equals_a_loop_over_rows(problem_of: Any, shape: Any, dtype: to
 def test_reference_is_the_choice_of_a_cpu_without_compiled_bodies(
     problem_of: Any, shape: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.REFERENCE)
     problem = problem_of(shape, torch.float32, CPU)
     result = problem.y.clone()
     sgmv(problem.x, result, problem.site, problem.batch)

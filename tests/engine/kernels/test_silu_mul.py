@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.kernels.compiled import silu_mul as compiled
+from loraplex.engine.kernels.cpu import silu_mul as compiled
 from loraplex.engine.kernels.reference import silu_mul as reference
 
 SHAPES = [(1, 48), (5, 37), (129, 96), (40, 1536)]

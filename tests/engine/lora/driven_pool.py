@@ -6,16 +6,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from loraplex.engine.lora.adapter_memory import AdapterMemory
-from loraplex.engine.lora.contiguous_memory import ContiguousMemory
-from loraplex.engine.lora.fault_memory import FaultMemory
-from loraplex.engine.lora.host_tier import HostTier
-from loraplex.engine.lora.load_ledger import LoadLedger
+from loraplex.engine.lora.load_budget import LoadLedger
 from loraplex.engine.lora.loader import Fitting, LoaderThread
-from loraplex.engine.lora.page_copy import ImmediateStream, PageCopier, PageCopy
-from loraplex.engine.lora.page_format import PageFormat
-from loraplex.engine.lora.paged_memory import PagedMemory
+from loraplex.engine.lora.memory.base import AdapterMemory
+from loraplex.engine.lora.memory.device_memory import PagedMemory
+from loraplex.engine.lora.memory.host_cache import HostTier
+from loraplex.engine.lora.memory.host_memory import ContiguousMemory
+from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier, PageCopy
+from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.pool import AdapterPool
+from loraplex.engine.lora.quarantine import FaultMemory
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.lora.site import LoraSite, make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.config import LoraConfig
-from loraplex.engine.lora import pool_choice
-from loraplex.engine.lora.page_copy import ImmediateStream, PageCopier
-from loraplex.engine.lora.page_format import PageFormat
-from loraplex.engine.lora.paged_memory import PagedMemory
+from loraplex.engine.lora import pool_factory
+from loraplex.engine.lora.memory.device_memory import PagedMemory
+from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier
+from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.lora.site import A_PAGES, PAGE_RANKS, LoraSite, make_site
@@ -37,7 +37,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     if request.param == "cpu":
-        monkeypatch.setattr(pool_choice, "open_memory", _in_host_memory)
+        monkeypatch.setattr(pool_factory, "open_memory", _in_host_memory)
     return torch.device(request.param)
 
 
@@ -128,7 +128,7 @@ def test_swaps_bring_every_byte_and_ask_the_device_for_none(device: torch.device
     layers = sites(3, SMALL, device)
     source = Source(3, SMALL)
     config = LoraConfig(max_bytes=1 << 20, host_max_bytes=1 << 30, max_rank=64)
-    pool = pool_choice.open_pool(layers, source, config, max_slots=8, dtype=torch.bfloat16, device=device)
+    pool = pool_factory.open_pool(layers, source, config, max_slots=8, dtype=torch.bfloat16, device=device)
     try:
         digests = [f"{seed}-{rank}" for seed, rank in enumerate((8, 16, 24, 40, 3, 64))]
         for digest in digests:
@@ -157,7 +157,7 @@ def test_an_84_mb_adapter_swaps_at_the_rate_of_a_pinned_copy_and_stops_nobody() 
     # q, k, v (k twice), o (as q): 84 MB in 32 layers.
     widths = LARGE | {"v": LARGE["k"], "o": LARGE["q"]}
     config = LoraConfig(max_bytes=600 << 20, host_max_bytes=4 << 30, max_rank=64)
-    pool = pool_choice.open_pool(
+    pool = pool_factory.open_pool(
         sites(32, widths, device),
         Source(32, widths),
         config,

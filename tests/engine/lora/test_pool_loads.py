@@ -21,8 +21,8 @@ from tests.engine.lora.driven_pool import (
 )
 
 from loraplex.engine.errors import AdapterLoadFailed
-from loraplex.engine.lora.load_ledger import LOADS_AT_FIRST
-from loraplex.engine.lora.packed import PackedAdapter
+from loraplex.engine.lora.load_budget import LOADS_AT_FIRST
+from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
 from loraplex.engine.lora.weights import LoraWeights
 
 MakePool = Callable[..., DrivenPool]

@@ -13,18 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.engine.forward_batch import BatchRows
-from loraplex.engine.kernels import bodies
-from loraplex.engine.kv_cache import allocate_kv_cache
+from loraplex.engine.batch.forward_batch import BatchRows
+from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.sequence import Sequence as EngineSequence
+from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
+from loraplex.engine.checkpoints.config_reader import load_model_config
+from loraplex.engine.checkpoints.reader import open_checkpoint
+from loraplex.engine.checkpoints.weights import decoder_state
+from loraplex.engine.kernels import dispatch
+from loraplex.engine.kv_cache.tensors import allocate_kv_cache
 from loraplex.engine.messages import EngineRequest
-from loraplex.engine.models.checkpoint import open_checkpoint
 from loraplex.engine.models.decoder import Decoder
-from loraplex.engine.models.pretrained import load_model_config
-from loraplex.engine.models.weights import decoder_state
-from loraplex.engine.plan import PlannedRow, StepPlan
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.sequence import Sequence as EngineSequence
-from loraplex.engine.staging import Staging
 
 BLOCK_SIZE = 16
 BLOCKS_PER_SEQUENCE = 13
@@ -92,12 +92,12 @@ class Steps:
         return torch.cat(self.rows[row].logits)
 
 
-@pytest.fixture(params=[bodies.Body.REFERENCE, bodies.Body.COMPILED], ids=lambda body: body.name.lower())
+@pytest.fixture(params=[dispatch.Body.REFERENCE, dispatch.Body.COMPILED], ids=lambda body: body.name.lower())
 def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test on each body of the kernels this CPU has."""
-    if bodies.body_for(torch.empty(0)) is bodies.Body.REFERENCE is not request.param:
+    if dispatch.body_for(torch.empty(0)) is dispatch.Body.REFERENCE is not request.param:
         pytest.skip("this CPU has no compiled body")
-    monkeypatch.setattr(bodies, "_cpu_body", lambda: request.param)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: request.param)
 
 
 @pytest.mark.usefixtures("body")

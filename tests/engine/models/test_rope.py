@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import pytest
 import torch
 
+from loraplex.engine.checkpoints.config_reader import load_model_config, normalise_config
 from loraplex.engine.errors import ModelError
 from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.models.pretrained import load_model_config, normalise_config
 from loraplex.engine.models.rope import rope_tables
 
 

@@ -17,14 +17,14 @@ from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
-from loraplex.engine.kernels import bodies, reference
-from loraplex.engine.loading import load_model
+from loraplex.engine.kernels import dispatch, reference
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.model_loading import load_model
 from loraplex.engine.models.config import ModelConfig
-from loraplex.engine.models.pretrained import load_model_config
 from loraplex.engine.sampling_params import SamplingParams
 
 pytest.importorskip("triton")
@@ -143,9 +143,9 @@ def test_triton_bodies_answer_as_torch_does(
     case: str, kv_dtype: str, tiny: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny(case).path
-    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.REFERENCE)
     expected = answers(path, kv_dtype)
-    monkeypatch.setattr(bodies, "_cpu_body", lambda: bodies.Body.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.TRITON)
     forbid_torch_bodies(monkeypatch)
     launched = count_kernels(monkeypatch)
     for ours, theirs in zip(answers(path, kv_dtype), expected, strict=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loraplex.engine.quantization.gptq import quantize_gptq
-from loraplex.engine.quantization.weight import dequantize, quantize_int4
+from loraplex.engine.quantization.quantized_weight import dequantize, quantize_int4
 
 
 def correlated_rows(inputs: int, rows: int = 512) -> torch.Tensor:

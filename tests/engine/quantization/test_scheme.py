@@ -6,16 +6,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from loraplex.engine.checkpoints.config_reader import load_model_config
+from loraplex.engine.checkpoints.reader import open_checkpoint
+from loraplex.engine.checkpoints.weights import decoder_state
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.errors import ModelError
-from loraplex.engine.loading import load_model
-from loraplex.engine.models.checkpoint import open_checkpoint
+from loraplex.engine.model_loading import load_model
 from loraplex.engine.models.decoder_state import DecoderState
-from loraplex.engine.models.pretrained import load_model_config
-from loraplex.engine.models.weights import decoder_state
+from loraplex.engine.quantization.checkpoint_format import Sharing, StoredWeight, StoredWeights
+from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat, dequantize
 from loraplex.engine.quantization.scheme import check_stored, quantize_parameter
-from loraplex.engine.quantization.stored_weights import Sharing, StoredWeight, StoredWeights
-from loraplex.engine.quantization.weight import QuantizedWeight, WeightFormat, dequantize
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
 from loraplex.adapters.storage.object_store import Objects, S3Options
-from loraplex.engine.models.digest import model_digest
+from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.base_model import BaseModelFacts, write_base_model
 from loraplex.platform.commands.adapter import app
 

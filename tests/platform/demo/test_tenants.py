@@ -7,7 +7,7 @@ import pytest
 
 from loraplex.adapters.storage.local_store import AdapterStorage
 from loraplex.adapters.versions.push import AdapterRegistry
-from loraplex.engine.models.pretrained import load_model_config
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.demo.announcement import announcement
 from loraplex.platform.demo.demo_file import DEMO_FILE, DemoAccess, read_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos

@@ -1,0 +1,1 @@
+"""Checks a new adapter on a running engine before it serves."""

@@ -1,0 +1,186 @@
+"""`ForwardBatch`: a step plan as tensors. Everything the model's forward pass reads, and nothing global."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
+from loraplex.engine.kernels.group_rows import group_rows
+from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.device_batch import LoraWorkspace
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Rows `begin:end` of the batch are the last `end - begin` of `length` tokens of one sequence."""
+
+    begin: int
+    end: int
+    length: int
+    block_table: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Tokens of all rows one after another, decodes first. T tokens, D decodes, S sampled rows.
+
+    token_ids, positions, slots int64 [T]; decode_tables int32 [D, columns]; decode_lengths int32 [D];
+    sampled_tokens int64 [S]: index of each sampled row's last token, None when every token is sampled.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    num_decodes: int
+    decode_tables: torch.Tensor
+    decode_lengths: torch.Tensor
+    chunks: tuple[PrefillChunk, ...]
+    sampled_tokens: torch.Tensor | None
+    num_sampled: int
+    lora: LoraBatch | None
+    sampled_lora: LoraBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPath:
+    """How the adapters of a step are computed: with memory of their kernels for steps of up to `workspace_rows`, and in one
+    way whoever is in the step if it is `deterministic`."""
+
+    deterministic: bool = False
+    workspace: LoraWorkspace | None = None
+    workspace_rows: int = 0
+
+    def group(self, row_slots: list[int], device: torch.device, num_decodes: int) -> LoraBatch | None:
+        """The rows by slot, those from `num_decodes` on of chunks; None when none has an adapter."""
+        return group_rows(
+            row_slots,
+            device,
+            None if self.deterministic else num_decodes,
+            workspace=self.workspace if len(row_slots) <= self.workspace_rows else None,
+            deterministic=self.deterministic,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTokens:
+    """Tokens of the step before that only the device knows: `token_ids` int64 [rows], `rows` by sequence."""
+
+    rows: Mapping[Sequence, int]
+    token_ids: torch.Tensor
+
+
+class BatchRows:
+    """The rows of a plan one after another, on the host: lists, from which tensors are made.
+
+    Tokens of an answer decode, each on its own, unless there are many; every other row is a chunk. So a token takes the
+    same path whatever the prefix cache and the step's other rows left of its prompt, and whether a grammar forced it along
+    with others: K and V of all are written before any of them attends.
+    """
+
+    def __init__(
+        self, plan: StepPlan, block_size: int, adapter_slots: Mapping[tuple[bytes, str], int]
+    ) -> None:
+        self.token_ids: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.row_slots: list[int] = []
+        self.sampled: list[int] = []
+        self.sampled_slots: list[int] = []
+        self.decodes: list[tuple[int, ...]] = []
+        self.chunks: list[tuple[int, int, int, tuple[int, ...]]] = []
+        self.unknown: list[tuple[int, Sequence]] = []
+        self._block_size = block_size
+        for row in plan.rows:
+            self._add(row, -1 if row.adapter is None else adapter_slots[row.adapter.key])
+
+    @property
+    def is_decode_only(self) -> bool:
+        """Whether every row is one token of an answer, and all are sampled."""
+        return not self.chunks and len(self.sampled) == len(self.token_ids)
+
+    def unknown_places(self, tokens: UnknownTokens | None) -> tuple[list[int], list[int]]:
+        """Where the unknown tokens stand here, and where in `tokens`. Raises `ValueError` if there are no `tokens`."""
+        if not self.unknown:
+            return [], []
+        if tokens is None:
+            raise ValueError("the plan has unknown tokens, and there is no step before it")
+        return [place for place, _ in self.unknown], [tokens.rows[sequence] for _, sequence in self.unknown]
+
+    def batch(
+        self,
+        device: torch.device,
+        staging: Staging,
+        unknown: UnknownTokens | None = None,
+        adapters: AdapterPath = AdapterPath(),
+    ) -> ForwardBatch:
+        """The tensors, brought to the device in one transfer."""
+        token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = staging.stage(
+            self._tensors(unknown)
+        )
+        if unknown is not None and self.unknown:
+            # A row that got no token is of no use any more: it computes some token.
+            token_ids = token_ids.index_copy(0, at, unknown.token_ids.index_select(0, source).clamp_min(0))
+        every = len(self.sampled) == len(self.token_ids)
+        lora = adapters.group(self.row_slots, device, len(self.decodes))
+        return ForwardBatch(
+            token_ids=token_ids,
+            positions=positions,
+            slots=slots,
+            num_decodes=len(self.decodes),
+            decode_tables=tables,
+            decode_lengths=lengths,
+            chunks=tuple(
+                PrefillChunk(begin, end, length, table)
+                for (begin, end, length, _), table in zip(self.chunks, chunks, strict=True)
+            ),
+            sampled_tokens=None if every else sampled,
+            num_sampled=len(self.sampled),
+            lora=lora,
+            sampled_lora=lora
+            if every and not self.chunks
+            else adapters.group(self.sampled_slots, device, len(self.sampled_slots)),
+        )
+
+    def _tensors(self, unknown: UnknownTokens | None) -> list[torch.Tensor]:
+        """Token ids, positions, slots, block tables and lengths of the decodes, sampled tokens, places of the unknown
+        tokens here and in the step before, then the chunks' tables."""
+        count = len(self.decodes)
+        columns = max((len(table) for table in self.decodes), default=0)
+        padded = [table + (0,) * (columns - len(table)) for table in self.decodes]
+        places, sources = self.unknown_places(unknown)
+        return [
+            torch.tensor(self.token_ids, dtype=torch.int64),
+            torch.tensor(self.positions, dtype=torch.int64),
+            torch.tensor(self.slots, dtype=torch.int64),
+            torch.tensor(padded, dtype=torch.int32).view(count, columns),
+            torch.tensor([p + 1 for p in self.positions[:count]], dtype=torch.int32),
+            torch.tensor(self.sampled, dtype=torch.int64),
+            torch.tensor(places, dtype=torch.int64),
+            torch.tensor(sources, dtype=torch.int64),
+            *(torch.tensor(table, dtype=torch.int32) for *_, table in self.chunks),
+        ]
+
+    def _add(self, row: PlannedRow, adapter_slot: int) -> None:
+        start, count, table = row.start, len(row.token_ids), row.block_table
+        begin, block_size = len(self.positions), self._block_size
+        self.token_ids += row.token_ids
+        self.row_slots += [adapter_slot] * count
+        if count == 1:
+            self.positions.append(start)
+            self.slots.append(table[start // block_size] * block_size + start % block_size)
+            if row.token_ids[0] == UNKNOWN_TOKEN:
+                self.unknown.append((begin, row.sequence))
+        else:
+            places = range(start, start + count)
+            self.positions += places
+            self.slots += [table[p // block_size] * block_size + p % block_size for p in places]
+        if row.decodes and not self.chunks:
+            self.decodes += [table] * count
+        else:
+            self.chunks.append((begin, begin + count, start + count, table))
+        if row.samples:
+            self.sampled.append(len(self.positions) - 1)
+            self.sampled_slots.append(adapter_slot)

@@ -1,0 +1,1 @@
+"""Memory planning: what fits on a device."""

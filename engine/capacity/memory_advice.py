@@ -1,0 +1,88 @@
+"""What to change where a memory plan does not fit, or serves less than its settings ask for: the setting and its value."""
+
+from dataclasses import dataclass
+
+from loraplex.engine.capacity.memory_plan import MemoryPlan
+from loraplex.engine.capacity.weight_bytes import weight_bytes
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.models.config import ModelConfig
+
+SMALLER_SCHEMES = ("int8", "int4")
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`needed`: without it the engine does not start."""
+
+    text: str
+    needed: bool
+
+
+def memory_advice(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[Advice]:
+    """Nothing for a plan that fits and holds what the settings allow at once."""
+    if not plan.fits:
+        return [Advice(text, needed=True) for text in _lower(model, config, plan)]
+    found = []
+    most = config.scheduler.max_num_seqs
+    if plan.rows < most:
+        found.append(
+            f"{plan.rows} of `max_num_seqs` {most} rows fit with {plan.context} tokens each; more are preempted: lower it, or "
+            f"give the KV cache {told(most * plan.context * plan.kv_token_bytes)}"
+        )
+    distinct = config.scheduler.max_adapters_per_step
+    own = plan.adapters[0]
+    if config.lora.max_bytes and own.resident < distinct:
+        found.append(
+            f"`adapter_bytes` holds {own.resident} adapters of rank {plan.rank}, fewer than `max_adapters_per_step` {distinct}: "
+            f"{told(distinct * own.num_bytes)} would hold them"
+        )
+    return [Advice(text, needed=False) for text in found]
+
+
+def _lower(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[str]:
+    """What to change, each alone enough but where a pool that was asked for is too small in too small a memory."""
+    block = plan.kv_token_bytes * config.cache.block_size
+    need, own = -(-plan.context * plan.kv_token_bytes // block) * block, config.lora.max_bytes
+    sized = config.cache.kv_bytes is not None
+    if plan.budget is None or (sized and plan.rows < 1):
+        shorter = [f"a context of at most {plan.kv_tokens} tokens"] if plan.kv_tokens else []
+        return [f"`kv_cache_bytes` of at least {told(need)}", *shorter]
+    fixed = plan.weights_bytes + plan.reserve_bytes
+    room = plan.budget - fixed
+    asked = plan.kv_bytes if sized else need
+    tokens = (room - own) // block * config.cache.block_size
+    found = []
+    if own and room >= asked:
+        found.append(f"`adapter_bytes` of at most {told(_round(room - asked))}")
+    if sized and _round(room - own) >= max(need, block):
+        found.append(f"`kv_cache_bytes` of at most {told(_round(room - own))}")
+    if not sized and 0 < tokens < plan.context:
+        found.append(f"a context or `max_model_len` of at most {tokens} tokens")
+    found += _smaller_weights(model, config, plan, asked)
+    return found or [f"a device of at least {told(int((fixed + own + asked) / config.memory_utilization))}"]
+
+
+def _smaller_weights(model: ModelConfig, config: EngineConfig, plan: MemoryPlan, kv_bytes: int) -> list[str]:
+    if config.quantization != "none" or model.compression is not None:
+        return []
+    found = []
+    for scheme in SMALLER_SCHEMES:
+        weights = sum(weight.num_bytes for weight in weight_bytes(model, plan.machine.dtype, scheme))
+        taken = weights + plan.reserve_bytes + config.lora.max_bytes + kv_bytes
+        if plan.budget is not None and taken <= plan.budget:
+            found.append(f"`quantization` {scheme}: the weights take {told(weights)}")
+    return found
+
+
+def told(num_bytes: int) -> str:
+    """Decimal, as devices are sold: 1 GB is 10**9 bytes."""
+    unit, name = next((each for each in _UNITS if num_bytes >= each[0]), _UNITS[-1])
+    return f"{num_bytes / unit:.2f} {name}"
+
+
+def _round(num_bytes: int) -> int:
+    """Down to what two decimals tell, so that what is told fits."""
+    return next(
+        (num_bytes // unit * unit for unit in (10**7, 10**4) if num_bytes >= 100 * unit), num_bytes // 10 * 10
+    )

@@ -1,0 +1,240 @@
+"""The memory worksheet: what a model, its adapters and its KV cache take on a device, and how many rows that serves. Free of torch.
+
+Invariant: pure arithmetic on the configuration; nothing is allocated and no file but config.json is read.
+"""
+
+from dataclasses import dataclass
+
+from loraplex.engine.capacity.weight_bytes import ITEM_SIZES, WeightBytes, weight_bytes
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import ModelError
+from loraplex.engine.models.config import ModelConfig
+
+CPU_KV_BYTES = 1 << 30
+"""The KV pool of a CPU where none is asked for: its memory is the machine's, and others use it too."""
+MAX_RANK = 256
+PAGE_RANKS = 16
+"""Rank rows of a page on a GPU."""
+SPLIT_K = 1024
+"""Inputs per partial sum of an adapter's hidden values on a GPU."""
+MAX_ADAPTER_SLOTS = 1024
+_GRAPH_BYTES = 512 << 20
+"""Captured graphs keep their kernels' arguments and one set of activations. An estimate."""
+_CONTEXT_BYTES = 640 << 20
+"""CUDA's context, loaded kernels and the workspace of its matrix products. An estimate."""
+_SAMPLING_COPIES = 4
+"""fp32 rows of logits that sampling holds at once: logits, probabilities, sorted values and their indices."""
+_ALIGNMENT = 16
+_LEAST_SCALE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`memory` bytes of the device (None: unknown), of which others left `free`. `dtype` is what is computed in."""
+
+    is_cuda: bool
+    dtype: str
+    memory: int | None = None
+    free: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the worksheet is asked for: rows of `context` tokens (None: the longest), adapters of `rank`."""
+
+    context: int | None = None
+    rank: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBytes:
+    """An adapter on all projections in pages of `page_dtype`, and how many of them the budget holds."""
+
+    page_dtype: str
+    num_bytes: int
+    resident: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Sizes in bytes. `budget`: what may be used of the device (None: unknown). `reserve` and its parts are estimates.
+
+    `adapters`: first in the pages that are used. `rows`: sequences of `context` tokens that the KV pool holds at once, even
+    where `max_num_seqs` is less.
+    """
+
+    machine: Machine
+    budget: int | None
+    weights: tuple[WeightBytes, ...]
+    reserve: tuple[tuple[str, int], ...]
+    adapter_budget: int
+    adapters: tuple[AdapterBytes, ...]
+    rank: int
+    kv_bytes: int
+    kv_token_bytes: int
+    kv_tokens: int
+    max_model_len: int
+    context: int
+    rows: int
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(weight.num_bytes for weight in self.weights)
+
+    @property
+    def reserve_bytes(self) -> int:
+        return sum(num_bytes for _, num_bytes in self.reserve)
+
+    @property
+    def total(self) -> int:
+        return self.weights_bytes + self.reserve_bytes + self.adapter_budget + self.kv_bytes
+
+    @property
+    def is_over_budget(self) -> bool:
+        return self.budget is not None and self.total > self.budget
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it fits, and the KV pool holds a row of `context` tokens."""
+        return not self.is_over_budget and self.rows >= 1
+
+
+def plan_memory(
+    model: ModelConfig, config: EngineConfig, machine: Machine, workload: Workload | None = None
+) -> MemoryPlan:
+    """What `config` takes on `machine`; a KV pool that no size is asked for gets what the rest leaves of a GPU.
+
+    Raises `ModelError` for a `max_model_len` that the model has no positions for.
+    """
+    asked = workload or Workload()
+    budget = memory_budget(config, machine)
+    weights = weight_bytes(model, machine.dtype, config.quantization)
+    reserve = _reserve(model, config, machine)
+    taken = sum(weight.num_bytes for weight in weights) + sum(size for _, size in reserve)
+    kv_item = ITEM_SIZES.get(_chosen(config.cache.kv_dtype, machine), 1)
+    token_bytes = 2 * model.kv_size * model.num_layers * kv_item
+    block_size = config.cache.block_size
+    room = None if budget is None else budget - taken - config.lora.max_bytes
+    kv_bytes = _kv_bytes(config, machine, room, token_bytes * block_size)
+    kv_tokens = kv_bytes // (token_bytes * block_size) * block_size
+    longest = _max_model_len(model, config, kv_tokens)
+    context = asked.context or longest
+    return MemoryPlan(
+        machine=machine,
+        budget=budget,
+        weights=weights,
+        reserve=reserve,
+        adapter_budget=config.lora.max_bytes,
+        adapters=_adapters(model, config, machine, asked.rank),
+        rank=asked.rank,
+        kv_bytes=kv_bytes,
+        kv_token_bytes=token_bytes,
+        kv_tokens=kv_tokens,
+        max_model_len=longest,
+        context=context,
+        rows=kv_tokens // (-(-context // block_size) * block_size),
+    )
+
+
+def memory_budget(config: EngineConfig, machine: Machine) -> int | None:
+    """What may be used of the device: a share of all of it, and no more than others left."""
+    if machine.memory is None:
+        return None
+    share = int(machine.memory * config.memory_utilization)
+    return share if machine.free is None else min(share, machine.free)
+
+
+def adapter_bytes(model: ModelConfig, rank: int, page_dtype: str) -> int:
+    """One adapter of `rank` on all projections; modules in 8 bits have a page of scales each."""
+    item = ITEM_SIZES.get(page_dtype, 1)
+    scales = 0 if page_dtype in ITEM_SIZES else _scale_page_bytes(rank)
+    shapes = model.projection_shapes().values()
+    return model.num_layers * sum(
+        _page_bytes(rank, outputs * item) + _page_bytes(rank, inputs * item) + scales
+        for outputs, inputs in shapes
+    )
+
+
+def _page_bytes(rank: int, row_bytes: int) -> int:
+    """Of all pages of a matrix, each of which begins where a kernel's widest load may."""
+    full, rest = divmod(rank, PAGE_RANKS)
+    return sum(-(-rows * row_bytes // _ALIGNMENT) * _ALIGNMENT for rows in [PAGE_RANKS] * full + [rest])
+
+
+def _scale_page_bytes(rank: int) -> int:
+    """fp32, in a power of two of bytes."""
+    return max(_LEAST_SCALE_BYTES, 1 << (4 * rank - 1).bit_length())
+
+
+def _max_model_len(model: ModelConfig, config: EngineConfig, kv_tokens: int) -> int:
+    """What was asked for, else what the model was made for and the KV pool can hold of one row."""
+    longest = model.max_position_embeddings
+    if config.max_model_len is None:
+        return min(longest, kv_tokens or longest)
+    if not 1 <= config.max_model_len <= longest:
+        raise ModelError(f"`max_model_len` must lie in 1..{longest}, got {config.max_model_len}")
+    return config.max_model_len
+
+
+def _chosen(name: str, machine: Machine) -> str:
+    """`auto` is the type that is computed in."""
+    return machine.dtype if name == "auto" else name
+
+
+def _adapters(
+    model: ModelConfig, config: EngineConfig, machine: Machine, rank: int
+) -> tuple[AdapterBytes, ...]:
+    own = _chosen(config.lora.page_dtype, machine)
+    # Pages of 8 bits are for GPUs: a CPU keeps what they stand for in the model's type.
+    kinds = (own, machine.dtype, "int8", "fp8") if machine.is_cuda else (machine.dtype,)
+    sizes = {page_dtype: adapter_bytes(model, rank, page_dtype) for page_dtype in dict.fromkeys(kinds)}
+    return tuple(
+        AdapterBytes(page_dtype, size, min(config.lora.max_bytes // size, MAX_ADAPTER_SLOTS))
+        for page_dtype, size in sizes.items()
+    )
+
+
+def _kv_bytes(config: EngineConfig, machine: Machine, room: int | None, block_bytes: int) -> int:
+    """Whole blocks."""
+    if config.cache.num_blocks is not None:
+        return config.cache.num_blocks * block_bytes
+    wanted = config.cache.kv_bytes
+    if wanted is None:
+        wanted = max(room, 0) if machine.is_cuda and room is not None else CPU_KV_BYTES
+    return wanted // block_bytes * block_bytes
+
+
+def _reserve(model: ModelConfig, config: EngineConfig, machine: Machine) -> tuple[tuple[str, int], ...]:
+    item = ITEM_SIZES[machine.dtype]
+    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    attention = 2 * model.q_size + 2 * model.kv_size
+    widest = max(attention, 3 * model.intermediate_size)
+    activations = tokens * (3 * model.hidden_size + widest) * item
+    logits = rows * model.vocab_size * (item + _SAMPLING_COPIES * ITEM_SIZES["float32"])
+    parts = (("activations of a step", activations), ("logits and sampling", logits))
+    if not machine.is_cuda:
+        return parts
+    is_adapted = config.lora.max_bytes > 0
+    tables = _table_bytes(model, config.lora.max_rank) if is_adapted else 0
+    hidden = _hidden_bytes(model, config.lora.max_rank, tokens) if is_adapted else 0
+    return (
+        *parts,
+        ("adapter tables", tables),
+        ("adapters' hidden values", hidden),
+        ("graphs", _GRAPH_BYTES),
+        ("CUDA context", _CONTEXT_BYTES),
+    )
+
+
+def _table_bytes(model: ModelConfig, max_rank: int) -> int:
+    """Per slot and module: rank, scales, and the addresses of the pages of A and B."""
+    entries = 2 + 2 * -(-max_rank // PAGE_RANKS)
+    modules = len(model.projection_shapes()) * model.num_layers + 2
+    return MAX_ADAPTER_SLOTS * modules * entries * 8
+
+
+def _hidden_bytes(model: ModelConfig, max_rank: int, tokens: int) -> int:
+    """fp32 partial sums of a step's tokens at the projection that has most: `make_workspace` allocates them once."""
+    slices = ((3, model.hidden_size), (1, model.q_size), (2, model.hidden_size), (1, model.intermediate_size))
+    sums = max(count * -(-inputs // SPLIT_K) for count, inputs in slices)
+    return sums * tokens * -(-max_rank // PAGE_RANKS) * PAGE_RANKS * ITEM_SIZES["float32"]

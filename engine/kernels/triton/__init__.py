@@ -1,0 +1,1 @@
+"""The CUDA backend: Triton kernels, one operation per module."""

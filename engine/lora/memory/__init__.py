@@ -1,0 +1,1 @@
+"""Where adapters lie: pages on the device, blobs in host memory."""

@@ -1,0 +1,88 @@
+"""`HostTier`: adapters that left the device, as the blobs they were loaded as. Least recently used first out.
+
+Invariant: at most `max_bytes` of host memory; whoever comes back from here is copied, not read from disk.
+"""
+
+import threading
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
+from loraplex.engine.lora.memory.pinned_arena import HostArena
+
+Key = tuple[bytes, str]
+
+
+class HostTier:
+    """`max_bytes` 0 keeps nothing. An adapter on the device stays in here as well, so that it can leave at once.
+
+    With an `arena` blobs are its extents, and only those are kept. The loader asks for blobs, the step loop for the rest.
+    """
+
+    def __init__(self, max_bytes: int, arena: HostArena | None = None) -> None:
+        self.max_bytes = max_bytes if arena is None else arena.capacity_bytes
+        self.nbytes = 0
+        self.num_hits = 0
+        self._arena = arena
+        self._kept: OrderedDict[Key, PackedAdapter] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def blob(self, nbytes: int) -> Tensor:
+        """Memory for an adapter to be packed into, for which others leave the tier.
+
+        Outside of the arena where there is none, when what is under way takes all of it, or for a blob longer than its
+        pieces, which drives nobody out: such a blob is not kept.
+        """
+        if self._arena is None:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        blob = self._arena.allocate(nbytes)
+        while blob is None and nbytes <= self._arena.longest and self._drop_oldest():
+            blob = self._arena.allocate(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._arena.pinned) if blob is None else blob
+
+    def keep(self, key: Key, packed: PackedAdapter) -> None:
+        """Keep an adapter, and as many of those used last beside it as there is room for."""
+        nbytes = packed.blob.nbytes
+        if nbytes > self.max_bytes or (self._arena is not None and not self._arena.owns(packed.blob)):
+            return
+        self.forget(key)
+        while self.nbytes + nbytes > self.max_bytes and self._drop_oldest():
+            continue
+        with self._lock:
+            self._kept[key] = packed
+            self.nbytes += nbytes
+
+    def find(self, key: Key) -> PackedAdapter | None:
+        """The blob, now the most recently used, or None."""
+        with self._lock:
+            packed = self._kept.get(key)
+            if packed is not None:
+                self._kept.move_to_end(key)
+                self.num_hits += 1
+        return packed
+
+    def forget(self, key: Key) -> None:
+        with self._lock:
+            packed = self._kept.pop(key, None)
+            self.nbytes -= 0 if packed is None else packed.blob.nbytes
+
+    def forget_namespace(self, namespace: bytes) -> None:
+        for key in [key for key in self._kept if key[0] == namespace]:
+            self.forget(key)
+
+    def _drop_oldest(self) -> bool:
+        """False when nothing is kept. Its extent is free once nobody copies from it either."""
+        with self._lock:
+            if not self._kept:
+                return False
+            _, packed = self._kept.popitem(last=False)
+            self.nbytes -= packed.blob.nbytes
+        return True

@@ -1,0 +1,121 @@
+"""`ContiguousMemory`: adapters on the CPU. The blob the loader made is where kernels read; nothing is copied.
+
+Invariant: the pages of a matrix are contiguous, so that a body may read it whole, and have the model's type: adapters that
+were to be quantized are quantized and expanded again, which shows what it does to answers but saves no memory.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loraplex.engine.errors import AdapterTooLarge
+from loraplex.engine.lora.memory.base import Placement
+from loraplex.engine.lora.memory.packed_adapter import PackedAdapter, pack
+from loraplex.engine.lora.memory.page_format import PageFormat
+from loraplex.engine.lora.memory.slot_entries import ModulePages
+from loraplex.engine.lora.memory.slot_tables import Contents, SlotTables
+from loraplex.engine.lora.site import LoraSite, LoraSlice
+from loraplex.engine.lora.weights import LoraWeights
+
+
+class ContiguousMemory:
+    """Implements `AdapterMemory` for sites on the CPU."""
+
+    def __init__(
+        self, sites: Sequence[LoraSite], pages: PageFormat, *, max_bytes: int, max_slots: int, max_rank: int
+    ) -> None:
+        self._sites = sites
+        self._pages = pages
+        self._tables = SlotTables(sites, max_slots, max_rank, torch.device("cpu"))
+        self._max_bytes = max_bytes
+        self._max_slots = max_slots
+        self._used_bytes = 0
+
+    @property
+    def max_slots(self) -> int:
+        return self._max_slots
+
+    @property
+    def max_bytes(self) -> int:
+        return self._max_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    @property
+    def waste_bytes(self) -> int:
+        return 0
+
+    def pack(self, weights: LoraWeights) -> PackedAdapter:
+        elements = sum(module.a.numel() + module.b.numel() for module in weights.modules.values())
+        nbytes = elements * self._pages.model_dtype.itemsize
+        if nbytes > self._max_bytes:
+            raise AdapterTooLarge(
+                f"adapter {weights.digest} takes {nbytes} bytes of at most {self._max_bytes}"
+            )
+        modules, report = self._pages.rounded(weights, self._tables.names)
+        return pack(
+            weights.digest,
+            modules,
+            self._pages.model_dtype,
+            names=self._tables.names,
+            max_pages=self._tables.max_pages,
+            by_size=False,
+            report=report,
+        )
+
+    def fits(self, packed: PackedAdapter) -> bool:
+        return self._used_bytes + packed.nbytes <= self._max_bytes
+
+    def victims(self, packed: PackedAdapter, idle: Iterable[Placement]) -> int | None:
+        missing, count = self._used_bytes + packed.nbytes - self._max_bytes, 0
+        for placement in idle:
+            if missing <= 0:
+                break
+            missing -= placement.nbytes
+            count += 1
+        return count if missing <= 0 else None
+
+    def place(self, slot: int, packed: PackedAdapter) -> Placement:
+        self._used_bytes += packed.nbytes
+        return Placement(slot, packed, packed.nbytes)
+
+    def is_there(self, placement: Placement) -> bool:
+        return True
+
+    def install(self, placement: Placement) -> Placement:
+        packed, slot = placement.packed, placement.slot
+        starts = np.array([page.start for page in packed.pages], dtype=np.int64)
+        rows = self._tables.rows(packed, starts + packed.blob.data_ptr())
+        Contents(rows, [self._slices(packed, site) for site in self._sites]).enter(self._sites, slot)
+        self._tables.write(slot, rows)
+        return placement
+
+    def remove(self, placement: Placement) -> None:
+        self._tables.clear(placement.slot)
+        for site in self._sites:
+            site.slots.pop(placement.slot, None)
+        self._used_bytes -= placement.nbytes
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def _slices(self, packed: PackedAdapter, site: LoraSite) -> tuple[LoraSlice | None, ...]:
+        slices = tuple(self._slice(packed, site, s) for s in range(len(site.names)))
+        return slices if any(part is not None for part in slices) else ()
+
+    def _slice(self, packed: PackedAdapter, site: LoraSite, s: int) -> LoraSlice | None:
+        module = packed.modules.get(site.names[s])
+        if module is None:
+            return None
+        a = self._matrix(packed, module, module.a, site.inputs)
+        return LoraSlice(a, self._matrix(packed, module, module.b, site.slice_sizes[s]))
+
+    def _matrix(self, packed: PackedAdapter, module: ModulePages, pages: Sequence[int], width: int) -> Tensor:
+        dtype = self._pages.model_dtype
+        start = packed.pages[pages[0]].start
+        content = packed.blob[start : start + module.rank * width * dtype.itemsize]
+        return content.view(dtype).view(module.rank, width)

@@ -1,0 +1,227 @@
+"""An adapter's pages on their way from its blob into the arena, layer by layer on a stream of their own.
+
+Invariant: nothing waits in the step loop: pages that running kernels may still read are overwritten after those kernels, and
+whether all has come is asked, never awaited.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
+from loraplex.engine.lora.memory.slab_allocator import Allocation
+from loraplex.engine.lora.memory.slot_tables import Contents
+
+LAYERS_IN_FLIGHT = 4
+"""Layers whose copies are queued at once: a step's own small copies wait behind no more than these (some 10 MB, 0.2 ms)."""
+
+
+Span: TypeAlias = tuple[int, int, int]
+"""First byte of the source, first byte of the target, number of bytes."""
+
+
+class Mark(Protocol):
+    """A point in a stream's work."""
+
+    def is_reached(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+
+class CopyStream(Protocol):
+    """Copies in order, beside whatever the device computes."""
+
+    def computed(self) -> Mark | None:
+        """Where the work launched by the calling thread ends; None when that is no question."""
+        ...
+
+    def follow(self, mark: Mark | None) -> None:
+        """Copies from here on happen after `mark`."""
+        ...
+
+    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
+        """Bytes of one tensor to the other."""
+        ...
+
+    def mark(self) -> Mark: ...
+
+
+class PageCopy:
+    """`starts[i]` is where page i goes in `storage`, uint8 as the blob. `describe` makes its `contents` of `starts`."""
+
+    def __init__(
+        self,
+        packed: PackedAdapter,
+        allocation: Allocation,
+        storage: Tensor,
+        after: Mark | None,
+        describe: Callable[[PackedAdapter, Sequence[int]], Contents],
+    ) -> None:
+        free = {size: iter(offsets) for size, offsets in allocation.offsets.items()}
+        self.packed = packed
+        self.storage = storage
+        self.after = after
+        self.starts = [next(free[page.nbytes]) for page in packed.pages]
+        self._describe = describe
+        self._contents: Contents | None = None
+        self._last: Mark | None = None
+        self._error: BaseException | None = None
+
+    def layers(self) -> Iterator[list[Span]]:
+        """Each layer's copies; pages that are neighbours on both sides go together."""
+        for begin, end in self.packed.layers:
+            yield _joined(self.packed, self.starts, begin, end)
+
+    @property
+    def contents(self) -> Contents:
+        """What to install, once all has come. Raises `RuntimeError` before."""
+        if self._contents is None:
+            raise RuntimeError("an adapter is installed before it has come")
+        return self._contents
+
+    def issued(self, last: Mark) -> None:
+        """All copies are queued; with `last` the adapter is there."""
+        self._contents = self._describe(self.packed, self.starts)
+        self._last = last
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+
+    def is_done(self) -> bool:
+        """Raises what went wrong: a device that cannot copy is broken, and so is its engine."""
+        if self._error is not None:
+            raise RuntimeError("an adapter could not be copied to the device") from self._error
+        return self._last is not None and self._last.is_reached()
+
+
+class PageCopier:
+    """Issues copies; of at most `LAYERS_IN_FLIGHT` layers at once."""
+
+    def __init__(self, stream: CopyStream) -> None:
+        self.stream = stream
+
+    def copy(self, copy: PageCopy) -> None:
+        """Queue all copies of an adapter. Waits for the device, so not in the step loop."""
+        stream, blob, storage = self.stream, copy.packed.blob, copy.storage
+        marks: deque[Mark] = deque()
+        stream.follow(copy.after)
+        for spans in copy.layers():
+            if len(marks) == LAYERS_IN_FLIGHT:
+                marks.popleft().wait()
+            stream.copy(storage, blob, spans)
+            marks.append(stream.mark())
+        copy.issued(marks[-1] if marks else stream.mark())
+
+
+class CopyThread:
+    """One thread that issues copies in the order they were started."""
+
+    def __init__(self, copier: PageCopier) -> None:
+        self._copier = copier
+        self._copies: SimpleQueue[PageCopy | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="adapter-copier", daemon=True)
+        self._thread.start()
+
+    def start(self, copy: PageCopy) -> None:
+        self._copies.put(copy)
+
+    def close(self) -> None:
+        self._copies.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._issue_next():
+            pass
+
+    def _issue_next(self) -> bool:
+        """In a call of its own, so that no blob is held until the next one comes. False at the end."""
+        copy = self._copies.get()
+        if copy is None:
+            return False
+        try:
+            self._copier.copy(copy)
+        except Exception as error:  # noqa: BLE001 - raised in the step loop, which asks for the copy
+            copy.fail(error)
+        return True
+
+
+class _CudaMark:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def is_reached(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class CudaCopyStream:
+    """A side stream of one device. Sources are pinned."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def computed(self) -> Mark | None:
+        return self._recorded(torch.cuda.current_stream(self._device))
+
+    def follow(self, mark: Mark | None) -> None:
+        if isinstance(mark, _CudaMark):
+            self._stream.wait_event(mark.event)
+
+    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
+        with torch.cuda.stream(self._stream):
+            for begin, to, nbytes in spans:
+                target[to : to + nbytes].copy_(source[begin : begin + nbytes], non_blocking=True)
+
+    def mark(self) -> Mark:
+        return self._recorded(self._stream)
+
+    def _recorded(self, stream: torch.cuda.Stream) -> Mark:
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        return _CudaMark(event)
+
+
+class _Reached:
+    def is_reached(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """It is."""
+
+
+class ImmediateStream:
+    """Copies at once: an arena in host memory."""
+
+    def computed(self) -> Mark | None:
+        return None
+
+    def follow(self, mark: Mark | None) -> None:
+        """Everything is over."""
+
+    def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
+        for begin, to, nbytes in spans:
+            target[to : to + nbytes] = source[begin : begin + nbytes]
+
+    def mark(self) -> Mark:
+        return _Reached()
+
+
+def _joined(packed: PackedAdapter, starts: Sequence[int], begin: int, end: int) -> list[Span]:
+    spans: list[Span] = []
+    for number in range(begin, end):
+        page, target = packed.pages[number], starts[number]
+        if spans:
+            source, first, nbytes = spans[-1]
+            if source + nbytes == page.start and first + nbytes == target:
+                spans[-1] = (source, first, nbytes + page.nbytes)
+                continue
+        spans.append((page.start, target, page.nbytes))
+    return spans

@@ -1,0 +1,80 @@
+"""How adapters are kept on which device: one arena and blobs in pinned memory beside a GPU, the blobs alone on a CPU."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.config import LoraConfig
+from loraplex.engine.lora.load_budget import LoadLedger
+from loraplex.engine.lora.loader import Fitting, LoaderThread
+from loraplex.engine.lora.memory.base import AdapterMemory
+from loraplex.engine.lora.memory.device_memory import PagedMemory
+from loraplex.engine.lora.memory.host_cache import HostTier
+from loraplex.engine.lora.memory.host_memory import ContiguousMemory
+from loraplex.engine.lora.memory.page_copy import CopyThread, CudaCopyStream, PageCopier
+from loraplex.engine.lora.memory.page_format import PageFormat
+from loraplex.engine.lora.memory.pinned_arena import HostArena
+from loraplex.engine.lora.pool import AdapterPool
+from loraplex.engine.lora.quarantine import FaultMemory
+from loraplex.engine.lora.site import MAX_RANK, LoraSite
+from loraplex.engine.lora.source import AdapterSource
+
+SHARE_UNDER_WAY = 4
+"""A quarter of the budget may be under way: more would evict what running rows come back to."""
+
+
+def open_pool(
+    sites: Sequence[LoraSite],
+    source: AdapterSource,
+    config: LoraConfig,
+    *,
+    max_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    clock: Callable[[], float] = time.monotonic,
+) -> AdapterPool:
+    """Raises `ValueError` for a `max_rank` the kernels have no room for, or a `page_dtype` there is none of."""
+    if not 1 <= config.max_rank <= MAX_RANK:
+        raise ValueError(f"max_rank must lie in 1..{MAX_RANK}, got {config.max_rank}")
+    pages = PageFormat.of(config.page_dtype, dtype, config.max_page_error)
+    # On a CPU a blob of the tier would take the memory that `max_bytes` could have.
+    on_host = 0 if device.type == "cpu" else config.host_max_bytes
+    host = HostTier(on_host, HostArena(on_host, pinned=device.type == "cuda"))
+    memory = open_memory(sites, pages, config, max_slots, device, host.blob)
+    under_way = max(1, config.max_bytes // SHARE_UNDER_WAY)
+    loader = LoaderThread(
+        source, Fitting(sites, config.max_rank), memory.pack, max_bytes=under_way, clock=clock
+    )
+    faults = FaultMemory(config.quarantine_after)
+    return AdapterPool(memory, loader, host, faults, LoadLedger(under_way), clock)
+
+
+def open_memory(
+    sites: Sequence[LoraSite],
+    pages: PageFormat,
+    config: LoraConfig,
+    max_slots: int,
+    device: torch.device,
+    allocate_blob: Callable[[int], Tensor],
+) -> AdapterMemory:
+    """Memory of `config.max_bytes` where kernels of this device reach it."""
+    if device.type == "cpu":
+        return ContiguousMemory(
+            sites, pages, max_bytes=config.max_bytes, max_slots=max_slots, max_rank=config.max_rank
+        )
+    stream = CudaCopyStream(device)
+    copies = CopyThread(PageCopier(stream))
+    return PagedMemory(
+        sites,
+        pages,
+        max_bytes=config.max_bytes,
+        max_slots=max_slots,
+        max_rank=config.max_rank,
+        device=device,
+        allocate_blob=allocate_blob,
+        stream=stream,
+        start_copy=copies.start,
+        end_copies=copies.close,
+    )

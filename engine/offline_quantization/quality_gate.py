@@ -1,0 +1,150 @@
+"""The quality gate: a quantized model beside the unquantized one on the same text, token by token.
+
+Invariant: both see identical windows from their first token on; figures are means over all predicted tokens.
+Measures: perplexity (Jelinek et al. 1977), agreement of the likeliest token, KL divergence of the two distributions.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from loraplex.engine.batch.forward_batch import ForwardBatch, PrefillChunk
+from loraplex.engine.errors import ModelError
+from loraplex.engine.kv_cache.tensors import allocate_kv_cache
+from loraplex.engine.model_loading import LoadedModel
+
+WINDOW_TOKENS = 512
+LEAST_TOKENS = 256
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class QualityBounds:
+    """What a quantized model may lose. KL in nats per token."""
+
+    max_perplexity_ratio: float
+    min_top1_agreement: float
+    max_kl: float
+
+
+BOUNDS = {
+    "int8": QualityBounds(max_perplexity_ratio=1.02, min_top1_agreement=0.90, max_kl=0.02),
+    "fp8": QualityBounds(max_perplexity_ratio=1.03, min_top1_agreement=0.90, max_kl=0.03),
+    "int4": QualityBounds(max_perplexity_ratio=1.15, min_top1_agreement=0.80, max_kl=0.15),
+}
+"""Defaults by scheme."""
+
+
+def bounds_of(scheme: str) -> QualityBounds:
+    """Raises `ModelError` for a scheme without bounds."""
+    if scheme not in BOUNDS:
+        raise ModelError(f"`scheme` must be one of {', '.join(BOUNDS)}, got {scheme!r}")
+    return BOUNDS[scheme]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Figures of one comparison over `tokens` predictions."""
+
+    tokens: int
+    base_perplexity: float
+    perplexity: float
+    top1_agreement: float
+    kl: float
+
+    @property
+    def perplexity_ratio(self) -> float:
+        return self.perplexity / self.base_perplexity
+
+    def violations(self, bounds: QualityBounds) -> list[str]:
+        """What is out of bounds, in words; empty when the gate lets the model pass."""
+        checks = (
+            ("perplexity ratio", self.perplexity_ratio, "at most", bounds.max_perplexity_ratio),
+            ("top-1 agreement", self.top1_agreement, "at least", bounds.min_top1_agreement),
+            ("KL divergence", self.kl, "at most", bounds.max_kl),
+        )
+        # Written so that a figure that is no number is out of bounds.
+        return [
+            f"{name} is {value:.4g}; allowed is {word} {bound:g}"
+            for name, value, word, bound in checks
+            if not (value <= bound if word == "at most" else value >= bound)
+        ]
+
+
+def compare_models(base: LoadedModel, quantized: LoadedModel, texts: list[list[int]]) -> Quality:
+    """`texts` of at most `window_size` tokens each. Raises `ModelError` if they are too few or the models do not match."""
+    count = sum(len(ids) - 1 for ids in texts)
+    if count < LEAST_TOKENS:
+        raise ModelError(f"the text has {count} tokens to predict; at least {LEAST_TOKENS} are needed")
+    if base.config.vocab_size != quantized.config.vocab_size:
+        raise ModelError("the two models have different vocabularies")
+    models = (WindowScorer(base), WindowScorer(quantized))
+    totals = torch.zeros(4, dtype=torch.float64)
+    for ids in texts:
+        expected, actual = (model.log_probabilities(ids) for model in models)
+        targets = torch.tensor(ids[1:], device=expected.device).unsqueeze(1)
+        actual = actual.to(expected.device)
+        totals += torch.stack(
+            (
+                -expected.gather(1, targets).sum(),
+                -actual.gather(1, targets).sum(),
+                (expected.argmax(1) == actual.argmax(1)).sum(),
+                F.kl_div(actual, expected, reduction="sum", log_target=True),
+            )
+        ).to("cpu", torch.float64)
+    base_loss, loss, agreed, divergence = (totals / count).tolist()
+    return Quality(count, _perplexity(base_loss), _perplexity(loss), agreed, divergence)
+
+
+def _perplexity(loss: float) -> float:
+    """Of a mean loss in nats; infinite for one that a broken model may have and no float holds."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+class WindowScorer:
+    """One model with the KV of one window."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._blocks = -(-window_size(model) // BLOCK_SIZE)
+        self._kv_cache = allocate_kv_cache(model.config, self._blocks, BLOCK_SIZE, model.dtype, model.device)
+
+    def log_probabilities(self, ids: list[int]) -> torch.Tensor:
+        """[len(ids) - 1, vocabulary] float32 of what follows each token but the last."""
+        logits = self._model.decoder.forward(self._batch(ids[:-1]), self._kv_cache)
+        return F.log_softmax(logits.float(), dim=1)
+
+    def _batch(self, ids: list[int]) -> ForwardBatch:
+        device, count = self._model.device, len(ids)
+        places = torch.arange(count, device=device)
+        table = torch.arange(self._blocks, dtype=torch.int32, device=device)
+        return ForwardBatch(
+            token_ids=torch.tensor(ids, device=device),
+            positions=places,
+            slots=places,
+            num_decodes=0,
+            decode_tables=torch.zeros(0, 1, dtype=torch.int32, device=device),
+            decode_lengths=torch.zeros(0, dtype=torch.int32, device=device),
+            chunks=(PrefillChunk(0, count, count, table),),
+            sampled_tokens=None,
+            num_sampled=count,
+            lora=None,
+            sampled_lora=None,
+        )
+
+
+def window_size(model: LoadedModel) -> int:
+    """Tokens that are judged together."""
+    return min(WINDOW_TOKENS, model.max_model_len)
+
+
+def windows(model: LoadedModel, text: str, most: int) -> list[list[int]]:
+    """The first `most` tokens of a text in pieces of `window_size`; a single last token predicts nothing."""
+    ids: list[int] = model.tokenizer.encode(text).ids[:most]
+    size = window_size(model)
+    return [ids[start : start + size] for start in range(0, len(ids) - 1, size)]

@@ -1,0 +1,63 @@
+"""Text a model writes itself, for whoever has none at hand: drawn from its own distribution (LLM-QAT, Liu et al. 2023).
+
+Invariant: the same model and seed give the same text, and texts of different seeds share no random numbers.
+"""
+
+import dataclasses
+
+from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
+from loraplex.engine.engine import Engine
+from loraplex.engine.errors import AdapterLoadFailed, ModelError
+from loraplex.engine.lora.weights import LoraWeights
+from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.model_loading import LoadedModel
+from loraplex.engine.sampling_params import SamplingParams
+
+ROWS_AT_ONCE = 16
+MOST_TEXTS = 1 << 20
+"""Of one seed."""
+_BLOCK_SIZE = 16
+_NAMESPACE = bytes(32)
+
+
+class _NoAdapters:
+    def load(self, adapter: AdapterRef) -> LoraWeights:
+        raise AdapterLoadFailed("there are no adapters here")
+
+
+def sample_text(model: LoadedModel, count: int, length: int, seed: int) -> list[list[int]]:
+    """`count` texts of `length` tokens, at temperature 1 from an end token on. Raises `ModelError` where a row fails."""
+    blocks = ROWS_AT_ONCE * (length // _BLOCK_SIZE + 2)
+    config = EngineConfig(
+        model=model.path,
+        scheduler=SchedulerConfig(max_num_seqs=ROWS_AT_ONCE, max_waiting=count),
+        cache=CacheConfig(block_size=_BLOCK_SIZE, num_blocks=blocks, prefix_caching=False),
+        lora=LoraConfig(max_bytes=0),
+    )
+    engine = Engine(dataclasses.replace(model, num_blocks=blocks), config, _NoAdapters())
+    try:
+        return _drawn(engine, model, count, length, seed)
+    finally:
+        engine.close()
+
+
+def _drawn(engine: Engine, model: LoadedModel, count: int, length: int, seed: int) -> list[list[int]]:
+    start = next(iter(model.config.eos_token_ids), 0)
+    texts: dict[str, list[int]] = {}
+    for index in range(count):
+        texts[str(index)] = [start]
+        sampling = SamplingParams(
+            max_tokens=length - 1, temperature=1.0, seed=seed * MOST_TEXTS + index, ignore_eos=True
+        )
+        engine.add(
+            EngineRequest(
+                request_id=str(index), namespace=_NAMESPACE, prompt_token_ids=[start], sampling=sampling
+            )
+        )
+    while engine.has_unfinished:
+        result = engine.step()
+        for _, error in result.failures:
+            raise ModelError(f"the model cannot write a text: {error}")
+        for output in result.outputs:
+            texts[output.sequence.request_id].append(output.token_id)
+    return list(texts.values())

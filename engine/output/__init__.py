@@ -1,0 +1,1 @@
+"""Tokens to text and events, on a side thread."""

@@ -1,0 +1,161 @@
+"""`OutputProcessor`: sampled tokens -> events of the seam. Torch-free and synchronous; the engine runs it on a side thread.
+
+Invariant: per request one `Started`, then deltas that together hold every token id once, then one `Finished` per choice or one
+`Failed`; after that the request is unknown and what still arrives for it is ignored.
+"""
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from loraplex.engine.errors import EngineError
+from loraplex.engine.messages import (
+    EngineRequest,
+    Event,
+    Failed,
+    FinishReason,
+    Started,
+    TokenLogprob,
+)
+from loraplex.engine.output.choice_output import ChoiceOutput
+from loraplex.engine.output.detokenizer import Detokenizer, TextDecoder, TokenTexts
+from loraplex.engine.output.stop_strings import StopMatcher, StopStrings
+
+_logger = logging.getLogger(__name__)
+
+ChoiceKey: TypeAlias = tuple[str, int]
+"""(request_id, choice)"""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One sampled token. `token_id` None ends the choice without one; `stopped_by` is the stop token that ended it."""
+
+    request_id: str
+    choice: int
+    token_id: int | None
+    logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None
+    stopped_by: int | None = None
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+class ProcessedOutputs(NamedTuple):
+    """`stopped`: choices that ended here while the engine still runs them; it is to end them."""
+
+    events: list[Event]
+    stopped: list[ChoiceKey]
+
+
+@dataclass(slots=True)
+class _Request:
+    request: EngineRequest
+    choices: dict[int, ChoiceOutput]
+    cached_tokens: dict[int, int] = field(default_factory=dict)
+
+
+class OutputProcessor:
+    """Detokenizes, cuts at stop strings and counts. `eos_token_ids` end a choice without being part of its text."""
+
+    def __init__(self, decoder: TextDecoder, eos_token_ids: Collection[int] = ()) -> None:
+        self._texts = TokenTexts(decoder)
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._requests: dict[str, _Request] = {}
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    def start(self, request: EngineRequest) -> None:
+        """Expect the outputs of this request. Raises `ValueError` if its id is already running."""
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id} is already running")
+        sampling = request.sampling
+        stops = StopStrings(sampling.stop) if sampling.stop else None
+        choices = {
+            choice: ChoiceOutput(
+                sampling,
+                Detokenizer(self._texts, sampling.skip_special_tokens, request.prompt_token_ids),
+                StopMatcher(stops, sampling.include_stop_str_in_output) if stops else None,
+            )
+            for choice in range(sampling.n)
+        }
+        self._requests[request.request_id] = _Request(request, choices)
+
+    def drop(self, request_id: str) -> frozenset[int]:
+        """Forget an aborted or failed request: nothing more is said of it. Returns its choices not ended. Idempotent."""
+        state = self._requests.pop(request_id, None)
+        return frozenset() if state is None else frozenset(state.choices)
+
+    def process(self, outputs: Iterable[TokenOutput]) -> ProcessedOutputs:
+        """Take the tokens of one or more steps; at most one delta per choice comes out.
+
+        A request whose tokens cannot be turned into text fails alone, with `Failed` and all its choices in `stopped`.
+        """
+        processed = ProcessedOutputs([], [])
+        touched: dict[ChoiceKey, None] = {}
+        for output in outputs:
+            state = self._requests.get(output.request_id)
+            if state is None or output.choice not in state.choices:
+                continue
+            try:
+                self._take(state, output, processed)
+            except Exception as error:
+                _logger.exception("the output of request %s cannot be processed", output.request_id)
+                self._fail(state, error, processed)
+                continue
+            touched[output.request_id, output.choice] = None
+        for request_id, choice in touched:
+            self._emit(request_id, choice, processed.events)
+        return processed
+
+    def _take(self, state: _Request, output: TokenOutput, processed: ProcessedOutputs) -> None:
+        if not state.cached_tokens:
+            adapter = state.request.adapter
+            digest = None if adapter is None else adapter.digest
+            processed.events.append(
+                Started(output.request_id, digest, output.cached_tokens, output.queue_s, output.prefill_s)
+            )
+        state.cached_tokens.setdefault(output.choice, output.cached_tokens)
+        choice = state.choices[output.choice]
+        if choice.ended:
+            return
+        if output.token_id is not None:
+            choice.add_token(output.token_id, output.logprob, self._is_text(state, output))
+        if choice.ended:
+            if output.finish_reason is None:
+                processed.stopped.append((output.request_id, output.choice))
+        elif output.finish_reason is not None:
+            choice.end(output.finish_reason, output.stopped_by)
+
+    def _is_text(self, state: _Request, output: TokenOutput) -> bool:
+        """False for the stop token that ended the choice, unless the caller wants to see what stopped it."""
+        if output.finish_reason != "stop" or state.request.sampling.include_stop_str_in_output:
+            return True
+        return output.stopped_by is None and output.token_id not in self._eos_token_ids
+
+    def _fail(self, state: _Request, error: Exception, processed: ProcessedOutputs) -> None:
+        request_id = state.request.request_id
+        message = f"the output could not be turned into text: {type(error).__name__}"
+        processed.events.append(Failed(request_id, EngineError.code, message))
+        processed.stopped.extend((request_id, index) for index in state.choices)
+        self.drop(request_id)
+
+    def _emit(self, request_id: str, choice: int, events: list[Event]) -> None:
+        state = self._requests.get(request_id)
+        if state is None:
+            return
+        output = state.choices[choice]
+        delta = output.take_delta(request_id, choice)
+        if delta is not None:
+            events.append(delta)
+        prompt_tokens = len(state.request.prompt_token_ids)
+        finished = output.finished(request_id, choice, prompt_tokens, state.cached_tokens[choice])
+        if finished is not None:
+            events.append(finished)
+            del state.choices[choice]
+        if not state.choices:
+            self.drop(request_id)

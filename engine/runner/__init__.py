@@ -1,0 +1,1 @@
+"""Executes a step plan on the device."""

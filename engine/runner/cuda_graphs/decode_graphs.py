@@ -1,0 +1,125 @@
+"""`DecodeGraphs`: decode-only steps by bucket of rows and kind of adapters, captured at the start and replayed after.
+
+Invariant: everything a replayed step reads lies in `StaticInputs`, and its logits in one buffer that the next step
+overwrites: whoever reads them is queued before that. A step that no capture fits is left to the caller.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.batch.forward_batch import BatchRows, ForwardBatch, UnknownTokens
+from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.runner.cuda_graphs.buckets import Buckets
+from loraplex.engine.runner.cuda_graphs.replay import Replayer
+from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs
+
+
+class AdapterKind(Enum):
+    """What the LoRA kernels of a step are made for: no adapter, few rows' tiles shared by many, or one for almost each."""
+
+    BASE = auto()
+    FEW = auto()
+    MANY = auto()
+
+
+Forward: TypeAlias = Callable[[ForwardBatch], Tensor]
+Grouping: TypeAlias = Callable[[Tensor, AdapterKind], LoraBatch | None]
+"""(row slots int32 [rows] on the device, kind) -> the rows by adapter, made on the device whenever it is replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindLimits:
+    """`few`: the most adapters of a step of that kind; 0: there are no adapters. With `is_one` every step with any
+    adapter is of one kind, whoever is in it."""
+
+    few: int
+    is_one: bool = False
+
+    def kinds(self, rows: int) -> tuple[AdapterKind, ...]:
+        """What steps of at most so many rows can be."""
+        if not self.few:
+            return (AdapterKind.BASE,)
+        if self.is_one:
+            return (AdapterKind.BASE, AdapterKind.MANY)
+        return tuple(AdapterKind) if rows > self.few else (AdapterKind.BASE, AdapterKind.FEW)
+
+    def of(self, adapters: int) -> AdapterKind:
+        """The kind of a step with so many distinct adapters."""
+        if not adapters:
+            return AdapterKind.BASE
+        return AdapterKind.FEW if adapters <= self.few and not self.is_one else AdapterKind.MANY
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """What the start of an engine tells of its graphs."""
+
+    graphs: int
+    nbytes: int
+    seconds: float
+
+
+class DecodeGraphs:
+    """`capture` once, before the first step."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        inputs: StaticInputs,
+        logits: Tensor,
+        buckets: Buckets,
+        replayer: Replayer,
+        grouping: Grouping,
+        limits: KindLimits,
+    ) -> None:
+        """`logits` [rows of the largest bucket, vocab], where every step leaves its own."""
+        self._forward = forward
+        self._inputs = inputs
+        self._logits = logits
+        self._buckets = buckets
+        self._replayer = replayer
+        self._grouping = grouping
+        self._limits = limits
+        self._replays: dict[tuple[int, AdapterKind], Callable[[], None]] = {}
+        self.num_replayed = 0
+
+    @torch.inference_mode()
+    def capture(self) -> CaptureReport:
+        """Capture every bucket and kind, the largest first, so that the smaller ones find room in its memory."""
+        began = time.monotonic()
+        for bucket in reversed(self._buckets.sizes):
+            for kind in reversed(self._limits.kinds(bucket)):
+                self._replays[bucket, kind] = self._replayer.capture(self._step(bucket, kind))
+        return CaptureReport(len(self._replays), self._replayer.nbytes, time.monotonic() - began)
+
+    @torch.inference_mode()
+    def run(self, rows: BatchRows, unknown: UnknownTokens | None) -> Tensor | None:
+        """Logits [rows, vocab], valid until the next step is queued; None for a step that is not captured."""
+        if not rows.is_decode_only:
+            return None
+        bucket = self._buckets.of(len(rows.token_ids))
+        kind = self._limits.of(len(set(rows.row_slots) - {-1}))
+        replay = None if bucket is None else self._replays.get((bucket, kind))
+        if bucket is None or replay is None:
+            return None
+        self._inputs.fill(rows, bucket, unknown)
+        replay()
+        self.num_replayed += 1
+        return self._logits[: len(rows.token_ids)]
+
+    def _step(self, bucket: int, kind: AdapterKind) -> Callable[[], None]:
+        inputs, target = self._inputs, self._logits[:bucket]
+
+        def step() -> None:
+            groups = None
+            if kind is not AdapterKind.BASE:
+                groups = self._grouping(inputs.row_slots[:bucket], kind)
+            target.copy_(self._forward(inputs.batch(bucket, groups)))
+
+        return step

@@ -1,0 +1,84 @@
+"""`StaticInputs`: the buffers a captured decode step reads, at addresses that never change.
+
+Invariant: a step writes every row of its bucket before it is replayed. Rows beyond its own are padding: token 0 alone at
+position 0 of a block that belongs to nobody, without an adapter; whatever they compute, nobody reads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from loraplex.engine.batch.forward_batch import BatchRows, ForwardBatch, UnknownTokens
+from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.lora.batch import LoraBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StaticShape:
+    """`rows` of the largest bucket, `columns` of the longest block table; `scratch_block` takes what padding writes."""
+
+    rows: int
+    columns: int
+    block_size: int
+    scratch_block: int
+
+
+class StaticInputs:
+    """Filled in stream order: a step that still reads them is not disturbed."""
+
+    def __init__(self, shape: StaticShape, device: torch.device, staging: Staging | None = None) -> None:
+        self._shape = shape
+        self._staging = staging or Staging(device)
+        rows = shape.rows
+        self.token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.slots = torch.full(
+            (rows,), shape.scratch_block * shape.block_size, dtype=torch.int64, device=device
+        )
+        self.tables = torch.full((rows, shape.columns), shape.scratch_block, dtype=torch.int32, device=device)
+        self.lengths = torch.ones(rows, dtype=torch.int32, device=device)
+        self.row_slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        return self.token_ids, self.positions, self.slots, self.tables, self.lengths, self.row_slots
+
+    def batch(self, bucket: int, lora: LoraBatch | None) -> ForwardBatch:
+        """What a step of `bucket` rows reads."""
+        return ForwardBatch(
+            token_ids=self.token_ids[:bucket],
+            positions=self.positions[:bucket],
+            slots=self.slots[:bucket],
+            num_decodes=bucket,
+            decode_tables=self.tables[:bucket],
+            decode_lengths=self.lengths[:bucket],
+            chunks=(),
+            sampled_tokens=None,
+            num_sampled=bucket,
+            lora=lora,
+            sampled_lora=lora,
+        )
+
+    def fill(self, rows: BatchRows, bucket: int, unknown: UnknownTokens | None) -> None:
+        """Write a decode step of at most `bucket` rows, in one transfer. Columns behind a row's end are left as they are."""
+        padding = bucket - len(rows.token_ids)
+        scratch = self._shape.scratch_block
+        width = max(len(table) for table in rows.decodes)
+        tables = [table + (scratch,) * (width - len(table)) for table in rows.decodes]
+        places, sources = rows.unknown_places(unknown)
+        host = [
+            torch.tensor(rows.token_ids + [0] * padding, dtype=torch.int64),
+            torch.tensor(rows.positions + [0] * padding, dtype=torch.int64),
+            torch.tensor(rows.slots + [scratch * self._shape.block_size] * padding, dtype=torch.int64),
+            torch.tensor(tables + [(scratch,) * width] * padding, dtype=torch.int32),
+            torch.tensor([p + 1 for p in rows.positions] + [1] * padding, dtype=torch.int32),
+            torch.tensor(rows.row_slots + [-1] * padding, dtype=torch.int32),
+            torch.tensor(places, dtype=torch.int64),
+            torch.tensor(sources, dtype=torch.int64),
+        ]
+        *staged, at, source = self._staging.stage(host)
+        targets = [buffer[:bucket] for buffer in self.buffers]
+        targets[3] = targets[3][:, :width]
+        torch._foreach_copy_(targets, staged)
+        if unknown is not None and places:
+            self.token_ids.index_copy_(0, at, unknown.token_ids.index_select(0, source).clamp_min(0))

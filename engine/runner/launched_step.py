@@ -1,0 +1,114 @@
+"""`StepHandle`: one launched step, from its forward pass over sampling to results. The host may prepare the next meanwhile.
+
+Invariant: nothing here waits for the device but `collect`.
+"""
+
+import time
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.batch.forward_batch import UnknownTokens
+from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.batch.step_plan import PlannedRow, SampledToken, StepPlan
+from loraplex.engine.sampling.sampler import PendingTokens, Sampler
+from loraplex.engine.structured_output.bitmask_filling import MaskFiller, Masks
+
+PATIENCE = 0.25
+"""A step waits for masks at most a quarter as long again as its forward pass took, so that neighbours feel no slow grammar.
+A mask is begun before the pass, unless a token that it needs is still on its way: one that is not there after it is no
+quick one."""
+LEAST_PATIENCE_S = 0.005
+MOST_PATIENCE_S = 0.01
+
+
+class StepHandle:
+    """Made by `ModelRunner.launch`. `sample` first, `collect` then, each once."""
+
+    def __init__(self, plan: StepPlan, sampler: Sampler, masks: MaskFiller | None, staging: Staging) -> None:
+        self.plan = plan
+        self._rows: dict[Sequence, int] = {}
+        self._sampler = sampler
+        self._masks = masks
+        self._staging = staging
+        self._began = time.monotonic()
+        self._begun: list[Sequence] | None = None
+        self._logits: Tensor | None = None
+        self._pending: PendingTokens | None = None
+        self._failed: dict[Sequence, SampledToken] = {}
+
+    @property
+    def tokens(self) -> UnknownTokens | None:
+        """The tokens that were sampled, on the device; None before `sample`."""
+        return None if self._pending is None else UnknownTokens(self._rows, self._pending.token_ids)
+
+    @property
+    def coming(self) -> Collection[Sequence]:
+        """The sequences that get a token."""
+        return self._rows
+
+    def begin_masks(self, rows: Iterable[PlannedRow]) -> None:
+        """Have the masks of these rows filled, all that will be sampled."""
+        self._begun = [row.sequence for row in rows if row.sequence.token_mask is not None]
+        if self._begun and self._masks is not None:
+            self._masks.begin(self._begun)
+
+    def computed(self, logits: Tensor) -> None:
+        """The forward pass has been launched; `logits` [rows that sample, vocab] in the plan's order."""
+        self._logits = logits
+
+    def sample(self, rows: list[PlannedRow]) -> list[Sequence]:
+        """Begin to sample these rows of the plan; return the sequences whose mask is late: they get no token."""
+        if self._logits is None:
+            raise ValueError("the step has not been launched, or has been sampled")
+        if self._begun is None:
+            self.begin_masks(rows)
+        late: list[Sequence] = []
+        masks = self._collect_masks()
+        chosen: list[Sequence] = []
+        for row in rows:
+            sequence = row.sequence
+            if sequence in masks.errors:
+                self._failed[sequence] = SampledToken(-1, finite=False, error=masks.errors[sequence])
+            elif sequence.token_mask is not None and sequence not in masks.rows:
+                late.append(sequence)
+            else:
+                chosen.append(sequence)
+        self._rows = {sequence: index for index, sequence in enumerate(chosen)}
+        self._pending = self._sampler.start(self._chosen_logits(), chosen, self._bitmask(chosen, masks))
+        self._logits = None
+        return late
+
+    def collect(self) -> dict[Sequence, SampledToken]:
+        """Wait for the results. Sequences whose mask was late, or that were not to be sampled, are not in them."""
+        if self._pending is None:
+            raise ValueError("the step has not been sampled")
+        return dict(zip(self._rows, self._pending.collect(), strict=True)) | self._failed
+
+    def _collect_masks(self) -> Masks:
+        if not self._begun or self._masks is None:
+            return Masks()
+        patience = PATIENCE * (time.monotonic() - self._began)
+        return self._masks.collect(self._begun, min(max(LEAST_PATIENCE_S, patience), MOST_PATIENCE_S))
+
+    def _chosen_logits(self) -> Tensor:
+        logits = self._logits
+        if logits is None:
+            raise ValueError("the step has been sampled")
+        ordered = [row.sequence for row in self.plan.rows if row.samples]
+        if len(ordered) == len(self._rows):
+            return logits
+        (index,) = self._staging.stage(
+            [torch.tensor([i for i, s in enumerate(ordered) if s in self._rows], dtype=torch.int64)]
+        )
+        return logits.index_select(0, index)
+
+    def _bitmask(self, chosen: list[Sequence], masks: Masks) -> Tensor | None:
+        """One row for each sequence with a grammar, on the device."""
+        rows = [masks.rows[sequence] for sequence in chosen if sequence.token_mask is not None]
+        bitmask = self._staging.stage([torch.cat(rows)])[0] if rows else None
+        if self._masks is not None:
+            self._masks.give_back(masks)
+        return bitmask

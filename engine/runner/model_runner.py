@@ -1,0 +1,120 @@
+"""`ModelRunner`: executes a step plan: tensors, forward pass, sampling. Knows no queue and decides nothing."""
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.batch.forward_batch import (
+    AdapterPath,
+    BatchRows,
+    ForwardBatch,
+    PrefillChunk,
+    UnknownTokens,
+)
+from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
+from loraplex.engine.kernels.group_rows import every_path, group_rows
+from loraplex.engine.kernels.sgmv import sgmv
+from loraplex.engine.lora.batch import LoraBatch
+from loraplex.engine.lora.pool import AdapterPool
+from loraplex.engine.models.decoder import Decoder
+from loraplex.engine.runner.cuda_graphs.decode_graphs import DecodeGraphs
+from loraplex.engine.runner.launched_step import StepHandle
+from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.structured_output.bitmask_filling import MaskFiller
+
+
+class ModelRunner:
+    """Owns the KV tensors; shares the decoder's sites with the adapter pool."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv_cache: list[Tensor],
+        block_size: int,
+        sampler: Sampler,
+        pool: AdapterPool,
+        masks: MaskFiller | None = None,
+        adapters: AdapterPath | None = None,
+    ) -> None:
+        """`masks` None: no planned sequence has a `token_mask`."""
+        self._adapters = adapters or AdapterPath()
+        self._decoder = decoder
+        self._kv_cache = kv_cache
+        self._block_size = block_size
+        self._sampler = sampler
+        self._pool = pool
+        self._masks = masks
+        self._staging = Staging(decoder.device)
+        self._mask_staging = Staging(decoder.device)
+        self._last: StepHandle | None = None
+        self._graphs: DecodeGraphs | None = None
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        return sum(layer.nbytes for layer in self._kv_cache)
+
+    def launch(self, plan: StepPlan, rows: list[PlannedRow] | None = None) -> StepHandle:
+        """Begin the forward pass of `plan`. Unknown tokens are those that the step launched before samples.
+
+        `rows` are those to be sampled, where that is known already.
+        """
+        handle = StepHandle(plan, self._sampler, self._masks, self._mask_staging)
+        if rows is not None:
+            handle.begin_masks(rows)
+        unknown = None if self._last is None else self._last.tokens
+        handle.computed(self._logits(BatchRows(plan, self._block_size, self._pool.slots()), unknown))
+        self._last = handle
+        return handle
+
+    def _logits(self, rows: BatchRows, unknown: UnknownTokens | None) -> Tensor:
+        """Logits [sampled rows, vocab] in the plan's order; K and V are written."""
+        logits = None if self._graphs is None else self._graphs.run(rows, unknown)
+        if logits is not None:
+            return logits
+        return self.forward(rows.batch(self._decoder.device, self._staging, unknown, self._adapters))
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Logits of a batch made elsewhere: benchmarks and tests."""
+        return self._decoder.forward(batch, self._kv_cache)
+
+    def warm_up(self) -> None:
+        """Run every kernel once, so that no request pays for compiling one. Writes into block 0 before it is used."""
+        decode = PrefillChunk(0, 1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
+        for chunks, decodes in (((), 1), ((decode,), 0)):
+            self.forward(_one_token(chunks, decodes, self._decoder.device))
+        for lora in every_path(self._decoder.device, deterministic=self._adapters.deterministic):
+            self.forward(_one_token((), 1, self._decoder.device, lora))
+        rows = group_rows([0], self._decoder.device)
+        site = self._decoder.sites[1]
+        x = torch.zeros(1, site.inputs, dtype=self._decoder.dtype, device=self._decoder.device)
+        if rows is not None:
+            sgmv(x, x.new_zeros(1, site.outputs), site, rows)
+
+    def replay(self, graphs: DecodeGraphs) -> None:
+        """From now on have decode steps replayed where they were captured."""
+        self._graphs = graphs
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what the sampler remembers of a sequence that ended."""
+        self._sampler.forget(sequence)
+
+
+def _one_token(
+    chunks: tuple[PrefillChunk, ...], decodes: int, device: torch.device, lora: LoraBatch | None = None
+) -> ForwardBatch:
+    """Token 0 at position 0 in block 0, as a decode or as a chunk."""
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    return ForwardBatch(
+        token_ids=zero,
+        positions=zero,
+        slots=zero,
+        num_decodes=decodes,
+        decode_tables=torch.zeros(decodes, 1, dtype=torch.int32, device=device),
+        decode_lengths=torch.ones(decodes, dtype=torch.int32, device=device),
+        chunks=chunks,
+        sampled_tokens=None,
+        num_sampled=1,
+        lora=lora,
+        sampled_lora=lora,
+    )

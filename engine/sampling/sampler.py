@@ -1,0 +1,155 @@
+"""`Sampler`: logits -> one token per row, each row by its own parameters.
+
+Invariant: a row's token is a function of its logits, parameters, history, seed, choice and position alone: not of
+the batch, the slot or the step. A row that needs an operation pays for it, the others do not. Nothing waits for the
+device but `PendingTokens.collect`, once per step.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from loraplex.engine.batch.host_transfers import Results, Staging
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.batch.step_plan import SampledToken
+from loraplex.engine.kernels.bitmask import apply_bitmask
+from loraplex.engine.messages import TokenLogprob
+from loraplex.engine.sampling.categorical import draw, row_maxima
+from loraplex.engine.sampling.logit_bias import apply_bias, apply_minimum_length
+from loraplex.engine.sampling.logprobs import raw_logprobs, token_logprobs
+from loraplex.engine.sampling.penalties import TokenHistories, apply_penalties
+from loraplex.engine.sampling.sampling_batch import SampledRows
+from loraplex.engine.sampling.truncation import truncate
+
+_NOT_FINITE = -1
+_NOTHING_ALLOWED = -2
+
+
+class PendingTokens:
+    """One step's tokens on their way to the host. `token_ids` int64 [rows] are on the device; negative: none."""
+
+    def __init__(self, token_ids: Tensor, results: Results, logprob_counts: dict[int, int]) -> None:
+        self.token_ids = token_ids
+        self._results = results
+        self._logprob_counts = logprob_counts
+
+    def collect(self) -> list[SampledToken]:
+        """Wait for the device."""
+        token_ids, *logprobs = self._results.wait()
+        ids: list[int] = token_ids.tolist()
+        answers = self._answers(ids, logprobs) if logprobs else {}
+        return [_sampled(token, answers.get(row)) for row, token in enumerate(ids)]
+
+    def _answers(self, ids: list[int], logprobs: list[Tensor]) -> dict[int, TokenLogprob]:
+        rows, counts = list(self._logprob_counts), list(self._logprob_counts.values())
+        chosen, best_ids, best_values = logprobs
+        found = token_logprobs([ids[row] for row in rows], counts, chosen, best_ids, best_values)
+        return dict(zip(rows, found, strict=True))
+
+
+class Sampler:
+    """Samples where the logits are. `eos_token_ids` are the model's own endings, held off by `min_tokens`."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: Collection[int] = (),
+        max_histories: int = 4096,
+        staging: Staging | None = None,
+    ) -> None:
+        """`staging` None: the logits are on the host."""
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._histories = TokenHistories(max_histories)
+        self._staging = staging or Staging(torch.device("cpu"))
+        self._rows = SampledRows([], vocab_size)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what was remembered of a sequence that left. Forgetting a live one only costs time."""
+        self._histories.forget(sequence)
+
+    def sample(
+        self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
+    ) -> list[SampledToken]:
+        """One token per row, at once. See `start`."""
+        return self.start(logits, sequences, bitmask).collect()
+
+    def start(
+        self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
+    ) -> PendingTokens:
+        """Begin to choose one token per row of `logits` [rows, vocab], any float type, left unchanged.
+
+        `bitmask` int32 [masked, ceil(vocab / 32)], bit set = allowed, has one row for each sequence with a `token_mask`.
+        A row whose logits hold NaN or +inf, or only -inf, comes back with `finite` false and `token_id` -1;
+        so does one whose constraints leave no token, with `nothing_allowed` true. Raises `ValueError` on a wrong shape.
+        """
+        self._check(logits, sequences, bitmask)
+        if not sequences:
+            return PendingTokens(torch.empty(0, dtype=torch.int64), Results([torch.empty(0)], None), {})
+        rows = self._rows_of(sequences)
+        maxima, tokens = row_maxima(logits)
+        if rows.num_special:
+            index = rows["special"]
+            work = logits.index_select(0, index).to(torch.float32)
+            tokens[index] = self._process(work, rows, bitmask)
+        tokens = torch.where(maxima.isfinite(), tokens, _NOT_FINITE)
+        results = [tokens]
+        if rows.num_asked:
+            results += raw_logprobs(logits, rows["asked"], tokens[rows["asked"]].clamp_min(0))
+        return PendingTokens(tokens, self._staging.fetch(results), rows.logprob_counts)
+
+    def _rows_of(self, sequences: list[Sequence]) -> SampledRows:
+        if not self._rows.is_of(sequences):
+            self._rows = SampledRows(sequences, self._vocab_size)
+        self._rows.stage(self._staging, self._histories, self._eos_token_ids)
+        return self._rows
+
+    def _check(self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None) -> None:
+        if logits.shape != (len(sequences), self._vocab_size):
+            raise ValueError(
+                f"logits are {list(logits.shape)}, expected [{len(sequences)}, {self._vocab_size}]"
+            )
+        masked = sum(sequence.token_mask is not None for sequence in sequences)
+        if masked and bitmask is None:
+            raise ValueError(f"{masked} sequences have a grammar, and there is no bitmask")
+        if bitmask is not None and bitmask.shape != (masked, (self._vocab_size + 31) // 32):
+            raise ValueError(f"bitmask is {list(bitmask.shape)}, expected {masked} rows of 32-bit words")
+
+    def _process(self, logits: Tensor, rows: SampledRows, bitmask: Tensor | None) -> Tensor:
+        """Token ids [special rows] of `logits` float32, which is consumed."""
+        _constrain(logits, rows, bitmask)
+        maxima, tokens = row_maxima(logits)
+        if rows.num_random == rows.num_special:
+            tokens = _draw(logits, maxima, rows)
+        elif rows.num_random:
+            index = rows["random"]
+            tokens[index] = _draw(logits[index], maxima[index], rows)
+        if rows.is_constrained:
+            tokens = torch.where(maxima.isfinite(), tokens, _NOT_FINITE)
+            tokens = torch.where(maxima == -torch.inf, _NOTHING_ALLOWED, tokens)
+        return tokens
+
+
+def _constrain(logits: Tensor, rows: SampledRows, bitmask: Tensor | None) -> None:
+    """Edit `logits` in place."""
+    if rows.num_masked and bitmask is not None:
+        apply_bitmask(logits, rows["masked"], bitmask)
+    if "bias" in rows:
+        apply_bias(logits, rows["bias index"], rows["bias"])
+    if "penalties" in rows:
+        apply_penalties(logits, rows["penalised"], rows["penalties"])
+    if "short" in rows:
+        apply_minimum_length(logits, rows["short"], rows["ending rows"], rows["ending tokens"])
+
+
+def _draw(logits: Tensor, maxima: Tensor, rows: SampledRows) -> Tensor:
+    """Random token ids [rows]; `logits` float32 [rows, vocab] is consumed."""
+    weights = logits.sub_(maxima.unsqueeze(-1)).div_(rows["temperatures"]).exp_()
+    return draw(truncate(weights, rows.truncations), rows["uniforms"])
+
+
+def _sampled(token: int, logprob: TokenLogprob | None) -> SampledToken:
+    if token >= 0:
+        return SampledToken(token, logprob)
+    return SampledToken(-1, finite=False, nothing_allowed=token == _NOTHING_ALLOWED)

@@ -1,0 +1,1 @@
+"""Continuous batching: which sequences and adapters run in the next step."""

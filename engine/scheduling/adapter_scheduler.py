@@ -1,0 +1,331 @@
+"""`AdapterGate`: which adapters may be in the batch, which are brought to the device next, and who waits for that.
+
+Invariant: at most `max_adapters_per_step` adapters run, each pinned once per running sequence; an adapter kept waiting
+longer than `max_adapter_wait_s` is next: others load nothing and running ones are drained one by one until it fits.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from loraplex.engine.batch.sequence import Sequence, SequenceStatus
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.errors import AdapterError
+from loraplex.engine.lora.residency import AdapterResidency, AdapterState
+from loraplex.engine.messages import AdapterRef
+from loraplex.engine.scheduling.fairness import Policy
+
+AdapterKey: TypeAlias = tuple[bytes, str]
+
+LEAST_AHEAD = 4
+AHEAD_SHARE = 8
+"""Adapters that may be brought to the device although no sequence slot is free for them yet: an eighth of those of a step.
+Rows end a few per step, so more would only drive out what others come back to."""
+
+LOADS_PER_REVIEW = 8
+REVIEW_INTERVAL_S = 0.05
+
+LOAD_GRACE_S = 1.0
+"""A load that takes longer is taken to wait for room, since a residency may learn an adapter's size only by loading."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """The sequences parked for one adapter, the longest waiting first. Never empty once filled."""
+
+    adapter: AdapterRef
+    sequences: dict[Sequence, None] = field(default_factory=dict)
+    load_began: float = 0.0
+    charged_s: float = 0.0
+
+    def add(self, sequence: Sequence) -> None:
+        last = next(reversed(self.sequences), None)
+        self.sequences[sequence] = None
+        if last is not None and _waiting_since(sequence) < _waiting_since(last):
+            self.sequences = dict.fromkeys(sorted(self.sequences, key=_waiting_since))
+
+    @property
+    def head(self) -> Sequence:
+        return next(iter(self.sequences))
+
+
+class AdapterGate:
+    """Sequences without an adapter pass freely. `max_adapter_wait_s` bounds the wait for a place among the adapters
+    (plus the drain of one running batch); compute is then shared out by the policy."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        residency: AdapterResidency,
+        policy: Policy,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._residency = residency
+        self._policy = policy
+        self._clock = clock
+        self._running: dict[AdapterKey, int] = {}
+        self._absent: dict[AdapterKey, _Queue] = {}
+        self._loading: dict[AdapterKey, _Queue] = {}
+        self._resident: dict[AdapterKey, _Queue] = {}
+        self._arrived: dict[AdapterKey, Sequence] = {}
+        self._overdue: Sequence | None = None
+        self._held: AdapterRef | None = None
+        self._draining: set[AdapterKey] = set()
+        self._changed = False
+        self._next_review = 0.0
+        self._ahead = max(LEAST_AHEAD, config.max_adapters_per_step // AHEAD_SHARE)
+        self._parked: list[tuple[float, int, Sequence]] = []
+
+    @property
+    def num_parked(self) -> int:
+        queues = (self._absent, self._loading, self._resident)
+        return sum(len(queue.sequences) for group in queues for queue in group.values())
+
+    @property
+    def running_digests(self) -> list[str]:
+        return [digest for _, digest in self._running]
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether the sequence could enter now: adapter resident, within the cap, not drained."""
+        adapter = sequence.adapter
+        if adapter is None:
+            return True
+        return self._has_room(adapter.key) and self._residency.state(adapter) is AdapterState.RESIDENT
+
+    def enter(self, sequence: Sequence) -> None:
+        """Count and pin the adapter of a sequence that joins the batch."""
+        adapter = sequence.adapter
+        if adapter is None:
+            return
+        self._residency.pin(adapter)
+        self._running[adapter.key] = self._running.get(adapter.key, 0) + 1
+        sequence.adapter_wait_since = None
+        self._forget(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Undo `enter` when the sequence ends or is preempted."""
+        adapter = sequence.adapter
+        if adapter is None:
+            return
+        self._residency.unpin(adapter)
+        self._running[adapter.key] -= 1
+        if not self._running[adapter.key]:
+            del self._running[adapter.key]
+        self._changed = True
+
+    def park(self, sequence: Sequence) -> None:
+        """Set a sequence that is not admitted aside, so that others pass by it."""
+        adapter = sequence.adapter
+        if adapter is None:
+            raise ValueError("a sequence without an adapter never waits for one")
+        if sequence.adapter_wait_since is None:
+            sequence.adapter_wait_since = self._clock()
+            heapq.heappush(self._parked, (sequence.adapter_wait_since, sequence.order, sequence))
+        sequence.status = SequenceStatus.LOADING
+        self._arrived.pop(adapter.key, None)
+        group = self._group(adapter)
+        queue = group.get(adapter.key)
+        if queue is None:
+            queue = group[adapter.key] = _Queue(adapter, load_began=self._clock())
+            self._changed = True
+        queue.add(sequence)
+
+    def discard(self, sequence: Sequence) -> None:
+        """Forget a waiting sequence that ended."""
+        adapter = sequence.adapter
+        if adapter is None:
+            return
+        for group in (self._absent, self._loading, self._resident):
+            queue = group.get(adapter.key)
+            if queue is not None and sequence in queue.sequences:
+                del queue.sequences[sequence]
+                if not queue.sequences:
+                    del group[adapter.key]
+                    self._residency.abandon(adapter)
+        self._forget(sequence)
+
+    def advance(self, free_slots: int) -> tuple[list[Sequence], list[tuple[Sequence, AdapterError]]]:
+        """Follow loads, start new ones, and return the sequences that may queue again and those that failed."""
+        ready: list[Sequence] = []
+        failed = self._follow_loads()
+        now = self._clock()
+        if self._changed or now >= self._next_review:
+            self._changed = False
+            self._next_review = now + REVIEW_INTERVAL_S
+            self._choose_overdue(now)
+            self._start_loads(free_slots)
+            ready = self._release_resident()
+        return ready, failed
+
+    def _has_room(self, key: AdapterKey) -> bool:
+        if key in self._draining:
+            return False
+        if key in self._running:
+            return True
+        reserved = 0
+        if self._overdue is not None and self._overdue_key() != key:
+            if self._overdue_lacks_room():
+                return False
+            reserved = self._overdue_key() not in self._running
+        return len(self._running) + reserved < self._config.max_adapters_per_step
+
+    def _group(self, adapter: AdapterRef) -> dict[AdapterKey, _Queue]:
+        for group in (self._absent, self._loading, self._resident):
+            if adapter.key in group:
+                return group
+        state = self._residency.state(adapter)
+        if state is AdapterState.RESIDENT:
+            return self._resident
+        return self._absent if state is AdapterState.ABSENT else self._loading
+
+    def _follow_loads(self) -> list[tuple[Sequence, AdapterError]]:
+        failed: list[tuple[Sequence, AdapterError]] = []
+        for key, queue in list(self._loading.items()):
+            state = self._residency.state(queue.adapter)
+            if state is AdapterState.LOADING:
+                continue
+            del self._loading[key]
+            self._changed = True
+            if state is AdapterState.ABSENT:
+                self._absent[key] = queue
+            elif state is AdapterState.RESIDENT:
+                self._settle(queue)
+                self._hold_if_overdue(queue.adapter)
+                self._resident[key] = queue
+            else:
+                error = self._residency.take_error(queue.adapter)
+                failed += [(sequence, error) for sequence in queue.sequences]
+        return failed
+
+    def _start_loads(self, free_slots: int) -> None:
+        if self._overdue is not None and self._overdue_key() not in self._resident:
+            key = self._overdue_key()
+            if key in self._absent:
+                self._load(key)
+            if self._overdue_lacks_room():
+                self._drain_one_more()
+            if key in self._absent or key in self._loading:
+                return
+        room = free_slots + self._ahead - len(self._loading) - len(self._arrived)
+        if room <= 0 or not self._absent:
+            return
+        rank = self._policy.rank
+        ranked = ((rank(queue.head), key) for key, queue in self._absent.items())
+        for _, key in heapq.nsmallest(min(room, LOADS_PER_REVIEW), ranked):
+            if not self._load(key):
+                return
+
+    def _load(self, key: AdapterKey) -> bool:
+        queue = self._absent[key]
+        if not self._residency.prefetch(queue.adapter):
+            return False
+        queue.charged_s = self._residency.load_seconds(queue.adapter)
+        self._policy.charge_adapter_load(queue.head, queue.charged_s)
+        queue.load_began = self._clock()
+        self._loading[key] = self._absent.pop(key)
+        return True
+
+    def _settle(self, queue: _Queue) -> None:
+        """Charge what a load took beyond what was expected of it, or give back what it took less."""
+        took = self._residency.load_seconds(queue.adapter)
+        self._policy.charge_adapter_load(queue.head, took - queue.charged_s)
+
+    def _release_resident(self) -> list[Sequence]:
+        """Let those adapters go on for which there is room, in the order of the policy."""
+        if not self._resident:
+            return []
+        ready: list[Sequence] = []
+        overdue = None if self._overdue is None else self._overdue_key()
+        free = self._config.max_adapters_per_step - len(self._running)
+        order = sorted(
+            self._resident, key=lambda key: (key != overdue, *self._policy.rank(self._resident[key].head))
+        )
+        for key in order:
+            if key not in self._running and free <= 0 or not self._has_room(key):
+                continue
+            queue = self._resident.pop(key)
+            state = self._residency.state(queue.adapter)
+            if state is not AdapterState.RESIDENT:
+                (self._absent if state is AdapterState.ABSENT else self._loading)[key] = queue
+                self._changed = True
+                continue
+            free -= key not in self._running
+            self._arrived[key] = queue.head
+            ready += queue.sequences
+        if overdue is not None and overdue in self._resident:
+            self._drain_one_more()
+        return ready
+
+    def _choose_overdue(self, now: float) -> None:
+        """The next adapter to be given precedence: of those waiting too long, the first by policy."""
+        if self._overdue is not None:
+            return
+        bound = now - self._config.max_adapter_wait_s
+        if not self._oldest_wait() < bound:
+            return
+        late = [head for head in self._waiting_heads() if _waiting_since(head) < bound]
+        if late:
+            self._overdue = min(late, key=self._policy.rank)
+            adapter = self._overdue.adapter
+            if adapter is not None and adapter.key in self._resident:
+                self._hold_if_overdue(adapter)
+
+    def _oldest_wait(self) -> float:
+        """When the longest wait began that has not ended. Amortised O(log waiting)."""
+        while self._parked:
+            since, _, sequence = self._parked[0]
+            if sequence.adapter_wait_since == since and sequence.status is not SequenceStatus.FINISHED:
+                return since
+            heapq.heappop(self._parked)
+        return float("inf")
+
+    def _waiting_heads(self) -> Iterable[Sequence]:
+        for group in (self._absent, self._loading, self._resident):
+            for queue in group.values():
+                yield queue.head
+
+    def _overdue_lacks_room(self) -> bool:
+        """Whether the overdue adapter cannot come to the device for what is pinned there."""
+        key = self._overdue_key()
+        loading = self._loading.get(key)
+        return key in self._absent or (
+            loading is not None and self._clock() - loading.load_began >= LOAD_GRACE_S
+        )
+
+    def _hold_if_overdue(self, adapter: AdapterRef) -> None:
+        """Pin the overdue adapter until its sequence enters, lest another load evicts it again."""
+        if self._overdue is None or self._held is not None or self._overdue_key() != adapter.key:
+            return
+        if self._residency.state(adapter) is AdapterState.RESIDENT:
+            self._residency.pin(adapter)
+            self._held = adapter
+
+    def _drain_one_more(self) -> None:
+        """Close the adapter that has run longest without a break, once the ones closed before have ended."""
+        if any(key in self._draining for key in self._running):
+            return
+        own = None if self._overdue is None else self._overdue_key()
+        self._draining.update([key for key in self._running if key != own][:1])
+
+    def _forget(self, sequence: Sequence) -> None:
+        adapter = sequence.adapter
+        if adapter is not None and self._arrived.get(adapter.key) is sequence:
+            del self._arrived[adapter.key]
+        if self._overdue is sequence:
+            self._overdue = None
+            self._draining.clear()
+            if self._held is not None:
+                self._residency.unpin(self._held)
+                self._held = None
+        self._changed = True
+
+    def _overdue_key(self) -> AdapterKey:
+        if self._overdue is None or self._overdue.adapter is None:
+            raise ValueError("no adapter is overdue")
+        return self._overdue.adapter.key
+
+
+def _waiting_since(sequence: Sequence) -> float:
+    return float("inf") if sequence.adapter_wait_since is None else sequence.adapter_wait_since

@@ -1,0 +1,196 @@
+"""Who is served next: first come first served, or fair shares by Virtual Token Counters (Sheng et al., OSDI 2024).
+
+Invariant: a policy orders sequences and counts service; it never decides whether one fits.
+"""
+
+import heapq
+from typing import Protocol, TypeAlias
+
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.scheduling.arrival_queue import ArrivalQueue
+
+_Place: TypeAlias = tuple[float, int, bytes]
+"""A tenant's counter, its head's order, its namespace."""
+
+
+class Policy(Protocol):
+    """Holds the sequences that could join the batch now, and learns what each was served."""
+
+    def __len__(self) -> int: ...
+
+    def push(self, sequence: Sequence) -> None:
+        """Queue a sequence, or put one back in the place of its submission."""
+        ...
+
+    def peek(self) -> Sequence | None:
+        """The sequence to serve next; it stays queued."""
+        ...
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out; does nothing when it is not queued."""
+        ...
+
+    def rank(self, sequence: Sequence) -> tuple[float, int]:
+        """Smaller is served earlier; for sequences outside the queue too."""
+        ...
+
+    def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
+        """Prompt tokens that are going to be computed; cached ones are free."""
+        ...
+
+    def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
+        """Tokens sampled."""
+        ...
+
+    def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
+        """The loading of an adapter for this sequence; below 0 gives back what was charged too much."""
+        ...
+
+
+class FirstComeFirstServed:
+    """By submission, whoever asks. A tenant with many requests delays everybody behind them."""
+
+    def __init__(self) -> None:
+        self._queue = ArrivalQueue()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, sequence: Sequence) -> None:
+        self._queue.push(sequence)
+
+    def peek(self) -> Sequence | None:
+        return self._queue.peek()
+
+    def remove(self, sequence: Sequence) -> None:
+        self._queue.remove(sequence)
+
+    def rank(self, sequence: Sequence) -> tuple[float, int]:
+        return (0.0, sequence.order)
+
+    def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
+        """Service is not counted."""
+
+    def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
+        """Service is not counted."""
+
+    def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
+        """Service is not counted."""
+
+
+class FairShare:
+    """One counter of weighted service per tenant; the queued tenant with the smallest is next.
+
+    A tenant whose queue was empty is lifted to the smallest counter of the queued ones, so that idle time earns
+    nothing. While two tenants of equal weight both queue, their service differs by at most twice what one step plus
+    one admission can serve. Costs are in prompt tokens, divided by `EngineRequest.weight`; a load costs as many as its
+    bytes take of a second, by default what a mid-sized model prefills meanwhile.
+    """
+
+    def __init__(
+        self, *, prompt_cost: float = 1.0, output_cost: float = 2.0, load_second_cost: float = 4096.0
+    ) -> None:
+        self._prompt_cost = prompt_cost
+        self._output_cost = output_cost
+        self._load_second_cost = load_second_cost
+        self._counters: dict[bytes, float] = {}
+        self._queues: dict[bytes, ArrivalQueue] = {}
+        self._places: list[_Place] = []
+        self._place_of: dict[bytes, _Place] = {}
+        self._last_left = 0.0
+        self._num_queued = 0
+        self._prune_at = 4096
+
+    def __len__(self) -> int:
+        return self._num_queued
+
+    def counter(self, namespace: bytes) -> float:
+        """Weighted service a tenant has received, lifted when it was idle."""
+        return self._counters.get(namespace, self._last_left)
+
+    def push(self, sequence: Sequence) -> None:
+        namespace = sequence.request.namespace
+        queue = self._queues.get(namespace)
+        if queue is None:
+            self._counters[namespace] = max(self._counters.get(namespace, 0.0), self._floor())
+            queue = self._queues[namespace] = ArrivalQueue()
+            self._prune()
+        before = len(queue)
+        queue.push(sequence)
+        self._num_queued += len(queue) - before
+        self._rise(namespace)
+
+    def peek(self) -> Sequence | None:
+        """Amortised O(log tenants): a place is looked at again only when it comes up."""
+        while self._places:
+            place = self._places[0]
+            namespace = place[2]
+            head = self._queues[namespace].peek() if namespace in self._queues else None
+            if head is None or self._place_of.get(namespace) is not place:
+                heapq.heappop(self._places)
+                continue
+            counter = self._counters[namespace]
+            if (counter, head.order) == place[:2]:
+                return head
+            self._place_of[namespace] = (counter, head.order, namespace)
+            heapq.heapreplace(self._places, self._place_of[namespace])
+        return None
+
+    def remove(self, sequence: Sequence) -> None:
+        namespace = sequence.request.namespace
+        queue = self._queues.get(namespace)
+        if queue is None:
+            return
+        before = len(queue)
+        queue.remove(sequence)
+        self._num_queued -= before - len(queue)
+        if not len(queue):
+            del self._queues[namespace], self._place_of[namespace]
+            self._last_left = self._counters[namespace]
+
+    def rank(self, sequence: Sequence) -> tuple[float, int]:
+        return (self.counter(sequence.request.namespace), sequence.order)
+
+    def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
+        self._charge(sequence, self._prompt_cost * num_tokens)
+
+    def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
+        self._charge(sequence, self._output_cost * num_tokens)
+
+    def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
+        self._charge(sequence, self._load_second_cost * seconds)
+
+    def _charge(self, sequence: Sequence, cost: float) -> None:
+        request = sequence.request
+        self._counters[request.namespace] = self.counter(request.namespace) + cost / request.weight
+        if cost < 0:
+            self._rise(request.namespace)
+
+    def _rise(self, namespace: bytes) -> None:
+        """Let a tenant come up before its noted place does, if it should. Falling back needs no note."""
+        queue = self._queues.get(namespace)
+        head = None if queue is None else queue.peek()
+        if head is None:
+            return
+        place = (self._counters[namespace], head.order, namespace)
+        noted = self._place_of.get(namespace)
+        if noted is None or place < noted:
+            self._place_of[namespace] = place
+            heapq.heappush(self._places, place)
+
+    def _floor(self) -> float:
+        """The smallest counter of the tenants that queue."""
+        head = self.peek()
+        return self._last_left if head is None else self._counters[head.request.namespace]
+
+    def _prune(self) -> None:
+        """Forget idle tenants that would be lifted past their counter anyway; bounds memory."""
+        if len(self._counters) < self._prune_at:
+            return
+        floor = self._floor()
+        self._counters = {
+            namespace: counter
+            for namespace, counter in self._counters.items()
+            if counter > floor or namespace in self._queues
+        }
+        self._prune_at = max(4096, 2 * len(self._counters))

@@ -1,0 +1,109 @@
+"""`RunningBatch`: the sequences that are being computed, the oldest first, with their blocks and their adapters' places.
+
+Invariant: a sequence in it holds blocks for every token that is planned; the oldest gets them whoever has to give way.
+"""
+
+from bisect import bisect_left, insort
+
+from loraplex.engine.batch.sequence import Sequence, SequenceStatus
+from loraplex.engine.batch.step_rows import StepRows
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.kv_cache.block_table import SequenceBlocks
+from loraplex.engine.scheduling.adapter_scheduler import AdapterGate
+from loraplex.engine.scheduling.in_flight_steps import Flights
+from loraplex.engine.scheduling.stop_conditions import ends_with_unknown
+
+
+def _order(sequence: Sequence) -> int:
+    return sequence.order
+
+
+class RunningBatch:
+    """Knows nothing of the queue: who gave way is handed back."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: SequenceBlocks,
+        gate: AdapterGate,
+        flights: Flights,
+        max_model_len: int,
+    ) -> None:
+        self._most = config.max_num_seqs
+        self._blocks = blocks
+        self._gate = gate
+        self._flights = flights
+        self._max_model_len = max_model_len
+        self._running: list[Sequence] = []
+        self._victims: list[Sequence] = []
+        self.num_preemptions = 0
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @property
+    def oldest(self) -> Sequence | None:
+        return self._running[0] if self._running else None
+
+    @property
+    def num_free(self) -> int:
+        """Sequences that may still join."""
+        return self._most - len(self._running)
+
+    def join(self, sequence: Sequence) -> bool:
+        """Let a sequence join whose adapter is admitted; False when too few blocks are free."""
+        if not self._blocks.open(sequence, len(self._running)):
+            return False
+        self._gate.enter(sequence)
+        sequence.status = SequenceStatus.RUNNING
+        insort(self._running, sequence, key=_order)
+        return True
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take out a sequence that ends, or has to give way. Its blocks are the caller's to close."""
+        del self._running[bisect_left(self._running, sequence.order, key=_order)]
+        self._flights.depart(sequence)
+
+    def plan_decodes(self, step: StepRows) -> tuple[list[Sequence], list[Sequence]]:
+        """Add every sequence with one token to compute; return those with more, oldest first, and those preempted.
+
+        Blocks are taken for all of them, oldest first, so that victims are never planned.
+        """
+        begun: list[Sequence] = []
+        running, block_size = self._running, self._blocks.block_size
+        index = 0
+        while index < len(running):
+            sequence = running[index]
+            index += 1
+            if sequence.num_unknown and ends_with_unknown(sequence, self._max_model_len):
+                continue
+            last = len(sequence.token_ids) + sequence.num_unknown - 1
+            if last // block_size >= len(sequence.block_table) and not self._make_room(sequence):
+                break
+            planned = sequence.num_computed_tokens + sequence.num_in_flight
+            if planned < last:
+                begun.append(sequence)
+            elif planned == last and not sequence.awaits_mask:
+                step.add_last(sequence)
+        victims, self._victims = self._victims, []
+        return begun, victims
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Blocks for all its tokens, preempting the newest as needed; False when that is the sequence itself."""
+        while self._blocks.blocks_for(sequence.num_expected_tokens) > len(sequence.block_table):
+            if self._blocks.grow(sequence) or self._blocks.reclaim():
+                continue
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """A token that a launched step samples for it is lost; the same one will be sampled again."""
+        self.leave(sequence)
+        self._blocks.close(sequence)
+        sequence.awaits_mask = False
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._victims.append(sequence)

@@ -1,0 +1,380 @@
+"""`Scheduler`: continuous batching (Orca) with chunked prefill (Sarathi-Serve) and preemption by recompute.
+
+Invariant: every limit of a step is enforced here, where its plan is built; the oldest running sequence always
+progresses; every sequence added ends exactly once, with its blocks, pin and place given back.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from loraplex.engine.batch.request_choices import RequestChoices
+from loraplex.engine.batch.sequence import Sequence, SequenceStatus
+from loraplex.engine.batch.step_plan import PlannedRow, SampledToken, StepOutput, StepPlan, step_outputs
+from loraplex.engine.batch.step_rows import StepRows, by_urgency
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.errors import (
+    EngineError,
+    EngineOverloaded,
+    GrammarFailed,
+    InvalidRequest,
+    NonFiniteLogits,
+    RequestTimeout,
+)
+from loraplex.engine.kv_cache.block_table import SequenceBlocks
+from loraplex.engine.kv_cache.prefix_cache import PrefixCache
+from loraplex.engine.lora.residency import AdapterResidency
+from loraplex.engine.messages import EngineRequest, FinishReason, TokenLogprob
+from loraplex.engine.scheduling.adapter_scheduler import AdapterGate
+from loraplex.engine.scheduling.fairness import Policy
+from loraplex.engine.scheduling.grammar_advance import follow
+from loraplex.engine.scheduling.in_flight_steps import Flights
+from loraplex.engine.scheduling.request_limits import Admission, DeadlineKind, Deadlines, new_sequences
+from loraplex.engine.scheduling.running_batch import RunningBatch
+from loraplex.engine.scheduling.stop_conditions import finish_reason
+
+
+def _has_mask(sequence: Sequence) -> bool:
+    return sequence.request.grammar is None or sequence.token_mask is not None
+
+
+class Scheduler:
+    """Plans steps and follows their results. Used by one thread, the step loop's; does no I/O and never blocks.
+
+    Call `schedule`, run the plan, call `complete`, and collect `take_failures` after each of them.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: PrefixCache,
+        residency: AdapterResidency,
+        policy: Policy,
+        clock: Callable[[], float],
+        max_model_len: int,
+        eos_token_ids: Collection[int],
+        *,
+        vocab_size: int = 1 << 32,
+        is_ready: Callable[[Sequence], bool] = _has_mask,
+    ) -> None:
+        """`is_ready` keeps a sequence out of the batch; by default until a grammar's `token_mask` is set."""
+        if not 1 <= config.max_num_seqs <= config.max_num_batched_tokens:
+            raise ValueError("max_num_seqs must lie in 1..max_num_batched_tokens")
+        if config.max_adapters_per_step < 1:
+            raise ValueError("max_adapters_per_step must be at least 1")
+        self.config = config
+        self.cache = cache
+        self.num_rejections = 0
+        self.num_forced_tokens = 0
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self._blocks = SequenceBlocks(cache)
+        self._policy = policy
+        self._clock = clock
+        self._max_model_len = max_model_len
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._is_ready = is_ready
+        self._gate = AdapterGate(config, residency, policy, clock)
+        self._flights = Flights(self._gate.leave)
+        self._batch = RunningBatch(config, self._blocks, self._gate, self._flights, max_model_len)
+        self._admission = Admission(max_model_len, cache.pool.total * cache.block_size, vocab_size)
+        self._deadlines = Deadlines()
+        self._requests: dict[str, RequestChoices] = {}
+        self._unready: dict[Sequence, None] = {}
+        self._failures: list[tuple[Sequence, EngineError]] = []
+        self._num_live = 0
+        self._next_order = 0
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._batch.num_preemptions
+
+    @property
+    def num_running(self) -> int:
+        return len(self._batch)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences not in the batch, those that wait for an adapter, a mask or a sibling included."""
+        return self._num_live - len(self._batch)
+
+    @property
+    def num_waiting_for_adapter(self) -> int:
+        return self._gate.num_parked
+
+    @property
+    def num_waiting_for_grammar(self) -> int:
+        return len(self._unready)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._num_live > 0
+
+    @property
+    def running_adapters(self) -> list[str]:
+        """Distinct adapter digests in the batch."""
+        return self._gate.running_digests
+
+    @property
+    def waiting_adapters(self) -> list[str]:
+        """Distinct adapter digests that sequences outside the batch ask for. O(sequences)."""
+        sequences = (sequence for request in self._requests.values() for sequence in request.sequences)
+        waiting = (SequenceStatus.WAITING, SequenceStatus.LOADING)
+        return sorted({s.adapter.digest for s in sequences if s.adapter is not None and s.status in waiting})
+
+    def add(self, request: EngineRequest) -> list[Sequence]:
+        """Queue a request and return its choices.
+
+        Raises `InvalidRequest`, `PromptTooLong` or, when `max_waiting` sequences wait, `EngineOverloaded`.
+        """
+        try:
+            self._check(request)
+        except EngineError:
+            self.num_rejections += 1
+            raise
+        arrival = self._clock()
+        sequences = new_sequences(request, arrival, self._next_order)
+        self._deadlines.add(request, self._next_order, arrival)
+        self._next_order += len(sequences)
+        self._num_live += len(sequences)
+        self._requests[request.request_id] = RequestChoices(sequences, sequences[1:])
+        self._enqueue(sequences[0])
+        return sequences
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when nothing can run now. One more may be planned before the last is completed.
+
+        A sequence whose token is on its way goes on with it, unless that token is its last in any case.
+        """
+        self._expire()
+        self._wake()
+        step = StepRows(self.config.max_num_batched_tokens)
+        begun, preempted = self._batch.plan_decodes(step)
+        for sequence in preempted:
+            self._enqueue(sequence)
+        plan = self._fill(step, begun, room=not preempted)
+        if plan is not None:
+            self._flights.launch(plan)
+        return plan
+
+    def sampling_rows(self, plan: StepPlan) -> list[PlannedRow]:
+        """The rows of `plan` that are to be sampled, once every earlier step is completed."""
+        return self._flights.sampling_rows(plan)
+
+    def expect(self, plan: StepPlan, coming: Collection[Sequence], late: Collection[Sequence] = ()) -> None:
+        """The sampling of `plan` has begun: `coming` get a token, the masks of `late` did not come in time.
+
+        Needed before the next step is planned; a step completed before that tells by its results.
+        """
+        self._flights.expect(plan, coming, frozenset(late))
+
+    def complete(self, plan: StepPlan, sampled: Mapping[Sequence, SampledToken]) -> list[StepOutput]:
+        """Follow an executed plan, steps in their order. Rows that ended while it ran are dropped.
+
+        A row whose logits were not finite, or whose constraints left no token, fails its request; the others go on.
+        """
+        if not self._flights.is_expected(plan):
+            rows = self._flights.sampling_rows(plan)
+            self.expect(plan, (), [row.sequence for row in rows if row.sequence not in sampled])
+        flight = self._flights.land(plan)
+        outputs: list[StepOutput] = []
+        for row in plan.rows:
+            if self._flights.land_row(flight, row):
+                outputs += self._follow_row(row.sequence, sampled.get(row.sequence))
+        return outputs
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End one choice from outside, for instance at a stop string. Does nothing when it has ended."""
+        if sequence.status is SequenceStatus.FINISHED:
+            return
+        if sequence.choice == 0:
+            for sibling in self._requests[sequence.request_id].take_siblings():
+                self._enqueue(sibling)
+        self._end(sequence, reason)
+
+    def fail(self, sequence: Sequence, error: EngineError) -> None:
+        """End the whole request with `error`. Does nothing when it has ended."""
+        if sequence.status is SequenceStatus.FINISHED:
+            return
+        self._failures.append((sequence, error))
+        self.abort(sequence.request_id)
+
+    def abort(self, request_id: str) -> list[Sequence]:
+        """End every choice of a request that still runs or waits, and return those. Idempotent."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        live = request.live
+        for sequence in live:
+            self._end(sequence, "abort")
+        return live
+
+    def of_namespace(self, namespace: bytes) -> list[Sequence]:
+        """One choice of each of a tenant's requests. O(requests)."""
+        live = (request.live[0] for request in self._requests.values())
+        return [sequence for sequence in live if sequence.request.namespace == namespace]
+
+    def take_failures(self) -> list[tuple[Sequence, EngineError]]:
+        """Requests that failed since the last call: one sequence of each; its siblings have ended with it."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def _check(self, request: EngineRequest) -> None:
+        if request.request_id in self._requests:
+            raise InvalidRequest("request_id", f"`request_id` {request.request_id} is in use")
+        self._admission.check(request)
+        if self.num_waiting + request.sampling.n > self.config.max_waiting:
+            raise EngineOverloaded(f"{self.num_waiting} of at most {self.config.max_waiting} sequences wait")
+
+    def _expire(self) -> None:
+        for order, request_id, kind in self._deadlines.due(self._clock()):
+            request = self._requests.get(request_id)
+            if request is not None and request.sequences[0].order == order:
+                self._time_out(request, kind)
+
+    def _time_out(self, request: RequestChoices, kind: DeadlineKind) -> None:
+        if kind == "queue_timeout_s" and request.admitted:
+            return
+        self.fail(request.live[0], RequestTimeout(f"the request's `{kind}` has passed"))
+
+    def _wake(self) -> None:
+        """Queue the sequences whose mask or adapter has come."""
+        for sequence in [s for s in self._unready if self._is_ready(s)]:
+            del self._unready[sequence]
+            self._enqueue(sequence)
+        ready, failed = self._gate.advance(self._batch.num_free)
+        for sequence in ready:
+            sequence.status = SequenceStatus.WAITING
+            self._policy.push(sequence)
+        for sequence, error in failed:
+            self.fail(sequence, error)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.WAITING
+        if not self._is_ready(sequence):
+            self._unready[sequence] = None
+        elif self._gate.admits(sequence):
+            self._policy.push(sequence)
+        else:
+            self._gate.park(sequence)
+
+    def _fill(self, step: StepRows, begun: list[Sequence], room: bool) -> StepPlan | None:
+        """The step with what fits besides its single tokens. Whoever gave way must not come back for another."""
+        if self.config.chunked_prefill:
+            self._plan_chunks(step, begun, room)
+            return step.plan()
+        step.add_chunks(s for s in begun if s.is_past_prompt)
+        return self._plan_whole_prompt([s for s in begun if not s.is_past_prompt], room) or step.plan()
+
+    def _plan_chunks(self, step: StepRows, begun: list[Sequence], room: bool) -> None:
+        """Fill the step up to its token budget: what was begun before, then new prompts."""
+        step.add_chunks(by_urgency(begun, self._batch.oldest) if begun else ())
+        while room and not step.is_full:
+            admitted = self._admit_next()
+            if admitted is None:
+                return
+            step.add_chunks((admitted,))
+
+    def _plan_whole_prompt(self, begun: list[Sequence], room: bool) -> StepPlan | None:
+        sequence = begun[0] if begun else self._admit_next() if room else None
+        if sequence is None:
+            return None
+        return StepPlan((PlannedRow.of(sequence, sequence.num_uncomputed_tokens),))
+
+    def _admit_next(self) -> Sequence | None:
+        """Move the policy's next sequence into the batch; None when no slot or too few blocks are free."""
+        if not self._batch.num_free:
+            return None
+        sequence = self._policy.peek()
+        while sequence is not None and not self._gate.admits(sequence):
+            self._policy.remove(sequence)
+            self._gate.park(sequence)
+            sequence = self._policy.peek()
+        if sequence is None or not self._batch.join(sequence):
+            return None
+        self._policy.remove(sequence)
+        self._account(sequence)
+        return sequence
+
+    def _account(self, sequence: Sequence) -> None:
+        """Count the first admission of a choice; recomputation after a preemption is nobody's service."""
+        request = self._requests[sequence.request_id]
+        if not request.admitted:
+            request.admitted = True
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            self.prefix_cache_queries += sequence.num_prompt_tokens
+            self.prefix_cache_hits += sequence.num_computed_tokens
+        if sequence.admitted_at is None:
+            sequence.admitted_at = self._clock()
+        if not sequence.num_preemptions:
+            self._policy.charge_prompt(sequence, sequence.num_uncomputed_tokens)
+
+    def _follow_row(self, sequence: Sequence, token: SampledToken | None) -> list[StepOutput]:
+        """What a landed row brings: its token, if it has one, and full blocks."""
+        if token is not None and not token.finite:
+            self._fail_row(sequence, token.failure)
+            return []
+        known = len(sequence.token_ids)
+        try:
+            reason = None if token is None else self._append(sequence, token.token_id)
+        except GrammarFailed as error:
+            self.fail(sequence, error)
+            return []
+        fresh = len(sequence.token_ids) - known
+        if token is not None and not fresh:
+            # Logits that brought no token are gone: the row's last token is computed again.
+            self._flights.forget(sequence)
+            sequence.num_computed_tokens -= 1
+        if sequence.num_computed_tokens // self._blocks.block_size != sequence.num_registered_blocks:
+            self._blocks.register(sequence)
+        if token is None or not fresh:
+            return []
+        return self._follow(sequence, token.logprob, fresh, reason)
+
+    def _fail_row(self, sequence: Sequence, error: EngineError) -> None:
+        if isinstance(error, NonFiniteLogits):
+            self._blocks.forget(sequence)
+        self.fail(sequence, error)
+
+    def _append(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        """Append a sampled token, and what must follow it under a grammar. Why the sequence ends with them, or None."""
+        mask = sequence.token_mask
+        if mask is not None:
+            return follow(sequence, mask, token_id, self._eos_token_ids, self._max_model_len)
+        sequence.token_ids.append(token_id)
+        return finish_reason(sequence, self._eos_token_ids, self._max_model_len)
+
+    def _follow(
+        self, sequence: Sequence, logprob: TokenLogprob | None, fresh: int, reason: FinishReason | None
+    ) -> list[StepOutput]:
+        """The outputs of the `fresh` tokens just appended."""
+        first = sequence.num_output_tokens == fresh
+        if first:
+            sequence.first_token_at = self._clock()
+            if sequence.choice == 0:
+                self._release_siblings(sequence)
+        self._policy.charge_output(sequence, fresh)
+        self.num_forced_tokens += fresh - 1
+        tokens = sequence.token_ids[-fresh:]
+        if reason is not None:
+            self._end(sequence, reason)
+        return step_outputs(sequence, tokens, logprob, reason, first)
+
+    def _release_siblings(self, first: Sequence) -> None:
+        """Let the other choices queue, holding the full blocks of the common prompt."""
+        for sibling in self._requests[first.request_id].take_siblings():
+            self._blocks.fork(first, sibling)
+            self._enqueue(sibling)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Give back everything a sequence holds, wherever it is."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._batch.leave(sequence)
+        else:
+            self._policy.remove(sequence)
+            self._gate.discard(sequence)
+            self._unready.pop(sequence, None)
+        self._blocks.close(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        self._num_live -= 1
+        if not self._requests[sequence.request_id].live:
+            del self._requests[sequence.request_id]

@@ -1,0 +1,32 @@
+"""When a choice ends by its tokens alone. Invariant: nothing but a length ends it before `min_tokens` are sampled.
+
+Stop strings are matched on text elsewhere and end a choice from outside.
+"""
+
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.messages import FinishReason
+
+
+def ends_with_unknown(sequence: Sequence, max_model_len: int) -> bool:
+    """Whether a token is on its way that is the sequence's last, whatever it is."""
+    known = len(sequence.token_ids)
+    most = sequence.num_prompt_tokens + sequence.request.sampling.max_tokens
+    return sequence.num_unknown > 0 and known + 1 >= min(most, max_model_len)
+
+
+def finish_reason(
+    sequence: Sequence, eos_token_ids: frozenset[int], max_model_len: int
+) -> FinishReason | None:
+    """Why a sequence ends with its newest token, or None. Sets `stopped_by` for one of `stop_token_ids`."""
+    sampling = sequence.request.sampling
+    token_id = sequence.token_ids[-1]
+    num_output = sequence.num_output_tokens
+    if num_output >= sampling.min_tokens:
+        if token_id in eos_token_ids and not sampling.ignore_eos:
+            return "stop"
+        if token_id in sampling.stop_token_ids:
+            sequence.stopped_by = token_id
+            return "stop"
+    if num_output >= sampling.max_tokens or len(sequence.token_ids) >= max_model_len:
+        return "length"
+    return None

@@ -1,0 +1,1 @@
+"""Grammar bitmasks, compiled and filled off the step loop."""

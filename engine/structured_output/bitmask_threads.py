@@ -1,0 +1,142 @@
+"""`MaskLane`: side threads that fill masks in the order in which they were handed over.
+
+Invariant: a thread whose mask takes too long is given up and replaced; what it still writes, nobody reads.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from torch import Tensor
+
+from loraplex.engine.errors import EngineError, GrammarFailed
+from loraplex.engine.threads import lower_priority, start_side_thread
+from loraplex.engine.token_mask import TokenMask
+
+MOST_THREADS = 2
+"""The second is started only when a mask holds up those behind it. More could not be told from a busy machine."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Countdown:
+    """How many masks of one step are still to come."""
+
+    remaining: int
+
+
+@dataclass(slots=True, eq=False)
+class Fill:
+    """One mask on its way. `row` is int32 [1, words]; `began` None: no thread has taken it up; `seconds` is its work."""
+
+    mask: TokenMask
+    row: Tensor
+    countdown: Countdown
+    lane: "MaskLane"
+    began: float | None = None
+    thread_id: int = 0
+    seconds: float = 0.0
+    done: bool = False
+    abandoned: bool = False
+    error: EngineError | None = None
+
+
+class MaskLane:
+    """Called by the step thread alone. `arrived` guards every `Fill` and is told when a countdown has run down."""
+
+    def __init__(
+        self,
+        arrived: threading.Condition,
+        cores: set[int],
+        clock: Callable[[], float],
+        work_clock: Callable[[], float],
+        niceness: int = 0,
+    ) -> None:
+        self._niceness = niceness
+        self._arrived = arrived
+        self._cores = cores
+        self._clock = clock
+        self._work_clock = work_clock
+        self._waiting: deque[Fill] = deque()
+        self._calls: SimpleQueue[bool] = SimpleQueue()
+        self._threads: dict[int, threading.Thread] = {}
+
+    def put(self, fills: Collection[Fill]) -> None:
+        """Have these filled. One call for all: a thread woken for the first would take the interpreter from the rest."""
+        self._waiting.extend(fills)
+        if fills and self._threads:
+            self._calls.put(True)
+        elif fills:
+            self._start_thread()
+
+    def relieve(self) -> None:
+        """Have what waits behind a slow mask, now or in the next step, taken up by a new thread or by one that sleeps."""
+        if len(self._threads) < MOST_THREADS:
+            self._start_thread()
+        else:
+            self._calls.put(True)
+
+    def give_up(self, fill: Fill) -> bool:
+        """Leave the thread that is at this mask to itself. False if the mask has come after all."""
+        with self._arrived:
+            if fill.done:
+                return False
+            fill.abandoned = True
+            fill.countdown.remaining -= 1
+        lower_priority(fill.thread_id, 19)
+        del self._threads[fill.thread_id]
+        self.relieve()
+        return True
+
+    def close(self) -> list[threading.Thread]:
+        """Let the threads end after what they are at; these are they."""
+        for _ in self._threads:
+            self._calls.put(False)
+        return list(self._threads.values())
+
+    def _start_thread(self) -> None:
+        thread = start_side_thread("mask-filling", self._run, self._cores, self._niceness)
+        self._threads[thread.native_id or 0] = thread
+
+    def _run(self) -> None:
+        """Fill what waits, then wait for a call. A thread that was given up ends."""
+        while True:
+            try:
+                fill = self._waiting.popleft()
+            except IndexError:
+                if not self._calls.get():
+                    return
+                continue
+            if not self._fill(fill):
+                return
+
+    def _fill(self, fill: Fill) -> bool:
+        """False if it took so long that another thread is in this one's place."""
+        fill.thread_id = threading.get_native_id()
+        fill.began = self._clock()
+        began = self._work_clock()
+        error = _attempt(fill)
+        with self._arrived:
+            fill.done = True
+            if fill.abandoned:
+                return False
+            fill.seconds = self._work_clock() - began
+            fill.error = error
+            fill.countdown.remaining -= 1
+            if not fill.countdown.remaining:
+                self._arrived.notify_all()
+        return True
+
+
+def _attempt(fill: Fill) -> EngineError | None:
+    try:
+        fill.mask.fill(fill.row, 0)
+    except BaseException as error:
+        # Panics of extension modules are no `Exception`.
+        _logger.exception("a grammar's mask could not be filled")
+        return GrammarFailed.of(error)
+    return None

@@ -1,0 +1,56 @@
+"""What loads cost and how many may be under way: by bytes and by rates that were measured."""
+
+import pytest
+
+from loraplex.engine.lora.load_budget import LOADS_AT_FIRST, LoadLedger
+from loraplex.engine.lora.load_rate import LoadRate
+
+
+def key(name: str) -> tuple[bytes, str]:
+    return (b"t", name)
+
+
+def test_a_rate_follows_what_is_measured_in_proportion_to_bytes() -> None:
+    rate = LoadRate(1e9)
+    assert rate.seconds(2e9) == 2.0
+    rate.note(1000, 0.1)
+    assert rate.bytes_per_second == pytest.approx(1e4), "the first measurement takes the place of the guess"
+    rate.note(1, 0.05)
+    assert 8e3 < rate.bytes_per_second < 1e4, (
+        "a load of 20 bytes per second says little of a rate when it is small"
+    )
+    for _ in range(50):
+        rate.note(1000, 0.05)
+    assert rate.bytes_per_second == pytest.approx(2e4, rel=0.01)
+    rate.note(0, 1.0)
+    assert rate.bytes_per_second == pytest.approx(2e4, rel=0.01)
+
+
+def test_a_load_costs_in_proportion_to_its_bytes_and_more_from_the_source() -> None:
+    ledger = LoadLedger(1000)
+    ledger.source.note(100, 1.0)
+    ledger.device.note(100, 0.1)
+    ledger.learn(key("small"), 50)
+    ledger.learn(key("large"), 400)
+    assert ledger.seconds(key("small"), reads=True) == pytest.approx(0.55)
+    assert ledger.seconds(key("large"), reads=True) == pytest.approx(4.4)
+    assert ledger.seconds(key("large"), reads=False) == pytest.approx(0.4)
+    unknown = ledger.seconds(key("unknown"), reads=False)
+    assert 0.05 < unknown < 0.4, "the mean of those seen"
+
+
+def test_bytes_under_way_are_those_of_loads_that_have_not_ended() -> None:
+    ledger = LoadLedger(1000)
+    for number in range(LOADS_AT_FIRST):
+        assert ledger.has_room
+        ledger.begin(key(str(number)))
+    assert not ledger.has_room
+    ledger.learn(key("0"), 100)
+    assert ledger.has_room, "850 of 1,000 bytes, and 100 more are expected"
+    ledger.begin(key("4"))
+    assert not ledger.has_room
+    for number in range(5):
+        ledger.end(key(str(number)))
+        ledger.end(key(str(number)))
+    ledger.learn(key("9"), 5000)
+    assert ledger.has_room, "one may always begin"

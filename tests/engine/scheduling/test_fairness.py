@@ -1,0 +1,170 @@
+"""Policies alone, and fair share driven through the simulated engine."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.messages import EngineRequest
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.engine.scheduling.fairness import FairShare, FirstComeFirstServed, Policy
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import Simulation
+
+
+def sequence(tenant: str, order: int, weight: float = 1.0) -> Sequence:
+    request = EngineRequest(
+        request_id=f"{tenant}{order}",
+        namespace=tenant.encode(),
+        prompt_token_ids=[1],
+        sampling=SamplingParams(max_tokens=1),
+        weight=weight,
+    )
+    return Sequence(request=request, choice=0, arrival=0.0, seed=0, token_ids=[1], order=order)
+
+
+def drain(policy: Policy, cost: int = 10) -> list[str]:
+    served = []
+    while (head := policy.peek()) is not None:
+        policy.remove(head)
+        policy.charge_prompt(head, cost)
+        served.append(head.request_id)
+    return served
+
+
+def test_first_come_first_served_keeps_the_order_of_submission_even_for_returned_sequences() -> None:
+    policy = FirstComeFirstServed()
+    first, second, third = (sequence("t", order) for order in range(3))
+    for item in (second, third, first, first):
+        policy.push(item)
+    policy.remove(second)
+    policy.remove(second)
+    assert len(policy) == 2
+    assert drain(policy) == ["t0", "t2"]
+    assert len(policy) == 0
+
+
+def test_tenants_take_turns_whatever_their_backlog() -> None:
+    policy = FairShare()
+    for order in range(6):
+        policy.push(sequence("heavy", order))
+    policy.push(sequence("light", 6))
+    policy.push(sequence("light", 7))
+    assert drain(policy) == ["heavy0", "light6", "heavy1", "light7", "heavy2", "heavy3", "heavy4", "heavy5"]
+
+
+def test_weight_two_gets_twice_the_service() -> None:
+    policy = FairShare()
+    for order in range(0, 12, 2):
+        policy.push(sequence("gold", order, weight=2.0))
+        policy.push(sequence("free", order + 1))
+    served = [name[:4] for name in drain(policy)]
+    assert served[:6].count("gold") == 4
+
+
+def test_idle_time_earns_nothing() -> None:
+    policy = FairShare()
+    busy = sequence("busy", 0)
+    policy.push(busy)
+    policy.charge_output(busy, 500)
+    newcomer = sequence("new", 1)
+    policy.push(newcomer)
+    assert policy.counter(b"new") == policy.counter(b"busy") == 1000
+    policy.remove(busy)
+    policy.remove(newcomer)
+    policy.push(sequence("later", 2))
+    assert policy.counter(b"later") == 1000
+
+
+def test_output_tokens_and_adapter_loads_cost_more_than_prompt_tokens() -> None:
+    policy = FairShare(prompt_cost=1, output_cost=2, load_second_cost=1000)
+    item = sequence("t", 0, weight=2.0)
+    policy.push(item)
+    policy.charge_prompt(item, 10)
+    policy.charge_output(item, 10)
+    policy.charge_adapter_load(item, 0.1)
+    assert policy.rank(item) == ((10 + 20 + 100) / 2, 0)
+    policy.charge_adapter_load(item, -0.036)
+    assert policy.rank(item) == ((10 + 20 + 64) / 2, 0)
+
+
+def test_idle_tenants_are_forgotten() -> None:
+    policy = FairShare()
+    for order in range(10_000):
+        item = sequence(f"t{order}", order)
+        policy.push(item)
+        policy.charge_prompt(item, 1)
+        policy.remove(item)
+    assert len(policy._counters) < 5_000
+
+
+@given(st.data())
+def test_the_next_one_is_always_the_least_served_tenants_oldest(data: st.DataObject) -> None:
+    """Against looking at every tenant, with charges and refunds to any of them at any time."""
+    policy = FairShare()
+    known = [sequence(tenant, order) for order, tenant in enumerate("abcabcab")]
+    queued: set[Sequence] = set()
+    for _ in range(data.draw(st.integers(1, 40))):
+        one = data.draw(st.sampled_from(known))
+        match data.draw(st.sampled_from(["push", "push", "remove", "charge", "refund", "next"])):
+            case "push":
+                policy.push(one)
+                queued.add(one)
+            case "remove":
+                policy.remove(one)
+                queued.discard(one)
+            case "charge":
+                policy.charge_output(one, data.draw(st.integers(0, 5)))
+            case "refund":
+                policy.charge_adapter_load(one, -0.001)
+        assert policy.peek() is min(queued, key=policy.rank, default=None)
+        assert len(policy) == len(queued)
+
+
+def test_a_load_costs_what_it_took_and_not_what_was_expected_of_it(simulation: "type[Simulation]") -> None:
+    policy = FairShare()
+    run = simulation(policy=policy, residency={"load_s": 0.4})
+    expected, took = 0.125, 0.5
+    run.residency.load_seconds = lambda adapter: took if run.now >= 0.4 else expected  # type: ignore[method-assign]
+    run.submit([2] * 8, tenant="t", adapter="a", max_tokens=3)
+    run.step()
+    assert policy.counter(b"t") == expected * 4096
+    run.run()
+    assert policy.counter(b"t") == took * 4096 + 8 + 2 * 3
+
+
+def service(run: "Simulation", tenant: bytes) -> int:
+    """Cost served so far, as the default `FairShare` counts it."""
+    own = [s for s in run.sequences if s.request.namespace == tenant]
+    prompts = sum(s.num_prompt_tokens for s in own if s.num_computed_tokens or s.num_output_tokens)
+    return prompts + 2 * sum(s.num_output_tokens for s in own)
+
+
+def test_backlogged_tenants_differ_by_a_bounded_amount_of_service(simulation: "type[Simulation]") -> None:
+    run = simulation(max_num_seqs=4, max_num_batched_tokens=32, prefix_caching=False)
+    for index in range(120):
+        run.submit([index + 2] * 20, tenant="heavy", max_tokens=20)
+        if index % 2:
+            run.submit([index + 2] * 5, tenant="light", max_tokens=10)
+    largest = 0
+    for _ in range(250):
+        run.step()
+        largest = max(largest, abs(service(run, b"heavy") - service(run, b"light")))
+    assert len(run.first_token_at) > 30
+    assert largest <= 2 * max(20, 2 * 4 * 20)
+
+
+@pytest.mark.parametrize(("policy", "starves"), [(FairShare(), False), (FirstComeFirstServed(), True)])
+def test_a_heavy_tenant_does_not_starve_a_light_one(
+    simulation: "type[Simulation]", policy: Policy, starves: bool
+) -> None:
+    run = simulation(policy=policy, max_num_seqs=2, max_num_batched_tokens=32)
+    for index in range(50):
+        run.submit([index + 2] * 8, tenant="heavy", max_tokens=16)
+    light = run.submit([3] * 8, tenant="light", max_tokens=4)[0]
+    run.run()
+    run.check_idle()
+    assert (run.first_token_at[light] > 10.0) is starves
