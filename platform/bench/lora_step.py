@@ -5,7 +5,7 @@ Invariant: both batches exist at once over one set of weights and step in turn (
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -19,7 +19,6 @@ from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.kernels.clock import copy_rate
 from loraplex.platform.bench.report import Case, Ratio, Report
 
 BLOCK_SIZE = 16
@@ -203,3 +202,38 @@ def step_in_turn(first: Engine, second: Engine, shape: LoraShape) -> tuple[list[
             if step >= WARM_STEPS:
                 taken.append(time.perf_counter() - began)
     return times
+
+
+COPY_BYTES = 256 << 20
+
+
+REPEATS = 5
+
+
+Call = Callable[[], object]
+
+
+def copy_rate(device: torch.device, num_bytes: int | None = None) -> float:
+    """Bytes per second of one large copy on the device, each byte counted once; the median of several."""
+    size = num_bytes or COPY_BYTES
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return size / median_seconds(lambda: target.copy_(source), device)
+
+
+def median_seconds(work: Call, device: torch.device) -> float:
+    """Of several times after a first one, each waited for."""
+    taken = []
+    for _ in range(REPEATS + 1):
+        wait_for(device)
+        began = time.perf_counter()
+        work()
+        wait_for(device)
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
+
+
+def wait_for(device: torch.device) -> None:
+    """Until everything that was begun on the device has ended."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

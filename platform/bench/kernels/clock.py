@@ -4,10 +4,12 @@ Invariant: between two uses of one set of operands more bytes pass than any cach
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from loraplex.platform.bench.lora_step import Call, median_seconds
 
 LEAST_NODES = 32
 REPLAYS = 20
@@ -17,10 +19,6 @@ LEAST_CALLS = 3
 COLD_BYTES = 512 << 20
 MOST_SETS = 64
 WARM_SECONDS = 0.3
-COPY_BYTES = 256 << 20
-REPEATS = 5
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,36 +97,10 @@ def warm_clock(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def copy_rate(device: torch.device, num_bytes: int | None = None) -> float:
-    """Bytes per second of one large copy on the device, each byte counted once; the median of several."""
-    size = num_bytes or COPY_BYTES
-    source = torch.ones(size // 4, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
-    return size / median_seconds(lambda: target.copy_(source), device)
-
-
 def product_rate(device: torch.device, side: int) -> float:
     """Operations per second of a square bfloat16 product of random values: zeros would run faster."""
     a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
     return 2 * float(side) ** 3 / median_seconds(lambda: a @ b, device)
-
-
-def median_seconds(work: Call, device: torch.device) -> float:
-    """Of several times after a first one, each waited for."""
-    taken = []
-    for _ in range(REPEATS + 1):
-        wait_for(device)
-        began = time.perf_counter()
-        work()
-        wait_for(device)
-        taken.append(time.perf_counter() - began)
-    return _quantile(taken[1:], 0.5)
-
-
-def wait_for(device: torch.device) -> None:
-    """Until everything that was begun on the device has ended."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _times(seconds: Sequence[float], calls: int) -> Times:

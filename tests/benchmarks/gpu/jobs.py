@@ -33,8 +33,8 @@ from tests.benchmarks.gpu.worker import Results, device_of
 from loraplex.engine.engine import Engine
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.platform.bench.figures import percentile
-from loraplex.platform.bench.kernels.clock import copy_rate
 from loraplex.platform.bench.kernels.shapes import LLAMA_3_8B, TINY, LayerShape
+from loraplex.platform.bench.lora_step import copy_rate
 from loraplex.platform.bench.workload import pick_adapters
 
 RANK = 16

@@ -8,8 +8,8 @@ import torch
 from tests.benchmarks.gpu.engine_rows import Rows
 from tests.benchmarks.gpu.model import hugging_face_config
 
-from loraplex.platform.bench.kernels.clock import wait_for
 from loraplex.platform.bench.kernels.shapes import LayerShape
+from loraplex.platform.bench.lora_step import wait_for
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -7,15 +7,8 @@ from typing import Any
 
 import torch
 
-from loraplex.platform.bench.kernels.clock import (
-    REPEATS,
-    capture,
-    copy_rate,
-    median_seconds,
-    product_rate,
-    replay_seconds,
-    warm_clock,
-)
+from loraplex.platform.bench.kernels.clock import capture, product_rate, replay_seconds, warm_clock
+from loraplex.platform.bench.lora_step import REPEATS, copy_rate, median_seconds
 
 NODES = 1000
 FORKS = 200

@@ -17,8 +17,9 @@ from tests.benchmarks.gpu.probe import probe
 
 from loraplex.engine.kernels import dispatch
 from loraplex.platform.bench.kernels import clock
-from loraplex.platform.bench.kernels.clock import copy_rate, sets_of, time_calls
+from loraplex.platform.bench.kernels.clock import sets_of, time_calls
 from loraplex.platform.bench.kernels.problem import Problem, RandomTensors
+from loraplex.platform.bench.lora_step import copy_rate
 
 DRY_COPY_BYTES = 1 << 20
 Line = dict[str, Any]

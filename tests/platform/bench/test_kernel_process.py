@@ -2,6 +2,7 @@
 
 import pytest
 
+from loraplex.platform.bench import lora_step
 from loraplex.platform.bench.kernel_process import (
     AttentionShape,
     GemmShape,
@@ -24,7 +25,7 @@ JOBS = {
 
 @pytest.mark.parametrize(("name", "measured"), [("attention", 6), ("gemm", 4), ("lora", 2)])
 def test_every_problem_is_measured(name: str, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(lora_step, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(clock, "COLD_BYTES", 1 << 10)
     monkeypatch.setattr(clock, "CPU_SECONDS", 0.0)
     monkeypatch.setattr("loraplex.platform.bench.kernel_process.PRODUCT_SIDE", {"cpu": 64})
