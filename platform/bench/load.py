@@ -5,14 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loraplex.platform.bench.client import Answer, CompletionRequest, StreamRecord, decode, stream_completion
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.stream_client import (
-    Answer,
-    CompletionRequest,
-    StreamRecord,
-    decode,
-    stream_completion,
-)
 
 
 @dataclass(frozen=True, slots=True)

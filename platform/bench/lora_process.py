@@ -5,7 +5,7 @@ import sys
 import msgspec
 
 from loraplex.platform.bench.engine_child import run_child
-from loraplex.platform.bench.lora_step import LoraShape, measure_lora
+from loraplex.platform.bench.lora import LoraShape, measure_lora
 from loraplex.platform.bench.report import Report
 
 MODULE = "loraplex.platform.bench.lora_process"

@@ -12,13 +12,13 @@ import httpx
 
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
+from loraplex.platform.bench.client import CompletionRequest
+from loraplex.platform.bench.fixtures import adapter_parameters
 from loraplex.platform.bench.load import LoadResult, run_load
-from loraplex.platform.bench.own_server import BASE_MODEL, OwnServer, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, OwnServer, own_server
 from loraplex.platform.bench.parity import compare_alone
-from loraplex.platform.bench.random_adapters import adapter_parameters
 from loraplex.platform.bench.registration import BenchTenant, adapter_name, registration, token_pool
 from loraplex.platform.bench.report import Case, Ratio, Report
-from loraplex.platform.bench.stream_client import CompletionRequest
 from loraplex.platform.bench.workload import draw_prompts, pick_adapters
 
 REQUIRED_RATE = 0.8

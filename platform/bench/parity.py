@@ -6,9 +6,9 @@ A difference is forgiven only where the lone run's two best tokens lay closer th
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from loraplex.platform.bench.client import Answer
 from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.report import Case, Ratio, Report
-from loraplex.platform.bench.stream_client import Answer
 
 MARGIN = 1e-3
 

@@ -16,8 +16,8 @@ from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
 from loraplex.platform.base_model import read_base_model
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.own_server import OwnServer
-from loraplex.platform.bench.random_adapters import write_random_adapter
+from loraplex.platform.bench.fixtures import write_random_adapter
+from loraplex.platform.bench.local_server import OwnServer
 from loraplex.platform.bench.workload import vocabulary_text
 from loraplex.platform.embedded import EmbeddedServices
 from loraplex.tenants.accounts.tenants import TenantRepository

@@ -8,22 +8,22 @@ from typing import Annotated, cast, get_args
 
 import typer
 import uvloop
+from tests.benchmarks.__main__ import attention, gemm, measure_lora_kernels
+from tests.benchmarks.admission import AdmissionShape, measure_admission
+from tests.benchmarks.bench_page import page
+from tests.benchmarks.chunked_prefill import LongPromptShape, measure_long_prompt
+from tests.benchmarks.noisy_neighbours import NeighbourShape, measure_neighbours
+from tests.benchmarks.peft_comparison import SpeedShape, compare_with_peft
 
 from loraplex.engine.checkpoints.model_files import locate_model
-from loraplex.platform.bench.admission_load import AdmissionShape, measure_admission
-from loraplex.platform.bench.figures import parse_objectives
-from loraplex.platform.bench.grammar_neighbours import NeighbourShape, measure_neighbours
-from loraplex.platform.bench.grammar_rate import RateShape, measure_rate
-from loraplex.platform.bench.long_prompt import LongPromptShape, measure_long_prompt
+from loraplex.platform.bench.latency_metrics import parse_objectives
 from loraplex.platform.bench.machine import available_cores
 from loraplex.platform.bench.many_adapters import ITEM_BYTES, ManyShape, measure_many
+from loraplex.platform.bench.prefix_cache import PrefixShape, measure_prefix_cache
 from loraplex.platform.bench.report import Report
-from loraplex.platform.bench.serve_load import LoadShape, Target, Traffic, load_foreign, load_own
-from loraplex.platform.bench.shared_prefix import PrefixShape, measure_prefix_cache
-from loraplex.platform.bench.speed_matrix import SpeedShape, compare_with_peft
+from loraplex.platform.bench.serve import LoadShape, Target, Traffic, load_foreign, load_own
+from loraplex.platform.bench.structured_output import RateShape, measure_rate
 from loraplex.platform.bench.workload import Distribution
-from loraplex.platform.commands.bench_kernels import attention, gemm, measure_lora_kernels
-from loraplex.platform.commands.bench_page import page
 from loraplex.platform.commands.bench_running import AsJson, Out, run_bench, say
 from loraplex.platform.commands.context import exit_codes
 from loraplex.platform.config import load_settings
@@ -136,8 +136,8 @@ def lora(
         return
 
     async def work() -> Report:
+        from loraplex.platform.bench.lora import LoraShape
         from loraplex.platform.bench.lora_process import LoraJob, measure_as_engine
-        from loraplex.platform.bench.lora_step import LoraShape
 
         shapes = [LoraShape(count, adapters, rank, input_len, steps) for count, adapters in pairs]
         return measure_as_engine(LoraJob(_located(model), dtype, device, shapes))
@@ -159,7 +159,7 @@ def quantization(
     """What fewer bits bring: decode steps and prompts of a quantized base beside the unquantized one."""
 
     async def work() -> Report:
-        from loraplex.platform.bench.quantized_process import QuantizationJob, measure_as_engine
+        from tests.benchmarks.quantized_process import QuantizationJob, measure_as_engine
 
         job = QuantizationJob(
             _located(model), dtype, device, scheme or ["int8", "int4"], rows or [1, 16], steps
@@ -236,8 +236,8 @@ def grammar(
     as_json: AsJson = False,
 ) -> None:
     """The cost of grammars: output rate, masks, and what hostile ones do to others."""
-    from loraplex.platform.bench.grammar_masks import MaskShape
-    from loraplex.platform.bench.grammar_process import MaskJob, measure_masks_as_engine
+    from tests.benchmarks.grammar_masks import MaskShape
+    from tests.benchmarks.grammar_process import MaskJob, measure_masks_as_engine
 
     rate = RateShape(rows=rows, max_tokens=output_len, repeats=repeats, dtype=dtype)
     masks = MaskShape(rows=mask_rows, steps=steps, large=vocabulary)

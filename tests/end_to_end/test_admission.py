@@ -24,7 +24,7 @@ from tests.end_to_end.gateway_farm import MODEL, FarmGateway, FarmPlan, price_of
 from tests.tenants.admission.gateways import limited_subjects
 
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.platform.bench.stream_client import CompletionRequest, StreamRecord, stream_completion
+from loraplex.platform.bench.client import CompletionRequest, StreamRecord, stream_completion
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.api_keys.keys import KeyRepository

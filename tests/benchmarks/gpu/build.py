@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from tests.benchmarks.kernels.problem import Problem
 from tests.engine.kernels.launch_recorder import LaunchRecorder, UnfilledTensors
 from tests.engine.kernels.sass import machine_code
-
-from loraplex.platform.bench.kernels.problem import Problem
 
 
 @cache

@@ -6,19 +6,19 @@ Invariant: a case's name is its problem's, so that lines of different stages and
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from loraplex.platform.bench.kernels.attention import decode_problem, prefill_problem
-from loraplex.platform.bench.kernels.elementwise import (
+from tests.benchmarks.kernels.attention import decode_problem, prefill_problem
+from tests.benchmarks.kernels.elementwise import (
     bitmask_problem,
     cutoff_problem,
     norm_problem,
     rotary_problem,
     silu_problem,
 )
-from loraplex.platform.bench.kernels.gemm import PEERS, gemm_problem, round_rows_problem
-from loraplex.platform.bench.kernels.lora import embedding_problem, layer_problem, pair_problem
-from loraplex.platform.bench.kernels.lora_folded import READERS, folded_problem
-from loraplex.platform.bench.kernels.problem import Problem
-from loraplex.platform.bench.kernels.shapes import LLAMA_3_8B, TINY, LayerShape
+from tests.benchmarks.kernels.gemm import PEERS, gemm_problem, round_rows_problem
+from tests.benchmarks.kernels.lora import embedding_problem, layer_problem, pair_problem
+from tests.benchmarks.kernels.lora_folded import READERS, folded_problem
+from tests.benchmarks.kernels.problem import Problem
+from tests.benchmarks.kernels.shapes import LLAMA_3_8B, TINY, LayerShape
 
 OPERATIONS = ("lora", "gemm", "attention", "elementwise")
 DTYPE = "bfloat16"

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.benchmarks.kernels.problem import Problem, RandomTensors
 from torch import Tensor
-
-from loraplex.platform.bench.kernels.problem import Problem, RandomTensors
 
 MAX_ERROR = {torch.bfloat16: 1e-2, torch.float16: 4e-3, torch.float32: 1e-5}
 """|out - expected| / |expected| over all elements."""

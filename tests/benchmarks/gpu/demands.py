@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.benchmarks.gpu.cases import DTYPE
-
-from loraplex.platform.bench.kernels.attention import decode_problem
-from loraplex.platform.bench.kernels.gemm import gemm_problem
-from loraplex.platform.bench.kernels.lora import layer_problem, pair_problem
-from loraplex.platform.bench.kernels.shapes import LLAMA_3_8B
+from tests.benchmarks.kernels.attention import decode_problem
+from tests.benchmarks.kernels.gemm import gemm_problem
+from tests.benchmarks.kernels.lora import layer_problem, pair_problem
+from tests.benchmarks.kernels.shapes import LLAMA_3_8B
 
 MODEL = LLAMA_3_8B.name
 SKINNY_ROWS = (1, 16)

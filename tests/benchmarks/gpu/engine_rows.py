@@ -15,7 +15,7 @@ from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.lora_step import wait_for
+from loraplex.platform.bench.lora import wait_for
 
 BLOCK = 16
 NAMESPACE = bytes(32)

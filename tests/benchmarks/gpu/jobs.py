@@ -29,12 +29,12 @@ from tests.benchmarks.gpu.model import RandomModel, random_model
 from tests.benchmarks.gpu.peft_peer import peft_rates
 from tests.benchmarks.gpu.probe import pinned_rate
 from tests.benchmarks.gpu.worker import Results, device_of
+from tests.benchmarks.kernels.shapes import LLAMA_3_8B, TINY, LayerShape
 
 from loraplex.engine.engine import Engine
 from loraplex.engine.lora.residency import AdapterState
-from loraplex.platform.bench.figures import percentile
-from loraplex.platform.bench.kernels.shapes import LLAMA_3_8B, TINY, LayerShape
-from loraplex.platform.bench.lora_step import copy_rate
+from loraplex.platform.bench.latency_metrics import percentile
+from loraplex.platform.bench.lora import copy_rate
 from loraplex.platform.bench.workload import pick_adapters
 
 RANK = 16

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.benchmarks.kernels.shapes import LayerShape
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -18,7 +19,6 @@ from loraplex.engine.models.decoder_state import DecoderState, Weight
 from loraplex.engine.models.parameters import Parameter, decoder_parameters
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 from loraplex.engine.quantization.scheme import quantize_parameter
-from loraplex.platform.bench.kernels.shapes import LayerShape
 
 MAX_LENGTH = 2048
 MAX_SLOTS = 128

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from tests.benchmarks.gpu.engine_rows import Rows
 from tests.benchmarks.gpu.model import hugging_face_config
+from tests.benchmarks.kernels.shapes import LayerShape
 
-from loraplex.platform.bench.kernels.shapes import LayerShape
-from loraplex.platform.bench.lora_step import wait_for
+from loraplex.platform.bench.lora import wait_for
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -6,9 +6,9 @@ from statistics import median
 from typing import Any
 
 import torch
+from tests.benchmarks.kernels.clock import capture, product_rate, replay_seconds, warm_clock
 
-from loraplex.platform.bench.kernels.clock import capture, product_rate, replay_seconds, warm_clock
-from loraplex.platform.bench.lora_step import REPEATS, copy_rate, median_seconds
+from loraplex.platform.bench.lora import REPEATS, copy_rate, median_seconds
 
 NODES = 1000
 FORKS = 200

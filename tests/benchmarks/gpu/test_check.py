@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.benchmarks.gpu.check import Verdict, check
+from tests.benchmarks.kernels.problem import Operands, Problem, TensorSource, widened
 from torch import Tensor
-
-from loraplex.platform.bench.kernels.problem import Operands, Problem, TensorSource, widened
 
 CPU = torch.device("cpu")
 SHAPE = (64, 128)

@@ -14,12 +14,12 @@ import torch
 from tests.benchmarks.gpu.cases import kernel_cases
 from tests.benchmarks.gpu.check import check
 from tests.benchmarks.gpu.probe import probe
+from tests.benchmarks.kernels import clock
+from tests.benchmarks.kernels.clock import sets_of, time_calls
+from tests.benchmarks.kernels.problem import Problem, RandomTensors
 
 from loraplex.engine.kernels import dispatch
-from loraplex.platform.bench.kernels import clock
-from loraplex.platform.bench.kernels.clock import sets_of, time_calls
-from loraplex.platform.bench.kernels.problem import Problem, RandomTensors
-from loraplex.platform.bench.lora_step import copy_rate
+from loraplex.platform.bench.lora import copy_rate
 
 DRY_COPY_BYTES = 1 << 20
 Line = dict[str, Any]

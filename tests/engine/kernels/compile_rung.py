@@ -12,22 +12,21 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
-from tests.engine.kernels.launch_recorder import LaunchRecorder, Recorded, UnfilledTensors
-from tests.engine.kernels.sass import MachineCode, machine_code
-
-from loraplex.platform.bench.kernels.attention import decode_problem, prefill_problem
-from loraplex.platform.bench.kernels.elementwise import (
+from tests.benchmarks.kernels.attention import decode_problem, prefill_problem
+from tests.benchmarks.kernels.elementwise import (
     bitmask_problem,
     cutoff_problem,
     norm_problem,
     rotary_problem,
     silu_problem,
 )
-from loraplex.platform.bench.kernels.gemm import gemm_problem, round_rows_problem
-from loraplex.platform.bench.kernels.lora import embedding_problem, layer_problem, pair_problem
-from loraplex.platform.bench.kernels.lora_folded import READERS, folded_problem
-from loraplex.platform.bench.kernels.problem import Problem
-from loraplex.platform.bench.kernels.shapes import LLAMA_3_8B, LayerShape
+from tests.benchmarks.kernels.gemm import gemm_problem, round_rows_problem
+from tests.benchmarks.kernels.lora import embedding_problem, layer_problem, pair_problem
+from tests.benchmarks.kernels.lora_folded import READERS, folded_problem
+from tests.benchmarks.kernels.problem import Problem
+from tests.benchmarks.kernels.shapes import LLAMA_3_8B, LayerShape
+from tests.engine.kernels.launch_recorder import LaunchRecorder, Recorded, UnfilledTensors
+from tests.engine.kernels.sass import MachineCode, machine_code
 
 MAX_SHARED_BYTES = 227 << 10
 """What one block may have on sm_90."""

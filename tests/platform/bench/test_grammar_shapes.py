@@ -6,12 +6,12 @@ from typing import get_args
 
 import jsonschema
 import pytest
+from tests.benchmarks.grammar_hostile import endless_hostile_schemas, hostile_schemas
+from tests.benchmarks.grammar_masks import EMITTERS, NAMESPACE
 
 from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
-from loraplex.platform.bench.grammar_hostile import endless_hostile_schemas, hostile_schemas
-from loraplex.platform.bench.grammar_masks import EMITTERS, NAMESPACE
 from loraplex.platform.bench.grammar_shapes import (
     THREE_FIELDS,
     TOOLS,

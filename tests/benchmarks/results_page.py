@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
+from tests.benchmarks.roofline import Roofline, roofline_of
 
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.roofline import Roofline, roofline_of
 
 TEMPLATE = "page.html.jinja"
 Line = Mapping[str, Any]

@@ -4,14 +4,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.benchmarks import grammar_masks
+from tests.benchmarks.grammar_masks import MaskShape, measure_masks
+from tests.benchmarks.grammar_process import MaskJob, measure_masks_as_engine
+from tests.benchmarks.large_vocabulary import larger_tokenizer
 
 from loraplex.grammar.tree import Literal
-from loraplex.platform.bench import grammar_masks
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.grammar_masks import MaskShape, measure_masks
-from loraplex.platform.bench.grammar_process import MaskJob, measure_masks_as_engine
 from loraplex.platform.bench.grammar_shapes import GrammarShape
-from loraplex.platform.bench.large_vocabulary import larger_tokenizer
 
 SHAPE = MaskShape(rows=3, steps=4, large=700, text_bytes=100_000)
 

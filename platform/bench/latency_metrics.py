@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
+from loraplex.platform.bench.client import Answer
 from loraplex.platform.bench.load import LoadResult
-from loraplex.platform.bench.stream_client import Answer
 from loraplex.platform.start_errors import SettingsError
 
 PERCENTILES = (50, 95, 99)

@@ -13,15 +13,15 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import msgspec
+from tests.benchmarks.peft_peer import PeerCase, PeerJob
 
+from loraplex.platform.bench.client import CompletionRequest
 from loraplex.platform.bench.errors import PeerFailed
+from loraplex.platform.bench.fixtures import write_random_adapter
 from loraplex.platform.bench.load import run_load
-from loraplex.platform.bench.own_server import BASE_MODEL, OwnServer, own_server
-from loraplex.platform.bench.peft_peer import PeerCase, PeerJob
-from loraplex.platform.bench.random_adapters import write_random_adapter
+from loraplex.platform.bench.local_server import BASE_MODEL, OwnServer, own_server
 from loraplex.platform.bench.registration import adapter_name, registration, token_pool
 from loraplex.platform.bench.report import Case, Ratio, Report
-from loraplex.platform.bench.stream_client import CompletionRequest
 from loraplex.platform.bench.workload import draw_prompts
 from loraplex.platform.config import foreign_environment
 
@@ -122,7 +122,7 @@ async def peer_seconds(job: PeerJob) -> dict[str, float]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "loraplex.platform.bench.peft_peer",
+        "tests.benchmarks.peft_peer",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

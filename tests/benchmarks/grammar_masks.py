@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, get_args
 
 import torch
+from tests.benchmarks.large_vocabulary import TEXT_BYTES, larger_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -23,9 +24,8 @@ from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.figures import percentile
 from loraplex.platform.bench.grammar_shapes import GrammarShape, grammar_shapes
-from loraplex.platform.bench.large_vocabulary import TEXT_BYTES, larger_tokenizer
+from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.report import Case, Report
 
 COLUMNS = (

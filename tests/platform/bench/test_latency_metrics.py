@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.platform.bench.figures import parse_objectives, percentile, serving_figures
+from loraplex.platform.bench.client import Answer, CompletionRequest
+from loraplex.platform.bench.latency_metrics import parse_objectives, percentile, serving_figures
 from loraplex.platform.bench.load import LoadResult
-from loraplex.platform.bench.stream_client import Answer, CompletionRequest
 from loraplex.platform.start_errors import SettingsError
 
 FIELDS = {

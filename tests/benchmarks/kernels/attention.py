@@ -1,12 +1,12 @@
 """Paged attention: the decodes of a step, and one prefill chunk."""
 
 import torch
+from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
+from tests.benchmarks.kernels.shapes import LayerShape
 from torch import Tensor
 
 from loraplex.engine.kernels.paged_attention import decode_attention, prefill_attention
 from loraplex.engine.kernels.reference import paged_attention as reference
-from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
-from loraplex.platform.bench.kernels.shapes import LayerShape
 
 BLOCK = 16
 """Tokens of a cache block."""

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from tests.benchmarks.kernels.shapes import LAYER_SHAPES
 
-from loraplex.platform.bench.kernels.shapes import LAYER_SHAPES
 from loraplex.platform.bench.report import Report
 from loraplex.platform.commands.bench_running import AsJson, Out, run_bench
 from loraplex.platform.commands.context import exit_codes
@@ -39,7 +39,7 @@ def attention(
     """Paged attention alone: decodes and a prefill chunk, as a share of the copy bandwidth."""
 
     async def work() -> Report:
-        from loraplex.platform.bench.kernel_process import AttentionShape, KernelJob, measure_as_engine
+        from tests.benchmarks.process import AttentionShape, KernelJob, measure_as_engine
 
         sizes = AttentionShape(kv_dtype or dtype, rows or [1, 16], context or [512, 2048], chunk)
         return measure_as_engine(KernelJob("attention", device, dtype, shape, attention=sizes))
@@ -64,7 +64,7 @@ def gemm(
     """The four base products of a layer in 8 and 4 bits, beside 16."""
 
     async def work() -> Report:
-        from loraplex.platform.bench.kernel_process import GemmShape, KernelJob, measure_as_engine
+        from tests.benchmarks.process import GemmShape, KernelJob, measure_as_engine
 
         sizes = GemmShape(variant or ["int8", "int4", "dense"], rows or [1, 16, 64])
         return measure_as_engine(KernelJob("gemm", device, dtype, shape, gemm=sizes))
@@ -88,7 +88,7 @@ def measure_lora_kernels(
     """`bench lora --kernels`: (rows, adapters) at every site of a layer, and the layer's sites together."""
 
     async def work() -> Report:
-        from loraplex.platform.bench.kernel_process import KernelJob, LoraSizes, measure_as_engine
+        from tests.benchmarks.process import KernelJob, LoraSizes, measure_as_engine
 
         return measure_as_engine(KernelJob("lora", device, dtype, shape, lora=LoraSizes(list(pairs), rank)))
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.benchmarks.chunked_prefill import disturbance
 
+from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.long_prompt import disturbance
 from loraplex.platform.bench.parity import margin_at_difference
-from loraplex.platform.bench.stream_client import CompletionRequest, StreamRecord, decode
 
 REQUEST = CompletionRequest("m", [1, 2], 3, "secret-key")
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 1}}

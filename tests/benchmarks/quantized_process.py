@@ -3,12 +3,12 @@
 import sys
 
 import msgspec
+from tests.benchmarks.quantization import measure_quantization
 
 from loraplex.platform.bench.engine_child import run_child
-from loraplex.platform.bench.quantized_step import measure_quantization
 from loraplex.platform.bench.report import Report
 
-MODULE = "loraplex.platform.bench.quantized_process"
+MODULE = "tests.benchmarks.quantized_process"
 
 
 class QuantizationJob(msgspec.Struct, frozen=True):

@@ -3,12 +3,12 @@
 import sys
 
 import msgspec
+from tests.benchmarks.grammar_masks import MaskShape, measure_masks
 
 from loraplex.platform.bench.engine_child import run_child
-from loraplex.platform.bench.grammar_masks import MaskShape, measure_masks
 from loraplex.platform.bench.report import Report
 
-MODULE = "loraplex.platform.bench.grammar_process"
+MODULE = "tests.benchmarks.grammar_process"
 
 
 class MaskJob(msgspec.Struct, frozen=True):

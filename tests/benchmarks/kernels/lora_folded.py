@@ -3,6 +3,10 @@
 from collections.abc import Callable
 
 import torch
+from tests.benchmarks.kernels.elementwise import BLOCK, EPSILON, POSITIONS
+from tests.benchmarks.kernels.lora import SiteCall, host_groups
+from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
+from tests.benchmarks.kernels.shapes import LayerShape
 from torch import Tensor
 
 from loraplex.engine.kernels.group_rows import group_rows
@@ -14,10 +18,6 @@ from loraplex.engine.kernels.rotary import rotary_write_kv
 from loraplex.engine.kernels.sgmv import shrink
 from loraplex.engine.kernels.silu_mul import silu_mul
 from loraplex.engine.lora.device_batch import DeviceLoraBatch, PendingDelta
-from loraplex.platform.bench.kernels.elementwise import BLOCK, EPSILON, POSITIONS
-from loraplex.platform.bench.kernels.lora import SiteCall, host_groups
-from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
-from loraplex.platform.bench.kernels.shapes import LayerShape
 
 READERS = {"rotary": "qkv", "norm": "o", "silu": "gate_up"}
 """What reads, and the projection."""

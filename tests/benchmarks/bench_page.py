@@ -20,7 +20,7 @@ def page(
     to: Annotated[Path | None, typer.Option(help=f"The page; default {PAGE} of a checkout.")] = None,
 ) -> None:
     """Render the result lines as one HTML page, with rooflines."""
-    from loraplex.platform.bench.page import read_lines, render
+    from tests.benchmarks.results_page import read_lines, render
 
     root = checkout_root()
     with exit_codes():

@@ -5,19 +5,19 @@ from collections.abc import Iterator
 
 import msgspec
 import torch
+from tests.benchmarks.kernels.attention import decode_problem, prefill_problem
+from tests.benchmarks.kernels.clock import product_rate, sets_of, time_calls
+from tests.benchmarks.kernels.gemm import gemm_problem
+from tests.benchmarks.kernels.lora import layer_problem, pair_problem
+from tests.benchmarks.kernels.problem import Problem, RandomTensors
+from tests.benchmarks.kernels.shapes import LAYER_SHAPES, LayerShape
 
 from loraplex.engine.device import choose_device
 from loraplex.platform.bench.engine_child import run_child
-from loraplex.platform.bench.kernels.attention import decode_problem, prefill_problem
-from loraplex.platform.bench.kernels.clock import product_rate, sets_of, time_calls
-from loraplex.platform.bench.kernels.gemm import gemm_problem
-from loraplex.platform.bench.kernels.lora import layer_problem, pair_problem
-from loraplex.platform.bench.kernels.problem import Problem, RandomTensors
-from loraplex.platform.bench.kernels.shapes import LAYER_SHAPES, LayerShape
-from loraplex.platform.bench.lora_step import copy_rate
+from loraplex.platform.bench.lora import copy_rate
 from loraplex.platform.bench.report import Case, Report
 
-MODULE = "loraplex.platform.bench.kernel_process"
+MODULE = "tests.benchmarks.process"
 COLUMNS = ("us_p50", "us_p90", "gbs", "pct_copy", "gflops")
 PRODUCT_SIDE = {"cpu": 1024, "cuda": 8192}
 

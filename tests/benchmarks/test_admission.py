@@ -2,14 +2,8 @@
 
 from uuid import uuid4
 
-from loraplex.platform.bench.admission_load import (
-    LIMITED,
-    PRICE,
-    UNLIMITED,
-    WITHOUT,
-    AdmissionShape,
-    measure_on,
-)
+from tests.benchmarks.admission import LIMITED, PRICE, UNLIMITED, WITHOUT, AdmissionShape, measure_on
+
 from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import open_valkey

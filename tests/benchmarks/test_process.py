@@ -1,9 +1,9 @@
 """Kernels alone, measured on a tiny layer: every problem of a job, with its share of the run's own copy rate."""
 
 import pytest
-
-from loraplex.platform.bench import lora_step
-from loraplex.platform.bench.kernel_process import (
+from tests.benchmarks.kernels import clock
+from tests.benchmarks.kernels.shapes import LLAMA_3_8B, TINY
+from tests.benchmarks.process import (
     AttentionShape,
     GemmShape,
     KernelJob,
@@ -11,8 +11,8 @@ from loraplex.platform.bench.kernel_process import (
     measure_kernels,
     problems_of,
 )
-from loraplex.platform.bench.kernels import clock
-from loraplex.platform.bench.kernels.shapes import LLAMA_3_8B, TINY
+
+from loraplex.platform.bench import lora
 
 JOBS = {
     "attention": KernelJob(
@@ -25,10 +25,10 @@ JOBS = {
 
 @pytest.mark.parametrize(("name", "measured"), [("attention", 6), ("gemm", 4), ("lora", 2)])
 def test_every_problem_is_measured(name: str, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_step, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(lora, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(clock, "COLD_BYTES", 1 << 10)
     monkeypatch.setattr(clock, "CPU_SECONDS", 0.0)
-    monkeypatch.setattr("loraplex.platform.bench.kernel_process.PRODUCT_SIDE", {"cpu": 64})
+    monkeypatch.setattr("tests.benchmarks.process.PRODUCT_SIDE", {"cpu": 64})
     report = measure_kernels(JOBS[name])
     ceilings, *cases = report.cases
     assert len(cases) == measured

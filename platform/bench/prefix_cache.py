@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
+from loraplex.platform.bench.client import Answer, CompletionRequest
 from loraplex.platform.bench.load import run_load
-from loraplex.platform.bench.own_server import BASE_MODEL, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, own_server
 from loraplex.platform.bench.registration import BenchTenant, registration, token_pool
 from loraplex.platform.bench.report import Case, Ratio, Report
-from loraplex.platform.bench.stream_client import Answer, CompletionRequest
 from loraplex.platform.bench.workload import draw_prompts
 
 COLD, WARM, OTHER = "first request", "second request", "another tenant"

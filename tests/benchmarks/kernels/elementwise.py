@@ -1,6 +1,8 @@
 """What stands between the products: norm, rotation with the KV write, activation, and the bitmask of grammars."""
 
 import torch
+from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
+from tests.benchmarks.kernels.shapes import LayerShape
 from torch import Tensor
 
 from loraplex.engine.kernels.bitmask import apply_bitmask
@@ -11,8 +13,6 @@ from loraplex.engine.kernels.reference import silu_mul as reference_silu
 from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.kernels.rotary import rotary_write_kv
 from loraplex.engine.kernels.silu_mul import silu_mul
-from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
-from loraplex.platform.bench.kernels.shapes import LayerShape
 
 EPSILON = 1e-5
 BLOCK = 16

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from loraplex.platform.bench.lora_step import Call, median_seconds
+from loraplex.platform.bench.lora import Call, median_seconds
 
 LEAST_NODES = 32
 REPLAYS = 20

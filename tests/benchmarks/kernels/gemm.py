@@ -1,6 +1,7 @@
 """Base products: ours in 8 and 4 bits, and torch's own in 16, 8 and 4 bits beside them."""
 
 import torch
+from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of
 from torch import Tensor
 
 from loraplex.engine.kernels.dispatch import Body, body_for
@@ -13,7 +14,6 @@ from loraplex.engine.quantization.quantized_weight import (
     dequantize,
     quantize_fp8,
 )
-from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of
 
 GROUP = 128
 """Inputs that share a scale of int4."""

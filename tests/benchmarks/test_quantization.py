@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.quantization import measure_quantization
 
 from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.quantized_step import measure_quantization
 
 
 @pytest.mark.long

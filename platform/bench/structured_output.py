@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
+from loraplex.platform.bench.client import CompletionRequest
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.grammar_shapes import THREE_FIELDS, TWELVE_FIELDS, request_tools
 from loraplex.platform.bench.load import LoadResult, run_load
-from loraplex.platform.bench.own_server import BASE_MODEL, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, own_server
 from loraplex.platform.bench.registration import registration, token_pool
 from loraplex.platform.bench.report import Case, Ratio, Report
-from loraplex.platform.bench.stream_client import CompletionRequest
 from loraplex.platform.bench.workload import draw_prompts
 
 COLUMNS = (

@@ -17,7 +17,7 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.auth import Caller, tenant_caller
-from loraplex.platform.bench.figures import percentile
+from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets
 from loraplex.platform.detached_work import DetachedWork

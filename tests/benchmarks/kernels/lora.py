@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import torch
+from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
+from tests.benchmarks.kernels.shapes import LayerShape
 from torch import Tensor
 
 from loraplex.engine.kernels.group_rows import group_rows
@@ -11,8 +13,6 @@ from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.layers.embedding import Embedding
 from loraplex.engine.lora import batch as host
 from loraplex.engine.lora.site import LoraSite, LoraSlice, make_site
-from loraplex.platform.bench.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of, widened
-from loraplex.platform.bench.kernels.shapes import LayerShape
 
 Site = tuple[int, tuple[int, ...]]
 """Inputs, and outputs of each slice."""
