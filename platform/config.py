@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
-from loraplex.platform.start_errors import SettingsError
+from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
 

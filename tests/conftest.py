@@ -17,9 +17,9 @@ from moto.server import ThreadedMotoServer
 from psycopg import sql
 
 from loraplex.adapters.storage.object_store import S3Options
-from loraplex.platform.embedded import EmbeddedServices
-from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
-from loraplex.platform.schema import upgrade
+from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
+from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.database import Database
 
 # Files that run side by side have a core each: threads of one would wait for those of the other.

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from loraplex.platform.cli import COMMANDS
+from loraplex.platform.cli.main import COMMANDS
 from loraplex.platform.config import Settings
 
 ROOT = Path(__file__).parents[1]

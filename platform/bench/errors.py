@@ -4,7 +4,7 @@ BenchFailed        exit code 1: a run that cannot give a figure
 └── PeerFailed     the transformers + PEFT process did not finish
 """
 
-from loraplex.platform.start_errors import StartError
+from loraplex.platform.startup_errors import StartError
 
 
 class BenchFailed(StartError):

@@ -8,7 +8,7 @@ from statistics import fmean, median, pstdev
 
 from loraplex.platform.bench.client import Answer
 from loraplex.platform.bench.load import LoadResult
-from loraplex.platform.start_errors import SettingsError
+from loraplex.platform.startup_errors import SettingsError
 
 PERCENTILES = (50, 95, 99)
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")

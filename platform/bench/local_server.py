@@ -19,7 +19,7 @@ from loraplex.platform.config import foreign_environment
 BASE_MODEL = "bench-base"
 READY_S = 120.0
 STOP_S = 60.0
-_RUN = "from loraplex.platform.cli import main; main()"
+_RUN = "from loraplex.platform.cli.main import main; main()"
 _QUOTED_CHARACTERS = 2000
 
 

@@ -14,12 +14,12 @@ from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorag
 from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
-from loraplex.platform.base_model import read_base_model
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.fixtures import write_random_adapter
 from loraplex.platform.bench.local_server import OwnServer
 from loraplex.platform.bench.workload import vocabulary_text
-from loraplex.platform.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.server.base_model_file import read_base_model
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE

@@ -6,7 +6,7 @@ DemoError                  a start error: one clear line, exit code 1
 └── TenantIsNotTheDemos    a tenant with a name of the demo's exists and was not made by it
 """
 
-from loraplex.platform.start_errors import StartError
+from loraplex.platform.startup_errors import StartError
 
 
 class DemoError(StartError):

@@ -8,8 +8,8 @@ from loraplex.grammar import errors as grammar_errors
 from loraplex.grammar.constraints import Limits
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.errors import GatewayError, InvalidBody, InvalidParameter
+from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.composed import Composed
-from loraplex.platform.request_body import BodyLimits
 
 LENGTH_BYTES: Final = 8
 MOST_BYTES: Final = 1 << 30

@@ -14,6 +14,7 @@ from loraplex.grammar.errors import GrammarRefused
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.trial.confinement import yield_to_others
 from loraplex.platform.errors import GatewayError
+from loraplex.platform.parameters.json_object import parse_object
 from loraplex.platform.preparation.composed import compose_form
 from loraplex.platform.preparation.messages import (
     LENGTH_BYTES,
@@ -29,7 +30,6 @@ from loraplex.platform.preparation.messages import (
     length,
 )
 from loraplex.platform.preparation.packed_form import unpack_form
-from loraplex.platform.request_body import parse_object
 
 MEMORY_BYTES = 2 << 30
 

@@ -6,6 +6,7 @@ for it.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 from uuid import UUID
 
 import structlog
@@ -235,3 +236,30 @@ def usage_row(admission: Admission, usage: Usage | None, amount_pico: int) -> Us
         month=hold.month,
         admitted_at=admission.admitted_at,
     )
+
+
+class RequestAdmissions(Protocol):
+    """Lets requests in within their limits, reserving the most they may use, and writes down what they did use."""
+
+    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+        """`let_in` is called when work on it may begin; nothing of its answer may leave before this returns.
+
+        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, also after `let_in`.
+        """
+        ...
+
+    async def settle(self, admission: Admission, usage: Usage) -> None:
+        """In place of the reservation; never lost, and harmless when repeated."""
+        ...
+
+    async def release(self, admission: Admission) -> None:
+        """As if the request had never been."""
+        ...
+
+    async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
+        """What is used of every limit of these subjects of the tenant. Raises `StoreUnavailable`."""
+        ...
+
+    async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
+        """Why a request was refused lately; None when it was not. Raises `StoreUnavailable`."""
+        ...

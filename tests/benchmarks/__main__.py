@@ -8,9 +8,9 @@ import typer
 from tests.benchmarks.kernels.shapes import LAYER_SHAPES
 
 from loraplex.platform.bench.report import Report
-from loraplex.platform.commands.bench_running import AsJson, Out, run_bench
-from loraplex.platform.commands.context import exit_codes
-from loraplex.platform.start_errors import SettingsError
+from loraplex.platform.cli.bench_running import AsJson, Out, run_bench
+from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.startup_errors import SettingsError
 
 DTYPES = ("bfloat16", "float16", "float32")
 KV_DTYPES = (*DTYPES, "fp8")

@@ -16,18 +16,18 @@ from uuid import uuid4
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.auth import Caller, tenant_caller
+from loraplex.platform.auth.authenticator import Caller, tenant_caller
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets
-from loraplex.platform.detached_work import DetachedWork
-from loraplex.platform.embedded import EmbeddedServices
-from loraplex.platform.engine_streams import EngineStreams
-from loraplex.platform.inference_call import InferenceCall
-from loraplex.platform.model_names import ResolvedModel
-from loraplex.platform.request_admission import Entry, RequestAdmission
-from loraplex.platform.schema import upgrade
-from loraplex.platform.token_meter import TokenMeter
+from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.migrations import upgrade
+from loraplex.platform.inference.admission import Entry, RequestAdmission
+from loraplex.platform.inference.background_tasks import DetachedWork
+from loraplex.platform.inference.engine_streams import EngineStreams
+from loraplex.platform.inference.inference_call import InferenceCall
+from loraplex.platform.inference.model_resolution import ResolvedModel
+from loraplex.platform.observability.token_meter import TokenMeter
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import Admissions, AdmissionSettings, Usage
 from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from loraplex.platform.bench.machine import RESULTS, checkout_root
-from loraplex.platform.commands.bench_running import say
-from loraplex.platform.commands.context import exit_codes
-from loraplex.platform.start_errors import SettingsError
+from loraplex.platform.cli.bench_running import say
+from loraplex.platform.cli.command_context import exit_codes
+from loraplex.platform.startup_errors import SettingsError
 
 PAGE = Path("deploy", "benchmarks.html")
 

@@ -19,8 +19,8 @@ import uvicorn
 from loraplex.adapters.limits import UploadLimits
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.parent_death import die_with_parent
-from loraplex.platform.app import create_app
-from loraplex.platform.services import GatewayLimits, GatewayServices
+from loraplex.platform.api.app import create_app
+from loraplex.platform.inference.dependencies import GatewayLimits, GatewayServices
 from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database

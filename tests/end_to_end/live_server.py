@@ -18,10 +18,10 @@ from openai import OpenAI
 
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.demo.demo_file import DemoAccess
-from loraplex.platform.event_buffer import BufferLimits
-from loraplex.platform.remote_engine import RemoteEngine
+from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.remote_client import RemoteEngine
 
-RUN = "from loraplex.platform.cli import main; main()"
+RUN = "from loraplex.platform.cli.main import main; main()"
 START_S = 60.0
 STOP_S = 45.0
 

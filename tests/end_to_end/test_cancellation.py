@@ -13,8 +13,8 @@ import pytest
 from tests.end_to_end.live_server import LiveServer, serving
 
 from loraplex.engine.messages import EngineStats
-from loraplex.platform.event_buffer import BufferLimits
-from loraplex.platform.remote_engine import RemoteEngine
+from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.remote_client import RemoteEngine
 
 CANCELS = 300
 AT_ONCE = 80

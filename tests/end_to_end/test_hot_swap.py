@@ -14,9 +14,9 @@ from tests.end_to_end.live_server import LiveServer
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
 from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.checkpoints.config_reader import load_model_config
-from loraplex.platform.base_model import read_base_model
-from loraplex.platform.commands.context import open_database
+from loraplex.platform.cli.command_context import open_database
 from loraplex.platform.demo.tenants import ADAPTERS_FOLDER as BUNDLED
+from loraplex.platform.server.base_model_file import read_base_model
 from loraplex.tenants.accounts.tenants import TenantRepository
 
 NAME = "swap"

@@ -12,7 +12,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from loraplex.platform.commands import grammar
+from loraplex.platform.cli import grammar
 
 SUITE = Path(__file__).with_name("json_schema_test_suite") / "draft2020-12"
 TABLE = Path(__file__).with_name("schema_enforcement.md")

@@ -7,8 +7,8 @@ import pytest
 from psycopg import sql
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
-from loraplex.platform.schema import upgrade
+from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
+from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository
 from loraplex.tenants.database import ROLES, Database

@@ -10,8 +10,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine
 
-from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
-from loraplex.platform.schema import current_revision, downgrade, newest_revision, upgrade
+from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
+from loraplex.platform.datastores.migrations import current_revision, downgrade, newest_revision, upgrade
 from loraplex.tenants.database import parse_database_url
 from loraplex.tenants.models import Base
 
@@ -77,7 +77,7 @@ def constraints(url: str) -> dict[str, str]:
 
 
 def test_two_runs_at_once(empty_database_url: str) -> None:
-    program = "import sys; from loraplex.platform.schema import upgrade; upgrade(sys.argv[1])"
+    program = "import sys; from loraplex.platform.datastores.migrations import upgrade; upgrade(sys.argv[1])"
     runs = [
         subprocess.Popen([sys.executable, "-c", program, empty_database_url], stderr=subprocess.PIPE)
         for _ in range(2)

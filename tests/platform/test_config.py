@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from loraplex.platform.config import engine_environment, load_settings
-from loraplex.platform.start_errors import SettingsError
+from loraplex.platform.startup_errors import SettingsError
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 from tests.tenants.registry_records import add, make_tenant
 
-from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
+from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import ROLES, Database
 from loraplex.tenants.errors import RoleUnsafe

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
-from loraplex.platform.commands.bench import app
+from loraplex.platform.cli.bench import app
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loraplex.platform.bench.client import Answer, CompletionRequest
 from loraplex.platform.bench.latency_metrics import parse_objectives, percentile, serving_figures
 from loraplex.platform.bench.load import LoadResult
-from loraplex.platform.start_errors import SettingsError
+from loraplex.platform.startup_errors import SettingsError
 
 FIELDS = {
     *("completed", "cancelled", "failed", "duration", "total_input_tokens", "total_output_tokens"),

@@ -16,10 +16,10 @@ from loraplex.grammar.constraints import AnswerForm, JsonSchema, Limits, Tool
 from loraplex.grammar.errors import GrammarTooCostly, GrammarTooLarge, SchemaNotHeld, TrialsUnavailable
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import InvalidBody, InvalidParameter, Overloaded
+from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.preparation.packed_form import pack_form
 from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
-from loraplex.platform.request_body import BodyLimits
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 # Each pair of alternatives is compared.

@@ -15,7 +15,7 @@ from tests.tenants.admission.gateways import House, make_house, usage, used
 from tests.tenants.counters.counting import EMPTY, Customer, admit, deny, hold_of
 from tests.tenants.counters.counting import used as counted
 
-from loraplex.platform.embedded.binaries import find_valkey
+from loraplex.platform.datastores.embedded.binaries import find_valkey
 from loraplex.tenants.counters.counter_replies import Settled, Unseeded
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database

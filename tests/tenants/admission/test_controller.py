@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.admission.gateways import check_books, make_house, plain, set_limits, usage, used
 
-from loraplex.platform.embedded.binaries import POSTGRES_MAJORS
+from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited
 

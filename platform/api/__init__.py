@@ -1,0 +1,1 @@
+"""HTTP: the app factory and shared request handling."""

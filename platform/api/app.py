@@ -1,0 +1,102 @@
+"""The gateway's HTTP application: routes, request ids, and one way for every error to become an answer."""
+
+from collections.abc import Sequence
+
+import msgspec
+import structlog
+from fastapi import APIRouter, FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from loraplex.adapters.errors import AdaptersError
+from loraplex.engine.errors import EngineError
+from loraplex.grammar.errors import GrammarError
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.openapi import Application
+from loraplex.platform.api.openai.routes import inference_router
+from loraplex.platform.api.operator.routes import operator_router
+from loraplex.platform.api.request_id import RequestIds, request_id_of
+from loraplex.platform.api.tenant.routes import tenant_router
+from loraplex.platform.auth.authenticator import Authenticator
+from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
+from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.tenants.errors import TenantsError
+
+LOG = structlog.get_logger("loraplex.gateway")
+
+
+def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> FastAPI:
+    """The inference, tenant and operator planes, and `routers` beside them. Interactive documentation is at `/docs`."""
+    app = Application(title="loraplex", redirect_slashes=False, redoc_url=None)
+    authenticator = Authenticator(
+        services.database,
+        services.limits.key_cache_s,
+        addresses=services.addresses,
+        key_use=services.key_use,
+    )
+    app.include_router(inference_router(services, authenticator))
+    plane = Plane(services)
+    app.include_router(tenant_router(services, plane, authenticator))
+    app.include_router(operator_router(services, plane, authenticator))
+    for router in routers:
+        app.include_router(router)
+    for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
+        app.add_exception_handler(error, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_middleware(ErrorBoundary)
+    app.add_middleware(RequestIds)
+    return app
+
+
+class ErrorBoundary:
+    """ASGI middleware: an error nobody foresaw is an answer too, as long as none has begun."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            await (await _on_error(Request(scope), error))(scope, receive, send)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    seen = describe(error)
+    if seen.row.status == 500:
+        LOG.error(
+            "request failed", request_id=request_id_of(request.scope), code=seen.row.code, exc_info=error
+        )
+    return error_response(seen)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """A path or method that does not exist."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
+    row = ErrorRow(status, "invalid_request_error", code)
+    return error_response(
+        ClientError(row, f"{request.method} {request.scope['path'][:200]}: {code.replace('_', ' ')}")
+    )
+
+
+def error_response(error: ClientError) -> Response:
+    """The JSON answer of an error that came before the first byte."""
+    headers = {}
+    if error.row.retry_after_s is not None:
+        headers["retry-after"] = str(error.row.retry_after_s)
+    if error.row.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    content = msgspec.json.encode(error.body())
+    return Response(content, error.row.status, headers=headers, media_type="application/json")

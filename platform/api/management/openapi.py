@@ -1,0 +1,63 @@
+"""What FastAPI cannot read off a route of the planes: its body, query parameters and conditional headers."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+from loraplex.platform.api.management.pagination import Listing, page_parameters
+from loraplex.platform.api.management.request_bodies import Body, body_schema
+from loraplex.platform.api.management.responses import Document, documented
+
+_FRAMEWORK_ERROR: Final = "HTTPValidationError"
+
+
+def described(
+    body: type[Body] | None = None,
+    *,
+    optional_body: bool = False,
+    if_match: bool = False,
+    if_match_required: bool = True,
+    if_none_match: bool = False,
+    repeatable: bool = False,
+) -> dict[str, Any]:
+    """For a route's `openapi_extra`. `repeatable`: a POST that takes an Idempotency-Key."""
+    parameters: list[dict[str, Any]] = []
+    if if_match:
+        required = if_match_required and not if_none_match
+        etag = r'^"[1-9][0-9]{0,17}"$'
+        parameters.append(_header("If-Match", "The ETag of what this changes.", etag, required))
+    if if_none_match:
+        parameters.append(_header("If-None-Match", "`*`: what is put must not exist yet.", r"^\*$", False))
+    if repeatable:
+        meaning = "A text of your own for this request: repeated with it within a day, it is done once."
+        parameters.append(_header("Idempotency-Key", meaning, r"^[!-~]{1,255}$", False))
+    extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
+    return extra if body is None else {**extra, **body_schema(body, optional=optional_body)}
+
+
+def listed(item: type[Document], filters: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What the route of a listing of `item` is declared with; `filters`: name -> what it means."""
+    return {
+        "responses": documented(answer=Listing[item]),  # type: ignore[valid-type]
+        "openapi_extra": {"parameters": page_parameters(filters)},
+    }
+
+
+class Application(FastAPI):
+    """Describes no validation error of the framework's: parameters are read by the planes themselves."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                if _FRAMEWORK_ERROR in str(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
+        for name in (_FRAMEWORK_ERROR, "ValidationError"):
+            document.get("components", {}).get("schemas", {}).pop(name, None)
+        return document
+
+
+def _header(name: str, meaning: str, pattern: str, required: bool) -> dict[str, Any]:
+    schema = {"type": "string", "pattern": pattern}
+    return {"in": "header", "name": name, "required": required, "description": meaning, "schema": schema}

@@ -1,0 +1,130 @@
+"""Bodies of the planes: small JSON objects read into pydantic models, refused by the name of the field at fault.
+
+Invariant: a field the model does not know is refused, and nothing is converted from another type.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from fastapi import Depends
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from loraplex.platform.errors import InvalidParameter, MissingParameter, UnknownParameter
+from loraplex.platform.parameters.json_object import BodyLimits, parse_object, read_object
+
+BODY_LIMITS: Final = BodyLimits(max_bytes=64 << 10, max_s=30.0, max_depth=16, max_values=5000)
+_NO_BODY: Final = hashlib.sha256(b"").digest()
+_NAME_LENGTH: Final = 64
+
+BodyT = TypeVar("BodyT", bound="Body")
+ReadT = TypeVar("ReadT")
+
+
+class Body(BaseModel):
+    """Base of every body: closed and strict. `model_fields_set` tells the fields a PATCH names."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+def body_of(model: type[BodyT], *, optional: bool = False) -> Any:
+    """A dependency that reads the body as `model`; an `optional` one may be empty, which reads as `{}`.
+
+    It comes after the caller among a route's parameters, so that a body is only read of those who may send one.
+    """
+    return body_read_by(partial(validated, model), optional=optional)
+
+
+def body_read_by(check: Callable[[dict[str, Any]], ReadT], *, optional: bool = False) -> Any:
+    """The same for what `check` makes of the body's object. The hash of the body stays with the request."""
+
+    async def read(request: Request) -> ReadT:
+        def checked(document: dict[str, Any]) -> ReadT:
+            request.state.body_sha256 = hashlib.sha256(_canonical(document)).digest()
+            _refuse_nul(document)
+            return check(document)
+
+        async def check_elsewhere(body: bytes) -> None:
+            await asyncio.to_thread(parse_object, body, BODY_LIMITS)
+
+        if optional and _is_empty(request):
+            return checked({})
+        return await read_object(request, BODY_LIMITS, checked, check_elsewhere)
+
+    return Depends(read)
+
+
+def validated(model: type[BodyT], document: Mapping[str, Any]) -> BodyT:
+    """`document` as `model`. Raises `InvalidParameter`."""
+    try:
+        # As JSON: a strict model takes times and ids from text there alone.
+        return model.model_validate_json(_canonical(document))
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        # Not chained: pydantic's own text holds what was sent.
+        raise _refusal(model, details) from None
+
+
+def body_sha256(request: Request) -> bytes:
+    """The hash of the body that was read, whatever the order of its names; that of nothing where there was none."""
+    digest: bytes = getattr(request.state, "body_sha256", _NO_BODY)
+    return digest
+
+
+def body_schema(model: type[Body], *, optional: bool = False) -> dict[str, Any]:
+    """The `requestBody` of an operation, for `openapi_extra`."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    content = {"application/json": {"schema": _inlined(schema, definitions)}}
+    return {"requestBody": {"required": not optional, "content": content}}
+
+
+def _canonical(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _refuse_nul(value: Any, name: str | None = None) -> None:
+    """JSON can spell a NUL, which PostgreSQL's text cannot hold."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            _refuse_nul(key)
+            _refuse_nul(each, name or key)
+    elif isinstance(value, list):
+        for each in value:
+            _refuse_nul(each, name)
+    elif isinstance(value, str) and "\0" in value:
+        raise InvalidParameter("The body holds a NUL character.", param=name)
+
+
+def _is_empty(request: Request) -> bool:
+    headers = request.headers
+    return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+
+
+def _refusal(model: type[Body], details: ErrorDetails) -> InvalidParameter:
+    param = ".".join(str(part)[:_NAME_LENGTH] for part in details["loc"]) or None
+    if details["type"] == "extra_forbidden":
+        top = len(details["loc"]) == 1
+        allowed = f"; allowed: {', '.join(model.model_fields) or 'none'}" if top else ""
+        return UnknownParameter(f"Unknown field `{param}`{allowed}.", param=param)
+    if details["type"] == "missing":
+        return MissingParameter(f"`{param}` is required.", param=param)
+    reason = details["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    return InvalidParameter(f"`{param or 'body'}` is not allowed: {reason}.", param=param)
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """OpenAPI resolves references from the document's root, where the models of bodies are not."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    reference = schema.get("$ref")
+    if reference is not None:
+        return _inlined(definitions[reference.rpartition("/")[2]], definitions)
+    return {name: _inlined(each, definitions) for name, each in schema.items()}

@@ -1,0 +1,112 @@
+"""Answers of `/v1/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes."""
+
+import msgspec
+
+from loraplex.engine.messages import Delta, Finished
+from loraplex.platform.api.openai.logprobs import CompletionLogprobs
+from loraplex.platform.api.openai.parsed_output import ended_by, read_whole
+from loraplex.platform.api.openai.response_envelope import AnswerHead, event_of
+from loraplex.platform.api.openai.usage import usage_of
+from loraplex.platform.inference.generation import Generation
+from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
+
+KIND = "text_completion"
+_encode = msgspec.json.encode
+
+
+class CompletionChunks:
+    """Encodes one stream: text, the reason of each choice, and usage when asked."""
+
+    def __init__(
+        self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+    ) -> None:
+        self._head = head
+        self._timings = generation.timings
+        self._include_usage = include_usage
+        self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
+        self._open_end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._running = b',"logprobs":null,"finish_reason":null}]' + self._open_end
+        start = head.prefix(KIND) + b'"choices":[{"index":'
+        self._before = [start + b'%d,"text":' % choice for choice in range(generation.choices)]
+
+    def opening(self) -> bytes:
+        return b""
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        if event.logprobs is None:
+            return self._before[choice] + _encode(event.text) + self._running if event.text else b""
+        logprobs = self._logprobs[choice]
+        logprobs.add(event.logprobs)
+        lists = b',"logprobs":' + _encode(logprobs.take()) + b',"finish_reason":null}]'
+        return self._before[choice] + _encode(event.text) + lists + self._open_end
+
+    async def finished(self, choice: int, event: Finished) -> bytes:
+        reason = b'"","logprobs":null,"finish_reason":' + _encode(event.reason) + b"}]"
+        return self._before[choice] + reason + self._open_end
+
+    def closing(self) -> bytes:
+        if not self._include_usage:
+            return b""
+        return event_of(self._head.fields(KIND) | {"choices": [], "usage": usage_of(self._timings)})
+
+
+class ReadCompletionChunks(CompletionChunks):
+    """Encodes the stream of an answer with a form. Its text goes out as it is, and is judged at its end."""
+
+    def __init__(
+        self,
+        answer: FormedAnswer,
+        head: AnswerHead,
+        generation: Generation,
+        text_of: TokenText,
+        include_usage: bool,
+    ) -> None:
+        super().__init__(head, generation, text_of, include_usage)
+        self._answer = answer
+        self._readers = [answer.reader() for _ in self._before]
+
+    def delta(self, choice: int, event: Delta) -> bytes:
+        self._readers[choice].feed(event.text)
+        return super().delta(choice, event)
+
+    async def finished(self, choice: int, event: Finished) -> bytes:
+        await self._answer.finish(self._readers[choice], ended_by(event))
+        return await super().finished(choice, event)
+
+
+def completion_chunks(
+    head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+) -> CompletionChunks:
+    """The encoder of one stream; a plain one has no readers."""
+    if generation.answer is None:
+        return CompletionChunks(head, generation, text_of, include_usage)
+    return ReadCompletionChunks(generation.answer, head, generation, text_of, include_usage)
+
+
+async def collect_completion(
+    head: AnswerHead, generation: Generation, text_of: TokenText
+) -> dict[str, object]:
+    """The whole answer, once every choice of every prompt has finished. Raises `AnswerNotSatisfied`."""
+    texts: list[list[str]] = [[] for _ in range(generation.choices)]
+    logprobs = [CompletionLogprobs(text_of) for _ in texts]
+    finished: list[Finished | None] = [None] * generation.choices
+    with_logprobs = False
+    async for choice, event in generation.events():
+        if isinstance(event, Finished):
+            finished[choice] = event
+            continue
+        texts[choice].append(event.text)
+        if event.logprobs is not None:
+            with_logprobs = True
+            logprobs[choice].add(event.logprobs)
+    choices = [
+        {
+            "index": choice,
+            "text": "".join(texts[choice]),
+            "logprobs": logprobs[choice].take() if with_logprobs else None,
+            "finish_reason": (await read_whole(generation.answer, texts[choice], finished[choice]))[2],
+        }
+        for choice in range(generation.choices)
+    ]
+    return head.fields(KIND) | {"choices": choices, "usage": usage_of(generation.timings)}

@@ -1,0 +1,62 @@
+"""Log-probabilities in the two shapes of the OpenAI API: per-token entries (chat) and parallel lists (completions)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from loraplex.engine.messages import TokenLogprob
+from loraplex.platform.inference.prompting.token_text import TokenText
+
+LOWEST = -9999.0
+
+
+def chat_entries(tokens: Sequence[TokenLogprob], text_of: TokenText) -> list[dict[str, object]]:
+    """One entry per token: token, logprob, bytes and top_logprobs."""
+    return [
+        {
+            **_entry(each.token_id, each.logprob, text_of),
+            "top_logprobs": [_entry(token_id, logprob, text_of) for token_id, logprob in each.top],
+        }
+        for each in tokens
+    ]
+
+
+def _entry(token_id: int, logprob: float, text_of: TokenText) -> dict[str, object]:
+    text, raw = text_of(token_id)
+    return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+@dataclass(slots=True)
+class CompletionLogprobs:
+    """Parallel lists of one choice. `text_offset` counts characters of the tokens' own texts."""
+
+    text_of: TokenText
+    offset: int = 0
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[dict[str, float]] = field(default_factory=list)
+    text_offset: list[int] = field(default_factory=list)
+
+    def add(self, tokens: Sequence[TokenLogprob]) -> None:
+        for each in tokens:
+            text, _ = self.text_of(each.token_id)
+            self.tokens.append(text)
+            self.token_logprobs.append(_finite(each.logprob))
+            self.top_logprobs.append(
+                {self.text_of(token)[0]: _finite(logprob) for token, logprob in each.top}
+            )
+            self.text_offset.append(self.offset)
+            self.offset += len(text)
+
+    def take(self) -> dict[str, object]:
+        """The lists so far, which start anew."""
+        lists = {
+            name: getattr(self, name) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+        self.tokens, self.token_logprobs, self.top_logprobs, self.text_offset = [], [], [], []
+        return lists
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; a masked token shows the lowest value OpenAI's API uses."""
+    return logprob if math.isfinite(logprob) else LOWEST

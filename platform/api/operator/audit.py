@@ -1,0 +1,64 @@
+"""`GET /operator/v1/audit`: what was changed in all tenants and beside them, newest first."""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.openapi import listed
+from loraplex.platform.api.management.pagination import Page
+from loraplex.platform.api.schemas.audit import BY_ID, AuditedChange, fields
+from loraplex.platform.api.schemas.tenants import tenant_id_of
+from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
+from loraplex.platform.errors import InvalidParameter
+from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.errors import TenantNotFound
+from loraplex.tenants.models import AuditEntry
+
+FILTERS: Final = {
+    "action": "Only this action, such as `tenant.suspend`.",
+    "target": "Only what changed this, such as `adapters/support`.",
+    "actor": "Only what the key with this public id, the command or the part of the system of this name did.",
+    "tenant_id": "Only what concerns this tenant.",
+}
+
+
+class OperatorAuditDocument(AuditedChange):
+    """`before` and `after` hold the fields that changed. `tenant_id` is null for what concerns no tenant."""
+
+    tenant_id: UUID | None
+
+
+def audit_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter()
+    operator = Depends(authenticator.requires_operator())
+
+    @router.get("/audit", **listed(OperatorAuditDocument, FILTERS))
+    async def list_audit(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
+        return await plane.listing(request, caller, BY_ID, entries, shown, FILTERS)
+
+    return router
+
+
+async def entries(session: AsyncSession, page: Page[AuditEntry, UUID]) -> Sequence[AuditEntry]:
+    """Raises `InvalidParameter`."""
+    filters = dict(page.filters)
+    tenant = filters.pop("tenant_id", None)
+    tenant_id = None if tenant is None else filtered_tenant(tenant)
+    return await audit_entries(session, tenant_id, filters, page.after, page.fetch)
+
+
+def filtered_tenant(text: str) -> UUID:
+    """Raises `InvalidParameter`."""
+    try:
+        return tenant_id_of(text)
+    except TenantNotFound:
+        raise InvalidParameter("`tenant_id` must be a UUID.", param="tenant_id") from None
+
+
+def shown(entry: AuditEntry) -> OperatorAuditDocument:
+    return OperatorAuditDocument(**fields(entry), tenant_id=entry.tenant_id)

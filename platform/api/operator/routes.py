@@ -1,0 +1,21 @@
+"""The routes of `/operator/v1`. Invariant: an operator's key opens them all, and no key of a tenant any."""
+
+from fastapi import APIRouter
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.operator.audit import audit_router
+from loraplex.platform.api.operator.engine import engine_router
+from loraplex.platform.api.operator.quotas import quotas_router
+from loraplex.platform.api.operator.tenants import tenants_router
+from loraplex.platform.auth.authenticator import Authenticator
+from loraplex.platform.inference.dependencies import GatewayServices
+
+
+def operator_router(services: GatewayServices, plane: Plane, authenticator: Authenticator) -> APIRouter:
+    """All routes of the operator plane."""
+    router = APIRouter(prefix="/operator/v1", tags=["operator"])
+    router.include_router(tenants_router(plane, authenticator))
+    router.include_router(quotas_router(plane, authenticator))
+    router.include_router(engine_router(services, authenticator))
+    router.include_router(audit_router(plane, authenticator))
+    return router

@@ -1,0 +1,199 @@
+"""`/operator/v1/tenants`: made, listed, suspended, resumed, deleted, and given a tier and a share of the engine.
+
+Invariant: what changes here decides the tenant's next request on every gateway; deleting ends the tenant at once, and the
+erasure of what it had follows in the background.
+"""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.etags import if_match, require_revision
+from loraplex.platform.api.management.openapi import described, listed
+from loraplex.platform.api.management.request_bodies import Body, body_of
+from loraplex.platform.api.management.responses import Answer, documented
+from loraplex.platform.api.management.sorting import Order, by_text
+from loraplex.platform.api.schemas.tenants import (
+    NewTenantDocument,
+    TenantAccountDocument,
+    fields,
+    tenant_id_of,
+)
+from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
+from loraplex.platform.errors import InvalidParameter
+from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.accounts.tenants import MAX_WEIGHT, TenantRepository, TierChange
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.models import Tenant
+from loraplex.tenants.names import TENANT_NAME
+
+FIRST_KEY_NAME: Final = "admin"
+BY_NAME: Final[Order[Tenant, str]] = by_text(lambda tenant: tenant.name)
+Name = Annotated[str, Field(pattern=TENANT_NAME)]
+Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
+
+
+class NewTenant(Body):
+    name: Name
+    tier: Name = "standard"
+    weight: Weight = 1.0
+
+
+class Tier(Body):
+    """What is not named stays."""
+
+    tier: Name | None = None
+    weight: Weight | None = None
+
+
+class Nothing(Body):
+    """No field at all."""
+
+
+def tenants_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter(prefix="/tenants")
+    operator = Depends(authenticator.requires_operator())
+    _add_reading(router, plane, operator)
+    _add_life_cycle(router, plane, operator)
+    _add_tier(router, plane, operator)
+    return router
+
+
+def _add_reading(router: APIRouter, plane: Plane, operator: object) -> None:
+    @router.get("", **listed(TenantAccountDocument))
+    async def list_tenants(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
+        return await plane.listing(
+            request,
+            caller,
+            BY_NAME,
+            lambda session, page: TenantRepository(session).page(page.after, page.fetch),
+            shown,
+        )
+
+    @router.get("/{tenant_id}", responses=documented(answer=TenantAccountDocument))
+    async def get_tenant(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            return answer(await TenantRepository(session).by_id(tenant_id_of(tenant_id)))
+
+        return await plane.read(caller, work)
+
+
+def _add_life_cycle(router: APIRouter, plane: Plane, operator: object) -> None:
+    @router.post(
+        "",
+        status_code=201,
+        responses=documented(409, 422, answer=NewTenantDocument, status=201),
+        openapi_extra=described(NewTenant, repeatable=True),
+    )
+    async def create_tenant(
+        request: Request,
+        caller: Annotated[OperatorCaller, operator],
+        body: Annotated[NewTenant, body_of(NewTenant)],
+    ) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            tenant = await TenantRepository(session).create(body.name, body.weight, body.tier)
+            key = await KeyRepository(session).create(tenant.id, FIRST_KEY_NAME, [TENANT_ADMIN])
+            after = {**fields(tenant), "key_id": key.record.key_id}
+            await audit.record("tenant.create", target(tenant), None, after, tenant_id=tenant.id)
+            document = NewTenantDocument(**fields(tenant), api_key=key.plaintext)
+            return Answer(201, document, tenant.revision, headers={"cache-control": "no-store"})
+
+        return await plane.change(request, caller, work)
+
+    for verb in ("suspend", "resume"):
+        _add_switch(router, plane, operator, verb)
+
+    @router.delete(
+        "/{tenant_id}", status_code=202, responses=documented(answer=TenantAccountDocument, status=202)
+    )
+    async def delete_tenant(
+        tenant_id: str, request: Request, caller: Annotated[OperatorCaller, operator]
+    ) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            before = fields(await TenantRepository(session).by_id(tenant_id_of(tenant_id)))
+            tenant = await TenantDeletions(session).begin(tenant_id_of(tenant_id))
+            if before["deleted_at"] is None:
+                await audit.record(
+                    "tenant.delete", target(tenant), before, fields(tenant), tenant_id=tenant.id
+                )
+            return answer(tenant, 202)
+
+        return await plane.change(request, caller, work)
+
+
+def _add_switch(router: APIRouter, plane: Plane, operator: object, verb: str) -> None:
+    @router.post(
+        f"/{{tenant_id}}/{verb}",
+        responses=documented(409, 422, answer=TenantAccountDocument),
+        openapi_extra=described(Nothing, optional_body=True, repeatable=True),
+        name=f"{verb}_tenant",
+    )
+    async def switch(
+        tenant_id: str,
+        request: Request,
+        caller: Annotated[OperatorCaller, operator],
+        body: Annotated[Nothing, body_of(Nothing, optional=True)],
+    ) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            tenants = TenantRepository(session)
+            tenant = await tenants.living(tenant_id_of(tenant_id))
+            before = fields(tenant)
+            await (tenants.suspend if verb == "suspend" else tenants.resume)(tenant.name)
+            if before != fields(tenant):
+                await audit.record(
+                    f"tenant.{verb}", target(tenant), before, fields(tenant), tenant_id=tenant.id
+                )
+            return answer(tenant)
+
+        return await plane.change(request, caller, work)
+
+
+def _add_tier(router: APIRouter, plane: Plane, operator: object) -> None:
+    @router.patch(
+        "/{tenant_id}/tier",
+        responses=documented(412, 428, answer=TenantAccountDocument),
+        openapi_extra=described(Tier, if_match=True),
+    )
+    async def change_tier(
+        tenant_id: str,
+        request: Request,
+        caller: Annotated[OperatorCaller, operator],
+        body: Annotated[Tier, body_of(Tier)],
+    ) -> Response:
+        seen = if_match(request)
+        for name in body.model_fields_set:
+            if getattr(body, name) is None:
+                raise InvalidParameter(f"`{name}` must not be null.", param=name)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            tenants = TenantRepository(session)
+            tenant = await tenants.living(tenant_id_of(tenant_id))
+            require_revision(seen, tenant.revision)
+            before = fields(tenant)
+            await tenants.change_tier(tenant, TierChange(body.tier, body.weight))
+            if before != fields(tenant):
+                await audit.record(
+                    "tenant.change_tier", target(tenant), before, fields(tenant), tenant_id=tenant.id
+                )
+            return answer(tenant)
+
+        return await plane.change(request, caller, work)
+
+
+def target(tenant: Tenant) -> str:
+    """What the audit log calls it."""
+    return f"tenants/{tenant.id}"
+
+
+def shown(tenant: Tenant) -> TenantAccountDocument:
+    return TenantAccountDocument(**fields(tenant))
+
+
+def answer(tenant: Tenant, status: int = 200) -> Answer:
+    return Answer(status, shown(tenant), tenant.revision)

@@ -1,0 +1,1 @@
+"""Pydantic models of requests and responses."""

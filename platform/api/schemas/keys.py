@@ -1,0 +1,124 @@
+"""What `/tenant/v1/keys` reads and shows. Invariant: no document holds a secret or its digest; a new key's text is in the one
+answer that made it.
+"""
+
+import re
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
+
+from loraplex.platform.api.management.request_bodies import Body
+from loraplex.platform.api.management.responses import Document, UtcTime
+from loraplex.tenants.api_keys.keys import MAX_GRACE_SECONDS, KeyChange
+from loraplex.tenants.api_keys.networks import MAX_NETWORKS
+from loraplex.tenants.api_keys.scopes import INFERENCE, TENANT_SCOPES
+from loraplex.tenants.models import ApiKey
+from loraplex.tenants.names import KEY_NAME_MAX_LENGTH
+
+_RFC_3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
+
+
+def _rfc_3339(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not _RFC_3339.fullmatch(value):
+        raise ValueError("it should be a time as in RFC 3339, such as 2030-01-31T12:00:00Z")
+    return datetime.fromisoformat(value.upper())
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_rfc_3339)]
+Name = Annotated[str, Field(min_length=1, max_length=KEY_NAME_MAX_LENGTH)]
+Scope = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(TENANT_SCOPES)})]
+Scopes = Annotated[list[Scope], Field(min_length=1, max_length=2 * len(TENANT_SCOPES))]
+Networks = Annotated[list[str], Field(max_length=MAX_NETWORKS)]
+
+
+class NewKeyBody(Body):
+    """`allowed_cidrs`: networks the key may be used from; none: from everywhere. Without it, or without `expires_at`, those of
+    the key that makes it hold; neither may reach further.
+    """
+
+    name: Name
+    scopes: Scopes = Field(default_factory=lambda: [INFERENCE])
+    expires_at: Time | None = None
+    allowed_cidrs: Networks = Field(default_factory=list)
+
+    def bounds(self) -> KeyChange:
+        """What is said of where and until when the key works."""
+        given: KeyChange = {}
+        if "expires_at" in self.model_fields_set:
+            given["expires_at"] = self.expires_at
+        if "allowed_cidrs" in self.model_fields_set:
+            given["allowed_cidrs"] = self.allowed_cidrs
+        return given
+
+
+class KeyPatch(Body):
+    """The fields to change; those that are absent stay."""
+
+    name: Name = Field(default_factory=str)
+    scopes: Scopes = Field(default_factory=list)
+    expires_at: Time | None = None
+    allowed_cidrs: Networks = Field(default_factory=list)
+
+    def change(self) -> KeyChange:
+        given: KeyChange = {}
+        if "name" in self.model_fields_set:
+            given["name"] = self.name
+        if "scopes" in self.model_fields_set:
+            given["scopes"] = self.scopes
+        if "expires_at" in self.model_fields_set:
+            given["expires_at"] = self.expires_at
+        if "allowed_cidrs" in self.model_fields_set:
+            given["allowed_cidrs"] = self.allowed_cidrs
+        return given
+
+
+class RotateBody(Body):
+    """`grace_seconds`: how long the old key goes on beside the new one."""
+
+    grace_seconds: int = Field(default=0, ge=0, le=MAX_GRACE_SECONDS)
+
+
+class KeyDocument(Document):
+    """`id` is the public part of the key. `replaced_by` is the id of the key that took over by rotation."""
+
+    id: str
+    name: str
+    environment: str
+    scopes: list[str]
+    allowed_cidrs: list[str]
+    created_by: str | None
+    created_at: UtcTime
+    expires_at: UtcTime | None
+    revoked_at: UtcTime | None
+    last_used_at: UtcTime | None
+    replaced_by: str | None
+
+
+class NewKeyDocument(KeyDocument):
+    """`api_key` is shown here and never again."""
+
+    api_key: str
+
+
+def shown(record: ApiKey) -> KeyDocument:
+    return KeyDocument(
+        id=record.key_id,
+        name=record.name,
+        environment=record.environment,
+        scopes=record.scopes,
+        allowed_cidrs=record.allowed_cidrs,
+        created_by=record.created_by,
+        created_at=record.created_at,
+        expires_at=record.expires_at,
+        revoked_at=record.revoked_at,
+        last_used_at=record.last_used_at,
+        replaced_by=None if record.successor is None else record.successor.key_id,
+    )
+
+
+def fields(record: ApiKey) -> dict[str, Any]:
+    """For the audit log."""
+    return shown(record).model_dump(mode="json", exclude={"last_used_at"})

@@ -1,0 +1,155 @@
+"""How limits, their use, refusals and crossed budgets are shown. Budgets in micro-units of money, times in UTC."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Literal
+from uuid import UUID
+
+from loraplex.platform.api.management.pagination import Listing
+from loraplex.platform.api.management.responses import Document, UtcTime
+from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UntoldLimit
+from loraplex.tenants.default_limits import adapter_limit, key_limit
+from loraplex.tenants.quotas.delegated_quotas import Holdings, QuotaState
+from loraplex.tenants.quotas.limits import COUNTED, Level, LimitName, Limits
+from loraplex.tenants.quotas.threshold_events import Event
+
+
+class LimitDocument(Document):
+    """`limit` null: none here, though another level may have one. `used` null: not counted where nothing limits it."""
+
+    limit: int | None
+    used: int | None
+    reserved: int | None
+    resets_at: UtcTime | None
+
+
+class QuotaDocument(Document):
+    """`name` is the tenant's, the public id of a key, or the adapter's. `revision` is the ETag of these limits."""
+
+    level: Level
+    name: str
+    revision: int
+    limits: dict[str, LimitDocument]
+
+
+class QuotasDocument(Listing[QuotaDocument]):
+    """The tenant first, then the keys that work and the adapters, by name, that have limits of their own."""
+
+    currency: str
+
+
+class LimitsDocument(Document):
+    """The limits of a key or an adapter; null is none beside the tenant's."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_requests: int | None
+    tokens_per_day: int | None
+    tokens_per_month: int | None
+    budget_per_day: int | None
+    budget_per_month: int | None
+
+
+class DecisionDocument(Document):
+    """One limit as the request found it: `used` and `reserved` before it came, null where nobody could tell; `asked` by it at
+    most. By a gateway's share, `limit` and `used` are of the share.
+    """
+
+    level: Level
+    name: LimitName
+    limit: int
+    used: int | None
+    reserved: int | None
+    asked: int
+    passed: bool
+    retry_after_s: float | None
+
+
+class ExplanationDocument(Document):
+    """Why a request was refused: every limit that was looked at, also those it would have passed. `mode`: by all gateways'
+    counters, or while these were away by the share of the gateway that tells it.
+    """
+
+    request_id: str
+    at: UtcTime
+    mode: Literal["counted", "degraded"]
+    decisions: list[DecisionDocument]
+
+
+class EventDocument(Document):
+    """The use of a budget crossed `threshold` percent of its limit. `name` is null when the key or adapter is gone."""
+
+    id: UUID
+    at: UtcTime
+    level: str
+    name: str | None
+    limit_name: str
+    period: str
+    threshold: int
+    used: int
+    limit: int
+
+
+def shown_quota(state: QuotaState, uses: Sequence[LimitUse], holdings: Holdings | None) -> QuotaDocument:
+    """`uses` are those of this subject; `holdings` are the tenant's, and shown with its own limits."""
+    known = {use.name: use for use in uses}
+    limits: dict[str, LimitDocument] = {
+        name: _limit(state.limits.get(name), known.get(name)) for name in COUNTED
+    }
+    if state.level == "tenant" and holdings is not None:
+        limits |= _held(state.limits, holdings)
+    return QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
+
+
+def shown_limits(limits: Limits) -> LimitsDocument:
+    return LimitsDocument(**{name: limits.get(name) for name in COUNTED})
+
+
+def shown_explanation(explanation: Explanation) -> ExplanationDocument:
+    return ExplanationDocument(
+        request_id=explanation.request_id,
+        at=explanation.at,
+        mode="degraded" if explanation.degraded else "counted",
+        decisions=[*map(_decision, explanation.decisions), *map(_untold, explanation.untold)],
+    )
+
+
+def shown_event(event: Event) -> EventDocument:
+    row, key_id, adapter = event
+    return EventDocument(
+        id=row.id,
+        at=row.created_at,
+        level=row.level,
+        name=key_id or adapter,
+        limit_name=row.limit_name,
+        period=row.period,
+        threshold=row.threshold,
+        used=row.used,
+        limit=row.limit_value,
+    )
+
+
+def _held(limits: Limits, holdings: Holdings) -> dict[str, LimitDocument]:
+    in_force = {
+        "max_adapters": adapter_limit(limits.max_adapters),
+        "max_adapter_bytes": limits.max_adapter_bytes,
+        "max_keys": key_limit(limits.max_keys),
+    }
+    return {
+        name: LimitDocument(limit=in_force[name], used=used, reserved=0, resets_at=None)
+        for name, used in asdict(holdings).items()
+    }
+
+
+def _limit(limit: int | None, use: LimitUse | None) -> LimitDocument:
+    if use is None:
+        return LimitDocument(limit=limit, used=None, reserved=None, resets_at=None)
+    return LimitDocument(limit=limit, used=use.used, reserved=use.reserved, resets_at=use.resets_at)
+
+
+def _decision(decision: Decision) -> DecisionDocument:
+    return DecisionDocument(**asdict(decision))
+
+
+def _untold(limit: UntoldLimit) -> DecisionDocument:
+    return DecisionDocument(**asdict(limit), used=None, reserved=None, passed=False, retry_after_s=RETRY_S)

@@ -1,0 +1,120 @@
+"""Server-sent events over ASGI (WHATWG HTML, 9.2): one `data:` line per event, the last one `[DONE]` unless it failed.
+
+Invariant: whatever ends the stream - its end, an error, a client that left - the generation behind it is closed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from loraplex.engine.messages import Delta, Finished
+from loraplex.platform.errors import ClientError, ClientGone, describe
+from loraplex.platform.inference.generation import Generation
+
+T = TypeVar("T")
+
+DONE: Final = b"data: [DONE]\n\n"
+LOG: Final = structlog.get_logger("loraplex.streaming")
+
+
+class ChunkEncoder(Protocol):
+    """The wire form of one streamed answer. Every method returns whole SSE events, or nothing to send."""
+
+    def opening(self) -> bytes: ...
+
+    def delta(self, choice: int, event: Delta) -> bytes: ...
+
+    async def finished(self, choice: int, event: Finished) -> bytes: ...
+
+    def closing(self) -> bytes: ...
+
+
+def error_event(error: ClientError) -> bytes:
+    """An SSE event named `error` with the OpenAI error object."""
+    return b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends a generation as it runs. A client that takes nothing for `stall_s` seconds counts as gone: while it kept
+    its connection it would keep its place among the requests in flight.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, generation: Generation, encoder: ChunkEncoder, headers: Mapping[str, str], stall_s: float
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no", **headers})
+        self._generation = generation
+        self._encoder = encoder
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure: BaseException | None = None
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await unless_disconnected(receive, self._pump(send))
+        except ClientGone:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the generation closed
+            failure = error
+            with suppress(ClientGone):
+                await self._fail(error, send)
+        finally:
+            await self._generation.close(failure)
+
+    async def _pump(self, send: Send) -> None:
+        encoder = self._encoder
+        await self._send(send, encoder.opening())
+        async for choice, event in self._generation.events():
+            if isinstance(event, Delta):
+                chunk = encoder.delta(choice, event)
+            else:
+                chunk = await encoder.finished(choice, event)
+            if chunk:
+                await self._send(send, chunk)
+        await self._generation.close()
+        await self._send(send, encoder.closing() + DONE)
+        await self._send(send, b"", more=False)
+
+    async def _fail(self, error: Exception, send: Send) -> None:
+        seen = describe(error)
+        if seen.row.status == 500:
+            LOG.error("stream failed", code=seen.row.code, exc_info=error)
+        await self._send(send, error_event(seen))
+        await self._send(send, b"", more=False)
+
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            raise ClientGone(f"The client took nothing for {self._stall_s:g} s.") from None
+
+
+async def unless_disconnected(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves. Raises `ClientGone` then."""
+    task = asyncio.create_task(work)
+    left = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone("The client closed the connection.")
+        return task.result()
+    finally:
+        task.cancel()
+        left.cancel()
+        await asyncio.gather(task, left, return_exceptions=True)
+
+
+async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,146 @@
+"""The routes of adapters: names for lines of versions, with a description."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.etags import if_match, if_match_or_any
+from loraplex.platform.api.management.openapi import described, listed
+from loraplex.platform.api.management.request_bodies import Body, body_of
+from loraplex.platform.api.management.responses import Answer, Document, UtcTime, documented
+from loraplex.platform.api.management.sorting import Order, by_text
+from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.models import Adapter
+from loraplex.tenants.names import ADAPTER_NAME
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion
+
+MAX_DESCRIPTION: Final = 1000
+BY_NAME: Final[Order[Adapter, str]] = by_text(lambda adapter: adapter.name)
+
+
+class NewAdapter(Body):
+    name: str = Field(pattern=ADAPTER_NAME)
+    description: str = Field(default="", max_length=MAX_DESCRIPTION)
+
+
+class AdapterChange(Body):
+    description: str = Field(max_length=MAX_DESCRIPTION)
+
+
+class AdapterDocument(Document):
+    """`revision` is its ETag."""
+
+    name: str
+    description: str
+    created_at: UtcTime
+    revision: int
+
+
+def adapters_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter()
+    reader = Depends(authenticator.requires(ADAPTERS_READ))
+    writer = Depends(authenticator.requires(ADAPTERS_WRITE))
+    _add_reading(router, plane, reader)
+    _add_making(router, plane, writer)
+    _add_changing(router, plane, writer)
+    return router
+
+
+def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+    @router.get("/adapters", **listed(AdapterDocument))
+    async def list_adapters(request: Request, caller: Annotated[Caller, reader]) -> Response:
+        return await plane.listing(
+            request,
+            caller,
+            BY_NAME,
+            lambda session, page: AdapterRepository(session, caller.tenant_id).page(page.after, page.fetch),
+            shown,
+        )
+
+    @router.get("/adapters/{name}", responses=documented(answer=AdapterDocument))
+    async def get_adapter(name: str, caller: Annotated[Caller, reader]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            return answer(await AdapterRepository(session, caller.tenant_id).get(name))
+
+        return await plane.read(caller, work)
+
+
+def _add_making(router: APIRouter, plane: Plane, writer: Any) -> None:
+    @router.post(
+        "/adapters",
+        status_code=201,
+        responses=documented(409, 422, answer=AdapterDocument, status=201),
+        openapi_extra=described(NewAdapter, repeatable=True),
+    )
+    async def create_adapter(
+        request: Request, caller: Annotated[Caller, writer], body: Annotated[NewAdapter, body_of(NewAdapter)]
+    ) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            adapters = AdapterRepository(session, caller.tenant_id)
+            adapter = await adapters.create(body.name, body.description, plane.served_model_name)
+            await audit.record("adapter.create", f"adapters/{body.name}", None, body.model_dump())
+            location = {"location": f"/tenant/v1/adapters/{body.name}"}
+            return Answer(201, shown(adapter), adapter.revision, location)
+
+        return await plane.change(request, caller, work)
+
+
+def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
+    @router.patch(
+        "/adapters/{name}",
+        responses=documented(412, 428, answer=AdapterDocument),
+        openapi_extra=described(AdapterChange, if_match=True),
+    )
+    async def change_adapter(
+        name: str,
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[AdapterChange, body_of(AdapterChange)],
+    ) -> Response:
+        seen = if_match(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            adapters = AdapterRepository(session, caller.tenant_id)
+            before = {"description": (await adapters.locked(name)).description}
+            adapter = await adapters.describe(name, body.description, seen)
+            await audit.record("adapter.change", f"adapters/{name}", before, body.model_dump())
+            return answer(adapter)
+
+        return await plane.change(request, caller, work)
+
+    @router.delete(
+        "/adapters/{name}",
+        status_code=204,
+        responses=documented(409, 412),
+        openapi_extra=described(if_match=True, if_match_required=False),
+    )
+    async def delete_adapter(name: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
+        """Refused while it has an alias, a version is being validated, or requests run on one."""
+        seen = if_match_or_any(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            adapter = await AdapterDeletion(session, caller.tenant_id).delete_adapter(name, seen)
+            await audit.record("adapter.delete", f"adapters/{name}", {"description": adapter.description})
+            return Answer(204)
+
+        return await plane.change(request, caller, work)
+
+
+def answer(adapter: Adapter) -> Answer:
+    return Answer(200, shown(adapter), adapter.revision)
+
+
+def shown(adapter: Adapter) -> AdapterDocument:
+    return AdapterDocument(
+        name=adapter.name,
+        description=adapter.description,
+        created_at=adapter.created_at,
+        revision=adapter.revision,
+    )

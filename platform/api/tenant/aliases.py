@@ -1,0 +1,192 @@
+"""The routes of an adapter's aliases: movable names, for one version or a split of several."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.etags import ABSENT, if_match_or_any, if_match_or_new
+from loraplex.platform.api.management.openapi import described, listed
+from loraplex.platform.api.management.request_bodies import Body, body_of
+from loraplex.platform.api.management.responses import Answer, Document, UtcTime, documented
+from loraplex.platform.api.management.sorting import Order, by_text
+from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.errors import InvalidParameter
+from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.registry.adapters import MAX_VERSION
+from loraplex.tenants.registry.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
+
+BY_NAME: Final[Order[AliasState, str]] = by_text(lambda state: state.alias)
+
+
+class Share(Body):
+    version: int = Field(ge=1, le=MAX_VERSION)
+    weight: int = Field(ge=1, le=WHOLE)
+
+
+class AliasTargets(Body):
+    """Exactly one of the two. The weights of a split sum to 100."""
+
+    version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
+    split: list[Share] | None = Field(default=None, min_length=1, max_length=MAX_TARGETS)
+
+
+class ShareDocument(Document):
+    version: int
+    weight: int
+
+
+class AliasDocument(Document):
+    """`version` is that of all requests, null where they are split; `previous` is where a rollback goes; `revision` its ETag."""
+
+    name: str
+    alias: str
+    version: int | None
+    split: list[ShareDocument]
+    previous: list[ShareDocument] | None
+    updated_at: UtcTime
+    revision: int
+
+
+def aliases_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter()
+    reader = Depends(authenticator.requires(ADAPTERS_READ))
+    writer = Depends(authenticator.requires(ADAPTERS_WRITE))
+    _add_reading(router, plane, reader)
+    _add_moving(router, plane, writer)
+    _add_deletion(router, plane, writer)
+    return router
+
+
+def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+    @router.get("/adapters/{name}/aliases", **listed(AliasDocument))
+    async def list_aliases(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
+        return await plane.listing(
+            request,
+            caller,
+            BY_NAME,
+            lambda session, page: AliasRepository(session, caller.tenant_id).page(
+                name, page.after, page.fetch
+            ),
+            partial(shown, name),
+        )
+
+    @router.get("/adapters/{name}/aliases/{alias}", responses=documented(answer=AliasDocument))
+    async def get_alias(name: str, alias: str, caller: Annotated[Caller, reader]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            return answer(name, await AliasRepository(session, caller.tenant_id).get(name, alias))
+
+        return await plane.read(caller, work)
+
+
+def _add_moving(router: APIRouter, plane: Plane, writer: Any) -> None:
+    @router.put(
+        "/adapters/{name}/aliases/{alias}",
+        responses={**documented(409, 412, 428, answer=AliasDocument), 201: {"model": AliasDocument}},
+        openapi_extra=described(AliasTargets, if_match=True, if_none_match=True),
+    )
+    async def put_alias(
+        name: str,
+        alias: str,
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[AliasTargets, body_of(AliasTargets)],
+    ) -> Response:
+        """Makes it (`If-None-Match: *`) or moves it (If-Match); requests that run end on the version they began with."""
+        seen, targets = if_match_or_new(request), targets_of(body)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            state = await AliasRepository(session, caller.tenant_id).set(name, alias, targets, seen)
+            if state.generation != seen:
+                action = "alias.create" if seen == ABSENT else "alias.move"
+                await audit.record(action, target_of(name, state), *moved(state))
+            return answer(name, state, 201 if seen == ABSENT else 200)
+
+        return await plane.change(request, caller, work)
+
+    @router.post(
+        "/adapters/{name}/aliases/{alias}/rollback",
+        responses=documented(409, 412, 422, answer=AliasDocument),
+        openapi_extra=described(if_match=True, if_match_required=False, repeatable=True),
+    )
+    async def roll_back(
+        name: str, alias: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        """Back to where it was before; twice in a row changes nothing."""
+        seen = if_match_or_any(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            state = await AliasRepository(session, caller.tenant_id).rollback(name, alias, seen)
+            await audit.record("alias.rollback", target_of(name, state), *moved(state))
+            return answer(name, state)
+
+        return await plane.change(request, caller, work)
+
+
+def _add_deletion(router: APIRouter, plane: Plane, writer: Any) -> None:
+    @router.delete(
+        "/adapters/{name}/aliases/{alias}",
+        status_code=204,
+        responses=documented(412),
+        openapi_extra=described(if_match=True, if_match_required=False),
+    )
+    async def delete_alias(
+        name: str, alias: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        seen = if_match_or_any(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            last = await AliasRepository(session, caller.tenant_id).delete(name, alias, seen)
+            await audit.record("alias.delete", target_of(name, last), moved(last)[1])
+            return Answer(204)
+
+        return await plane.change(request, caller, work)
+
+
+def targets_of(body: AliasTargets) -> dict[int, int]:
+    """Version -> weight. Raises `InvalidParameter` unless the body says one thing."""
+    if (body.version is None) == (body.split is None):
+        raise InvalidParameter("Exactly one of `version` and `split` is needed.", param="version")
+    if body.version is not None:
+        return {body.version: WHOLE}
+    shares = body.split or []
+    targets = {share.version: share.weight for share in shares}
+    if len(targets) != len(shares):
+        raise InvalidParameter("`split` names a version twice.", param="split")
+    return targets
+
+
+def answer(name: str, state: AliasState, status: int = 200) -> Answer:
+    return Answer(status, shown(name, state), state.generation)
+
+
+def shown(name: str, state: AliasState) -> AliasDocument:
+    return AliasDocument(
+        name=name,
+        alias=state.alias,
+        version=state.version if len(state.targets) == 1 else None,
+        split=shares(state.targets),
+        previous=None if state.previous is None else shares(state.previous),
+        updated_at=state.updated_at,
+        revision=state.generation,
+    )
+
+
+def shares(targets: Mapping[int, int]) -> list[ShareDocument]:
+    return [ShareDocument(version=version, weight=targets[version]) for version in sorted(targets)]
+
+
+def moved(state: AliasState) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """The audit's `before` and `after`."""
+    before = None if state.previous is None else {"targets": state.previous}
+    return before, {"targets": state.targets}
+
+
+def target_of(name: str, state: AliasState) -> str:
+    return f"adapters/{name}/aliases/{state.alias}"

@@ -1,0 +1,49 @@
+"""`GET /tenant/v1/audit`: what was changed in the caller's tenant, by whom, newest first."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.openapi import listed
+from loraplex.platform.api.schemas.audit import BY_ID, AuditedChange, fields
+from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
+from loraplex.tenants.audit_log import audit_entries
+from loraplex.tenants.models import AuditEntry
+
+FILTERS: Final = {
+    "action": "Only this action, such as `alias.move`.",
+    "target": "Only what changed this, such as `adapters/support`.",
+    "actor": "Only what the key with this public id did.",
+}
+
+
+class AuditDocument(AuditedChange):
+    """`before` and `after` hold the fields that changed. Where an operator or the system acted, no address is told."""
+
+
+def audit_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter()
+    admin = Depends(authenticator.requires(TENANT_ADMIN))
+
+    @router.get("/audit", **listed(AuditDocument, FILTERS))
+    async def list_audit(request: Request, caller: Annotated[Caller, admin]) -> Response:
+        return await plane.listing(
+            request,
+            caller,
+            BY_ID,
+            lambda session, page: audit_entries(
+                session, caller.tenant_id, page.filters, page.after, page.fetch
+            ),
+            shown,
+            FILTERS,
+        )
+
+    return router
+
+
+def shown(entry: AuditEntry) -> AuditDocument:
+    told = fields(entry)
+    return AuditDocument(**told if entry.actor_kind == "key" else {**told, "address": None})

@@ -1,0 +1,44 @@
+"""`GET /tenant/v1/me`: which tenant and key a caller is, and what it may do. Any key of a tenant may ask."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.responses import Answer, Document, documented
+from loraplex.platform.api.schemas.keys import KeyDocument, shown
+from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.tenants.api_keys.keys import KeyRepository
+
+
+class TenantDocument(Document):
+    id: UUID
+    name: str
+    tier: str
+
+
+class MeDocument(Document):
+    """`scopes`: those of the key with what they imply."""
+
+    tenant: TenantDocument
+    key: KeyDocument
+    scopes: list[str]
+
+
+def me_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter()
+    anyone = Depends(authenticator.requires())
+
+    @router.get("/me", responses=documented(answer=MeDocument))
+    async def me(caller: Annotated[Caller, anyone]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            record = await KeyRepository(session).get(caller.tenant_id, caller.key_id)
+            tenant = TenantDocument(id=caller.tenant_id, name=caller.tenant_name, tier=caller.tier)
+            return Answer(200, MeDocument(tenant=tenant, key=shown(record), scopes=sorted(caller.scopes)))
+
+        return await plane.read(caller, work)
+
+    return router

@@ -1,0 +1,171 @@
+"""`/tenant/v1/quotas` and its kin: what is limited and how much of it is used, narrower limits for keys and adapters, why a
+request was refused, and which budgets were crossed.
+"""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Annotated, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.etags import if_match, require_revision
+from loraplex.platform.api.management.openapi import described, listed
+from loraplex.platform.api.management.pagination import page_parameters
+from loraplex.platform.api.management.request_bodies import body_of
+from loraplex.platform.api.management.responses import Answer, documented, respond
+from loraplex.platform.api.management.sorting import Order, by_time
+from loraplex.platform.api.schemas.limit_fields import CountedLimits
+from loraplex.platform.api.schemas.quotas import (
+    EventDocument,
+    ExplanationDocument,
+    LimitsDocument,
+    QuotasDocument,
+    shown_event,
+    shown_explanation,
+    shown_limits,
+    shown_quota,
+)
+from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.tenants.admission.controller import RequestAdmissions
+from loraplex.tenants.api_keys.delegation import ManagedKeys
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.counters.counter_replies import LimitUse
+from loraplex.tenants.errors import RefusalNotFound
+from loraplex.tenants.quotas.delegated_quotas import Holdings, Place, QuotaRepository, QuotaState
+from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.threshold_events import Event, quota_events
+
+READ: Final = "usage:read"
+KEYS_WRITE: Final = "keys:write"
+ADAPTERS_READ: Final = "adapters:read"
+ADAPTERS_WRITE: Final = "adapters:write"
+MAX_REQUEST_ID: Final = 200
+BY_TIME: Final[Order[Event, tuple[datetime, UUID]]] = by_time(
+    lambda event: (event[0].created_at, event[0].id)
+)
+BY_PLACE: Final[Order[QuotaState, Place]] = Order(
+    lambda state: state.place, lambda place: place, lambda position: (str(position[0]), str(position[1]))
+)
+Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
+
+
+class NarrowerLimits(CountedLimits):
+    """All limits of a key or an adapter: one that is null or not named is the tenant's alone."""
+
+    def limits(self) -> Limits:
+        return Limits(**self.model_dump())
+
+
+def quotas_router(
+    plane: Plane, authenticator: Authenticator, admissions: RequestAdmissions, currency: str
+) -> APIRouter:
+    router = APIRouter()
+    reader = Depends(authenticator.requires(READ))
+
+    @router.get(
+        "/quotas",
+        responses=documented(answer=QuotasDocument),
+        openapi_extra={"parameters": page_parameters()},
+    )
+    async def list_quotas(request: Request, caller: Annotated[Caller, reader]) -> Response:
+        page = plane.page(request, caller, BY_PLACE)
+
+        async def find(session: AsyncSession) -> tuple[list[QuotaState], Holdings | None]:
+            quotas = QuotaRepository(session, caller.tenant_id)
+            holdings = await quotas.holdings() if page.after is None else None
+            return await quotas.page(page.after, page.fetch), holdings
+
+        async def tell(found: tuple[list[QuotaState], Holdings | None]) -> Answer:
+            states, holdings = found
+            used: dict[UUID, list[LimitUse]] = {}
+            subjects = [state.subject for state in states[: page.limit]]
+            for use in await admissions.quotas(caller.tenant_id, subjects):
+                used.setdefault(use.subject_id, []).append(use)
+            listing = page.listing(
+                states, lambda state: shown_quota(state, used.get(state.subject_id, ()), holdings)
+            )
+            return Answer(
+                200, QuotasDocument(currency=currency, data=listing.data, next_cursor=listing.next_cursor)
+            )
+
+        return await plane.read_beside(caller, find, tell)
+
+    @router.get("/limits/explain/{request_id}", responses=documented(404, answer=ExplanationDocument))
+    async def explain(request_id: str, caller: Annotated[Caller, reader]) -> Response:
+        found = await admissions.explain(caller.tenant_id, request_id[:MAX_REQUEST_ID])
+        if found is None:
+            raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
+        return respond(Answer(200, shown_explanation(found)))
+
+    @router.get("/events", **listed(EventDocument))
+    async def list_events(request: Request, caller: Annotated[Caller, reader]) -> Response:
+        return await plane.listing(
+            request,
+            caller,
+            BY_TIME,
+            lambda session, page: quota_events(session, caller.tenant_id, page.after, page.fetch),
+            shown_event,
+        )
+
+    router.include_router(_narrowing(plane, authenticator, "/keys/{key_id}/quotas", KEYS_WRITE, KEYS_WRITE))
+    router.include_router(
+        _narrowing(plane, authenticator, "/adapters/{name}/quotas", ADAPTERS_READ, ADAPTERS_WRITE)
+    )
+    return router
+
+
+def _narrowing(plane: Plane, authenticator: Authenticator, path: str, read: str, write: str) -> APIRouter:
+    """`GET` and `PUT` of the limits of one key or one adapter."""
+    router = APIRouter()
+    reader, writer = Depends(authenticator.requires(read)), Depends(authenticator.requires(write))
+
+    def finder(request: Request) -> Find:
+        key_id, name = request.path_params.get("key_id"), request.path_params.get("name")
+        if key_id is not None:
+            return lambda quotas: quotas.key(key_id)
+        return lambda quotas: quotas.adapter(str(name))
+
+    @router.get(path, responses=documented(404, answer=LimitsDocument))
+    async def show_limits(request: Request, caller: Annotated[Caller, reader]) -> Response:
+        find = finder(request)
+
+        async def work(session: AsyncSession) -> Answer:
+            state = await find(QuotaRepository(session, caller.tenant_id))
+            return Answer(200, shown_limits(state.limits), state.revision)
+
+        return await plane.read(caller, work)
+
+    @router.put(
+        path,
+        responses=documented(404, 412, 428, answer=LimitsDocument),
+        openapi_extra=described(NarrowerLimits, if_match=True),
+    )
+    async def narrow_limits(
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[NarrowerLimits, body_of(NarrowerLimits)],
+    ) -> Response:
+        seen, find = if_match(request), finder(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            quotas = QuotaRepository(session, caller.tenant_id)
+            state = await find(quotas)
+            if state.level == "key":
+                # Nobody slows down, or frees, a key that may do more than itself.
+                await ManagedKeys(session, caller.tenant_id, caller.api_key_id).locked(state.name)
+            row = await quotas.locked(state)
+            require_revision(seen, row.revision)
+            before, after = Limits.of(row), body.limits()
+            await quotas.narrow(row, after)
+            if before != after:
+                target = f"{state.level}s/{state.name}/quotas"
+                await audit.record("quotas.change", target, dict(before.items()), dict(after.items()))
+            return Answer(200, shown_limits(after), row.revision)
+
+        return await plane.change(request, caller, work)
+
+    return router

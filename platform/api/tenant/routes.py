@@ -1,0 +1,27 @@
+"""All routes of `/tenant/v1`. Invariant: what a path names is looked up within the caller's tenant only, by the role that
+sees no other: what another owns is 404.
+"""
+
+from fastapi import APIRouter
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.tenant.adapters import adapters_router
+from loraplex.platform.api.tenant.aliases import aliases_router
+from loraplex.platform.api.tenant.audit import audit_router
+from loraplex.platform.api.tenant.keys import keys_router
+from loraplex.platform.api.tenant.me import me_router
+from loraplex.platform.api.tenant.quotas import quotas_router
+from loraplex.platform.api.tenant.uploads import uploads_router
+from loraplex.platform.api.tenant.versions import versions_router
+from loraplex.platform.auth.authenticator import Authenticator
+from loraplex.platform.inference.dependencies import GatewayServices
+
+
+def tenant_router(services: GatewayServices, plane: Plane, authenticator: Authenticator) -> APIRouter:
+    """All routes of the tenant plane."""
+    router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
+    for nouns in (me_router, keys_router, adapters_router, versions_router, aliases_router, audit_router):
+        router.include_router(nouns(plane, authenticator))
+    router.include_router(uploads_router(plane, authenticator, services.uploads))
+    router.include_router(quotas_router(plane, authenticator, services.admissions, services.currency))
+    return router

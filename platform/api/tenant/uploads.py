@@ -1,0 +1,211 @@
+"""Adapters on their way in: one multipart request, or parts that may be sent again, in any order and side by side.
+
+Invariant: bodies stream to disk, counted and hashed, and a request that fails leaves nothing behind.
+"""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+from uuid import UUID, uuid4, uuid5
+
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.adapters.storage.local_store import remove_staged
+from loraplex.adapters.storage.threads import on_thread
+from loraplex.adapters.uploads.service import Uploads
+from loraplex.platform.api.body_stream import body_chunks
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.openapi import described
+from loraplex.platform.api.management.request_bodies import body_of
+from loraplex.platform.api.management.responses import Answer, documented, respond
+from loraplex.platform.api.request_id import request_id_of
+from loraplex.platform.api.schemas.uploads import (
+    AcceptedVersion,
+    PartDocument,
+    UploadBody,
+    UploadDocument,
+    accepted,
+    binary_body,
+    content_digest,
+    folder_body,
+    idempotency_key,
+    shown_part,
+    shown_upload,
+)
+from loraplex.platform.api.tenant.multipart_upload import FRAME_BYTES, receive_folder
+from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.tenant_limiter import TenantSlots
+from loraplex.tenants.audit_log import Actor, AuditRepository
+from loraplex.tenants.errors import UploadNotFound
+from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
+
+WRITE: Final = "adapters:write"
+_UPLOAD_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
+
+
+def uploads_router(plane: Plane, authenticator: Authenticator, uploads: Uploads) -> APIRouter:
+    """The routes of uploads in parts and of whole ones."""
+    router = APIRouter()
+    writer = Depends(authenticator.requires(WRITE))
+    uploads = uploads.in_turns(plane.turn)
+    _add_session_routes(router, plane, writer, uploads)
+    _add_body_routes(router, writer, uploads)
+    return router
+
+
+def _add_session_routes(router: APIRouter, plane: Plane, writer: Any, uploads: Uploads) -> None:
+    @router.post(
+        "/adapters/{name}/uploads",
+        status_code=201,
+        responses=documented(409, 422, answer=UploadDocument, status=201),
+        openapi_extra=described(UploadBody, repeatable=True),
+    )
+    async def open_upload(
+        name: str,
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[UploadBody, body_of(UploadBody)],
+    ) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            repository = UploadRepository(session, caller.tenant_id)
+            upload = await repository.open(name, body.declared(), uploads.terms, caller.key_id)
+            after = {"files": upload.files, "expires_at": upload.expires_at.isoformat()}
+            await audit.record("upload.open", f"adapters/{name}/uploads/{upload.id}", None, after)
+            location = {"location": f"/tenant/v1/uploads/{upload.id}"}
+            return Answer(201, shown_upload(upload, name, ()), headers=location)
+
+        return await plane.change(request, caller, work)
+
+    @router.get("/uploads/{upload_id}", responses=documented(answer=UploadDocument))
+    async def show_upload(upload_id: str, caller: Annotated[Caller, writer]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            repository = UploadRepository(session, caller.tenant_id)
+            upload = await repository.get(_upload_id(upload_id))
+            name = await repository.adapter_name(upload)
+            return Answer(200, shown_upload(upload, name, await repository.parts(upload.id)))
+
+        return await plane.read(caller, work)
+
+    @router.delete("/uploads/{upload_id}", status_code=204, responses=documented(409))
+    async def abort_upload(upload_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            repository = UploadRepository(session, caller.tenant_id)
+            before = (await repository.get(_upload_id(upload_id))).state
+            upload = await repository.abort(_upload_id(upload_id))
+            if upload.state != before:
+                name = await repository.adapter_name(upload)
+                target = f"adapters/{name}/uploads/{upload.id}"
+                await audit.record("upload.abort", target, {"state": before}, {"state": upload.state})
+            return Answer(204)
+
+        response = await plane.change(request, caller, work)
+        await uploads.discard(caller.tenant_id, _upload_id(upload_id))
+        return response
+
+
+def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
+    receiver = _Receiver(uploads)
+
+    @router.post(
+        "/adapters/{name}/versions",
+        status_code=202,
+        responses=documented(409, 422, answer=AcceptedVersion, status=202),
+        openapi_extra={**described(repeatable=True), "requestBody": folder_body()},
+    )
+    async def upload_version(name: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
+        return respond(Answer(202, await receiver.folder(name, request, caller)))
+
+    @router.put(
+        "/uploads/{upload_id}/{file}/parts/{number}",
+        responses=documented(409, answer=PartDocument),
+        openapi_extra={"requestBody": binary_body()},
+    )
+    async def upload_part(
+        upload_id: str, file: str, number: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        identity, part = _upload_id(upload_id), _part_number(number)
+        return respond(Answer(200, await receiver.part(identity, file, part, request, caller)))
+
+    @router.post(
+        "/uploads/{upload_id}/complete",
+        status_code=202,
+        responses=documented(409, answer=AcceptedVersion, status=202),
+    )
+    async def complete_upload(
+        upload_id: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        identity, actor = _upload_id(upload_id), _actor(request, caller)
+        name, version = await uploads.complete(caller.tenant_id, identity, actor)
+        return respond(Answer(202, accepted(name, version)))
+
+
+class _Receiver:
+    """Bodies of one gateway."""
+
+    def __init__(self, uploads: Uploads) -> None:
+        self._uploads = uploads
+        limits = uploads.limits
+        self._slots = TenantSlots(limits.max_in_flight, limits.max_in_flight_per_tenant, "uploads")
+
+    async def folder(self, name: str, request: Request, caller: Caller) -> AcceptedVersion:
+        """The same Idempotency-Key with the same files is the same version."""
+        uploads, key = self._uploads, idempotency_key(request)
+        upload_id = uuid4() if key is None else uuid5(caller.api_key_id, key)
+        with self._slots.taken(caller.tenant_id):
+            await uploads.require_room(caller.tenant_id, name, _least_bytes(request), upload_id)
+            staged = await on_thread(uploads.storage.make_staged)
+            try:
+                files = await self._receive_folder(request, staged)
+            except BaseException:
+                await asyncio.shield(on_thread(remove_staged, staged))
+                raise
+            version = await uploads.submit(
+                caller.tenant_id, name, staged, files, actor=_actor(request, caller), upload_id=upload_id
+            )
+        return accepted(name, version)
+
+    async def part(
+        self, upload_id: UUID, file: str, number: int, request: Request, caller: Caller
+    ) -> PartDocument:
+        uploads, digest = self._uploads, content_digest(request)
+        with self._slots.taken(caller.tenant_id):
+            size = await uploads.expected_size(caller.tenant_id, upload_id, file, number)
+            chunks = body_chunks(request, size, uploads.limits)
+            stored = await uploads.receive_part(
+                caller.tenant_id, upload_id, file, number, chunks, size=size, sha256=digest
+            )
+        return shown_part(file, number, stored.size, stored.sha256)
+
+    async def _receive_folder(self, request: Request, staged: Path) -> list[DeclaredFile]:
+        limits = self._uploads.adapter_limits
+        most = limits.max_config_bytes + limits.max_weights_bytes + FRAME_BYTES
+        chunks = body_chunks(request, most, self._uploads.limits)
+        content_type = request.headers.get("content-type", "")
+        files = await receive_folder(chunks, content_type, staged, limits)
+        return [DeclaredFile(name, files[name].size, files[name].sha256) for name in sorted(files)]
+
+
+def _actor(request: Request, caller: Caller) -> Actor:
+    return Actor("key", caller.key_id, caller.address, request_id_of(request.scope))
+
+
+def _least_bytes(request: Request) -> int:
+    """What the files have at least, by what the client says of the body."""
+    declared = request.headers.get("content-length", "0")
+    return max(0, int(declared[:20]) - FRAME_BYTES) if declared.isdecimal() else 0
+
+
+def _upload_id(text: str) -> UUID:
+    """Raises `UploadNotFound`."""
+    if not _UPLOAD_ID.fullmatch(text):
+        raise UploadNotFound("no such upload")
+    return UUID(text)
+
+
+def _part_number(text: str) -> int:
+    """0, which no part has, for what is no number."""
+    return int(text) if _NUMBER.fullmatch(text) else 0

@@ -1,0 +1,182 @@
+"""The routes of an adapter's versions: their state, the report of their validation check by check, and their profile."""
+
+import re
+from functools import partial
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import ConfigDict, Field
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.responses import Response
+
+from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.etags import if_match, if_match_or_any
+from loraplex.platform.api.management.openapi import described, listed
+from loraplex.platform.api.management.request_bodies import body_read_by
+from loraplex.platform.api.management.responses import Answer, Document, UtcTime, documented
+from loraplex.platform.api.management.sorting import Order, by_number
+from loraplex.platform.auth.authenticator import Authenticator, Caller
+from loraplex.platform.parameters.adapter_profile import profile_schema, read_profile_change
+from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
+from loraplex.tenants.audit_log import AuditRepository
+from loraplex.tenants.errors import VersionNotFound
+from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.registry.adapter_profile import ProfileChange
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion
+
+BY_NUMBER: Final[Order[AdapterVersion, int]] = by_number(lambda record: record.version)
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")
+
+
+class CheckDocument(Document):
+    """One check of the validation; a `warning` passed, but deserves to be read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    passed: bool
+    detail: str
+    warning: bool = False
+
+
+class ReportDocument(Document):
+    """In the order of checking, up to the first that failed."""
+
+    checks: list[CheckDocument] = Field(default_factory=list)
+
+
+class VersionDocument(Document):
+    """`digest`, `rank` and `config` are null until the files were validated. `revision` is its ETag."""
+
+    name: str
+    version: int
+    digest: str | None
+    state: str
+    rank: int | None
+    size_bytes: int
+    config: dict[str, Any] | None
+    report: ReportDocument
+    tool_style: str | None
+    defaults: dict[str, Any]
+    created_by: str | None
+    created_at: UtcTime
+    revision: int
+
+
+def versions_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+    router = APIRouter()
+    reader = Depends(authenticator.requires(ADAPTERS_READ))
+    writer = Depends(authenticator.requires(ADAPTERS_WRITE))
+    _add_reading(router, plane, reader)
+    _add_changing(router, plane, writer)
+    return router
+
+
+def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+    @router.get("/adapters/{name}/versions", **listed(VersionDocument))
+    async def list_versions(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
+        """Newest first."""
+        return await plane.listing(
+            request,
+            caller,
+            BY_NUMBER,
+            lambda session, page: AdapterRepository(session, caller.tenant_id).version_page(
+                name, page.after, page.fetch
+            ),
+            partial(shown, name),
+        )
+
+    @router.get("/adapters/{name}/versions/{version}", responses=documented(answer=VersionDocument))
+    async def get_version(name: str, version: str, caller: Annotated[Caller, reader]) -> Response:
+        async def work(session: AsyncSession) -> Answer:
+            record = await AdapterRepository(session, caller.tenant_id).version(name, number_of(version))
+            return answer(name, record)
+
+        return await plane.read(caller, work)
+
+
+def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
+    @router.patch(
+        "/adapters/{name}/versions/{version}",
+        responses=documented(409, 412, 428, answer=VersionDocument),
+        openapi_extra=described(if_match=True) | profile_schema(),
+    )
+    async def change_version(
+        name: str,
+        version: str,
+        request: Request,
+        caller: Annotated[Caller, writer],
+        change: Annotated[ProfileChange, body_read_by(read_profile_change)],
+    ) -> Response:
+        """The profile, until the version's first alias fixes it."""
+        seen = if_match(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            adapters, number = AdapterRepository(session, caller.tenant_id), number_of(version)
+            before = profile(await adapters.version(name, number))
+            record = await adapters.change_profile(name, number, change, seen)
+            await audit.record("version.change", target_of(name, record), before, profile(record))
+            return answer(name, record)
+
+        return await plane.change(request, caller, work)
+
+    @router.delete(
+        "/adapters/{name}/versions/{version}",
+        status_code=204,
+        responses=documented(409, 412),
+        openapi_extra=described(if_match=True, if_match_required=False),
+    )
+    async def delete_version(
+        name: str, version: str, request: Request, caller: Annotated[Caller, writer]
+    ) -> Response:
+        """Refused while an alias points to it, it is being validated, or requests run on it."""
+        seen = if_match_or_any(request)
+
+        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+            number = number_of(version)
+            before = (await AdapterRepository(session, caller.tenant_id).version(name, number)).state
+            record = await AdapterDeletion(session, caller.tenant_id).delete_version(name, number, seen)
+            if before != record.state:
+                states = {"state": before, "digest": record.digest}, {"state": record.state}
+                await audit.record("version.delete", target_of(name, record), *states)
+            return Answer(204)
+
+        return await plane.change(request, caller, work)
+
+
+def number_of(text: str) -> int:
+    """Raises `VersionNotFound` for what is no version's number."""
+    if not _VERSION.fullmatch(text):
+        raise VersionNotFound(f"no version {text[:20]!r}: versions are numbers from 1")
+    return int(text)
+
+
+def answer(name: str, record: AdapterVersion) -> Answer:
+    return Answer(200, shown(name, record), record.revision)
+
+
+def shown(name: str, record: AdapterVersion) -> VersionDocument:
+    return VersionDocument(
+        name=name,
+        version=record.version,
+        digest=record.digest,
+        state=record.state,
+        rank=record.rank,
+        size_bytes=record.size_bytes,
+        config=record.config,
+        report=ReportDocument.model_validate(record.report),
+        tool_style=record.tool_style,
+        defaults=record.defaults,
+        created_by=record.created_by,
+        created_at=record.created_at,
+        revision=record.revision,
+    )
+
+
+def profile(record: AdapterVersion) -> dict[str, Any]:
+    return {"tool_style": record.tool_style, "defaults": dict(record.defaults)}
+
+
+def target_of(name: str, record: AdapterVersion) -> str:
+    return f"adapters/{name}/versions/{record.version}"

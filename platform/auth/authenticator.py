@@ -1,0 +1,188 @@
+"""Who is calling: `Authorization: Bearer lpx_…` -> `Caller` or `OperatorCaller`, as a dependency of each route (RFC 6750).
+
+Format and checksum are judged before any I/O. A database that is down is a 503, never a 401. Planes that manage look a key
+up for every request; where keys are cached, admission refuses what was decided by an older policy (`renewed`).
+"""
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from uuid import UUID
+
+from starlette.requests import Request
+
+from loraplex.platform.auth.client_address import ClientAddresses
+from loraplex.platform.auth.key_cache import KeyCache, Lookup
+from loraplex.platform.errors import AddressNotAllowed, InsufficientScope
+from loraplex.tenants.api_keys.key_format import parse_key
+from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository, check_key, check_usable
+from loraplex.tenants.api_keys.last_used import KeyUse
+from loraplex.tenants.api_keys.networks import is_within, parse_address, parse_network
+from loraplex.tenants.api_keys.scopes import OPERATOR, effective_scopes
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import MalformedKey, UnknownKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """An authenticated tenant key. `scopes` with what they imply; `weight` is the tenant's fair share relative to others.
+
+    `policy_epoch` says how new all this is. `address` is the client's, None when unknown.
+    """
+
+    tenant_id: UUID
+    tenant_name: str
+    api_key_id: UUID
+    key_id: str
+    scopes: frozenset[str]
+    weight: float
+    tier: str
+    policy_epoch: int
+    address: str | None
+    key: FoundKey = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCaller:
+    """An authenticated operator key."""
+
+    api_key_id: UUID
+    key_id: str
+    address: str | None
+
+
+class Authenticator:
+    """Looks keys up. With `cached` at most once per `cache_s` seconds each, unknown ids as well."""
+
+    def __init__(
+        self,
+        database: Database,
+        cache_s: float,
+        *,
+        addresses: ClientAddresses | None = None,
+        key_use: KeyUse | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._addresses = addresses or ClientAddresses()
+        self._key_use = key_use or KeyUse()
+        self._cache = KeyCache(cache_s, clock)
+
+    def requires(
+        self, scope: str | None = None, *, cached: bool = False
+    ) -> Callable[[Request], Awaitable[Caller]]:
+        """A dependency that lets a tenant's key with `scope` through; any key of a tenant for None."""
+
+        async def authorized(request: Request) -> Caller:
+            headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
+            caller = await self.authenticate(headers, address, cached=cached)
+            return check_scope(caller, scope)
+
+        return authorized
+
+    def requires_operator(self) -> Callable[[Request], Awaitable[OperatorCaller]]:
+        """A dependency that lets an operator's key through."""
+
+        async def authorized(request: Request) -> OperatorCaller:
+            headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
+            return operator_caller(await self._authentic(headers, address, cached=False), address)
+
+        return authorized
+
+    async def authenticate(
+        self, headers: list[str], address: str | None = None, *, cached: bool = False
+    ) -> Caller:
+        """Raises `InvalidApiKey`, `TenantSuspended`, `AddressNotAllowed`, `DatabaseUnavailable`, or `InsufficientScope` for
+        an operator's key.
+        """
+        return tenant_caller(await self._authentic(headers, address, cached=cached), address)
+
+    async def renewed(self, caller: Caller, scope: str | None = None) -> Caller:
+        """The caller as the database knows its key now, for a caller that a younger policy has overtaken.
+
+        Raises what `authenticate` does, and `InsufficientScope` when `scope` was taken from the key.
+        """
+        self.forget(caller.tenant_id)
+        return await self.confirm(caller, scope)
+
+    async def confirm(self, caller: Caller, scope: str | None = None) -> Caller:
+        """As `renewed`, for a caller about whom nothing new is known."""
+        found = await self._find(caller.key_id, cached=False)
+        if found is None or not hmac.compare_digest(found.secret_sha256, caller.key.secret_sha256):
+            raise UnknownKey("no such API key")
+        found = check_usable(found, datetime.now(UTC))
+        return check_scope(tenant_caller(check_address(found, caller.address), caller.address), scope)
+
+    def forget(self, tenant_id: UUID) -> None:
+        """Drops what is cached of the tenant's keys."""
+        self._cache.forget(tenant_id)
+
+    async def _authentic(self, headers: list[str], address: str | None, *, cached: bool) -> FoundKey:
+        presented = parse_key(bearer_token(headers))
+        now = datetime.now(UTC)
+        found = check_key(await self._find(presented.key_id, cached=cached), presented, now)
+        check_address(found, address)
+        self._key_use.note(found.api_key_id, now)
+        return found
+
+    async def _find(self, key_id: str, *, cached: bool) -> FoundKey | None:
+        known = self._cache.get(key_id) if cached else None
+        if known is not None:
+            return known.found
+        until = self._cache.deadline()
+        async with self._database.as_writer() as session:
+            found = await KeyRepository(session).find(key_id)
+        self._cache.put(key_id, Lookup(found, until))
+        return found
+
+
+def bearer_token(headers: list[str]) -> str:
+    """The token of the one `Authorization` header. Raises `MalformedKey`."""
+    if len(headers) != 1:
+        raise MalformedKey("exactly one Authorization header is needed")
+    scheme, _, token = headers[0].partition(" ")
+    if scheme.lower() != "bearer":
+        raise MalformedKey("the Authorization scheme is not Bearer")
+    return token.strip(" ")
+
+
+def check_address(found: FoundKey, address: str | None) -> FoundKey:
+    """A key without networks may be used from everywhere. Raises `AddressNotAllowed`."""
+    networks = [parse_network(text) for text in found.allowed_cidrs]
+    if networks and not is_within(None if address is None else parse_address(address), networks):
+        raise AddressNotAllowed("This key may not be used from this address.")
+    return found
+
+
+def check_scope(caller: Caller, scope: str | None) -> Caller:
+    if scope is not None and scope not in caller.scopes:
+        raise InsufficientScope(f"This needs a key with the scope `{scope}`.")
+    return caller
+
+
+def tenant_caller(found: FoundKey, address: str | None) -> Caller:
+    """Raises `InsufficientScope` for an operator's key."""
+    tenant_id, name, epoch = found.tenant_id, found.tenant_name, found.policy_epoch
+    if tenant_id is None or name is None or epoch is None or found.weight is None or found.tier is None:
+        raise InsufficientScope("An operator's key cannot act for a tenant.")
+    return Caller(
+        tenant_id=tenant_id,
+        tenant_name=name,
+        api_key_id=found.api_key_id,
+        key_id=found.key_id,
+        scopes=effective_scopes(found.scopes),
+        weight=found.weight,
+        tier=found.tier,
+        policy_epoch=epoch,
+        address=address,
+        key=found,
+    )
+
+
+def operator_caller(found: FoundKey, address: str | None) -> OperatorCaller:
+    """Raises `InsufficientScope` for a tenant's key."""
+    if found.tenant_id is not None or OPERATOR not in found.scopes:
+        raise InsufficientScope("This needs an operator's key.")
+    return OperatorCaller(api_key_id=found.api_key_id, key_id=found.key_id, address=address)

@@ -1,0 +1,105 @@
+"""`loraplex`: the command line. Each command's module is imported when it is called, so help is quick and free of torch."""
+
+import importlib
+from importlib.metadata import version
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+# Name -> (module, attribute, one line of help).
+COMMANDS: Final = {
+    "serve": (
+        "loraplex.platform.cli.serve",
+        "serve_command",
+        "Serve a base model and its tenants' adapters.",
+    ),
+    "tenant": (
+        "loraplex.platform.cli.tenant",
+        "app",
+        "Create, list, show, suspend, resume and delete tenants.",
+    ),
+    "key": ("loraplex.platform.cli.key", "app", "Create, list, rotate and revoke API keys."),
+    "adapter": (
+        "loraplex.platform.cli.adapter",
+        "app",
+        "Push, list, alias, roll back and delete adapters.",
+    ),
+    "migrate": ("loraplex.platform.cli.migrate", "app", "Bring the database to the newest schema."),
+    "bench": ("loraplex.platform.cli.bench", "app", "Measure speed: load generator and benchmarks."),
+    "grammar": (
+        "loraplex.platform.cli.grammar",
+        "app",
+        "Tell how schemas are held and which documents go through.",
+    ),
+    "quantize": (
+        "loraplex.platform.cli.quantize",
+        "quantize_command",
+        "Quantize a base model, if the quality gate lets it pass.",
+    ),
+    "plan": (
+        "loraplex.platform.cli.plan",
+        "plan_command",
+        "Work out the memory of a model, its adapters and its KV cache.",
+    ),
+    "doctor": ("loraplex.platform.cli.doctor", "app", "Check this machine and its configuration."),
+}
+
+
+class LazyCommands(TyperGroup):
+    """Looks a command's module up by name when it is needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of this file."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, imported now; None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        return _as_command(cmd_name, getattr(importlib.import_module(module), attribute))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list in `--help`, without importing any command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+def _as_command(name: str, found: Any) -> Any:
+    """The command of a typer application or of a typed function."""
+    app = found
+    if not isinstance(found, typer.Typer):
+        app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+        app.command(name)(found)
+    command = get_command(app)
+    command.name = name
+    return command
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"loraplex {version('loraplex')}")
+        raise typer.Exit
+
+
+# Locals in a traceback could show a key or a prompt.
+main = typer.Typer(
+    cls=LazyCommands,
+    name="loraplex",
+    help="Serve one base model with the LoRA adapters of many tenants.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+@main.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Serve one base model with the LoRA adapters of many tenants."""

@@ -1,0 +1,70 @@
+"""`loraplex serve`: gateway and engine in one command, or either alone. Exit codes: 0 stopped, 1 failed, 2 wrong setting."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+
+from loraplex.platform.config import Settings, load_settings
+from loraplex.platform.processes.logs import configure_logs
+from loraplex.platform.startup_errors import StartError
+
+
+def serve_command(
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Serve the demo model, with tenants and adapters.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="A folder, a .gguf file or a hub id.")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="The base model's name in requests.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="none, int8, int4 or fp8.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto or fp8.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt and answer together, in tokens.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default 8000; 0 takes a free one.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Default ./.loraplex.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Default ./loraplex.toml, if it exists.")] = None,
+    role: Annotated[str | None, typer.Option(help="all, engine or gateway.")] = None,
+    engine: Annotated[list[str] | None, typer.Option(help="ipc:///path of an engine's socket.")] = None,
+) -> None:
+    """Serve one base model and its tenants' adapters behind the OpenAI API."""
+    flags = {
+        "model": model,
+        "served_model_name": served_model_name,
+        "dtype": dtype,
+        "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
+        "device": device,
+        "max_model_len": max_model_len,
+        "host": host,
+        "port": port,
+        "data_dir": data_dir,
+        "role": role,
+        "engine": tuple(engine) if engine else None,
+    }
+    try:
+        settings = load_settings(flags, config)
+        configure_logs(settings.log_level)
+        _run(settings, demo)
+    except StartError as error:
+        Console(stderr=True, soft_wrap=True).print(
+            f"error: {error}", style="red", markup=False, highlight=False
+        )
+        raise typer.Exit(error.exit_code) from None
+
+
+def _run(settings: Settings, demo: bool) -> None:
+    """A signal during the start cancels it; that is an ordinary end."""
+    from loraplex.platform.server.serve import serve
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(serve(settings, demo))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            raise typer.Exit(0) from None

@@ -1,0 +1,176 @@
+"""`loraplex tenant`: create, list, show, suspend, resume and delete tenants on the database itself.
+
+Invariant: a key's text goes to standard output once and alone; everything else for humans goes around it. What a command
+changes, servers heed within the time they cache keys.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from loraplex.platform.cli.command_context import open_database, run_command
+from loraplex.platform.cli.output import print_document, print_key, print_rows
+from loraplex.platform.cli.policy_change import PolicyChange, policy_change
+from loraplex.tenants.accounts.deletion import TenantDeletions
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import TENANT_ADMIN
+from loraplex.tenants.models import Tenant
+from loraplex.tenants.quotas.limits import MAXIMA
+from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
+from loraplex.tenants.registry.adapters import AdapterRepository
+
+app = typer.Typer(name="tenant", help="Tenants: operator work without HTTP.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The tenant's name.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Weight = Annotated[float, typer.Option(help="Fair share of the engine, relative to others (at most 1000).")]
+Tier = Annotated[str, typer.Option(help="The name of the tenant's tier.")]
+LimitOptions = Annotated[
+    list[str] | None,
+    typer.Option("--limit", help=f"NAME=NUMBER, may be repeated. Names: {', '.join(MAXIMA)}."),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+FIRST_KEY_NAME = "admin"
+COLUMNS = ("name", "id", "tier", "weight", "suspended_at", "created_at")
+TIMES = ("suspended_at", "deleted_at", "erased_at", "created_at")
+
+
+@app.command()
+def create(
+    name: Name,
+    weight: Weight = 1.0,
+    tier: Tier = "standard",
+    limit: LimitOptions = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a tenant and print its first key (scope tenant:admin) once."""
+    limits = dict(read_limit(text) for text in limit or ())
+
+    async def work() -> None:
+        async with policy_change("tenant create", data_dir) as change:
+            tenant = await TenantRepository(change.session).create(name, weight, tier)
+            issued = await KeyRepository(change.session).create(tenant.id, FIRST_KEY_NAME, [TENANT_ADMIN])
+            if limits:
+                quotas = TenantQuotas(change.session)
+                await quotas.change(await quotas.locked(tenant.id), limits)
+            await note(change, tenant, None, limits)
+        print_key(issued.plaintext, as_json)
+
+    run_command(work())
+
+
+@app.command("list")
+def list_tenants(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List all tenants."""
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.as_operator() as session:
+            documents = [tenant_document(tenant) for tenant in await TenantRepository(session).list()]
+        print_rows(documents, as_json, COLUMNS)
+
+    run_command(work())
+
+
+@app.command()
+def show(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show one tenant with its limits, its adapters and the public ids of its keys."""
+
+    async def work() -> None:
+        async with open_database(data_dir) as database, database.as_operator() as session:
+            tenant = await TenantRepository(session).get(name)
+            keys = await KeyRepository(session).list(tenant.id)
+            adapters = await AdapterRepository(session, tenant.id).list()
+            limits, _ = await TenantQuotas(session).get(tenant.id)
+        document = tenant_document(tenant) | {
+            "limits": {name: value for name, value in limits.items() if value is not None},
+            "adapters": [adapter.name for adapter in adapters],
+            "key_ids": [key.key_id for key in keys if key.revoked_at is None],
+        }
+        print_document(document, as_json)
+
+    run_command(work())
+
+
+@app.command()
+def suspend(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Suspend a tenant: none of its keys authenticates until it is resumed."""
+
+    async def work() -> None:
+        async with policy_change("tenant suspend", data_dir) as change:
+            tenants = TenantRepository(change.session)
+            before = tenant_document(await tenants.get(name))
+            tenant = await tenants.suspend(name)
+            await note(change, tenant, before)
+        print_document(tenant_document(tenant), as_json)
+
+    run_command(work())
+
+
+@app.command()
+def resume(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Resume a suspended tenant."""
+
+    async def work() -> None:
+        async with policy_change("tenant resume", data_dir) as change:
+            tenants = TenantRepository(change.session)
+            before = tenant_document(await tenants.get(name))
+            tenant = await tenants.resume(name)
+            await note(change, tenant, before)
+        print_document(tenant_document(tenant), as_json)
+
+    run_command(work())
+
+
+@app.command()
+def delete(name: Name, yes: Yes = False, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Delete a tenant for ever; its numbers of usage stay.
+
+    Its keys stop working at once. A running server (or the next that starts) erases its adapters and all else.
+    """
+    if not yes and typer.prompt(f"Type the name of the tenant to delete ({name})", err=True) != name:
+        raise typer.BadParameter("the names differ: nothing was deleted")
+
+    async def work() -> None:
+        async with policy_change("tenant delete", data_dir) as change:
+            tenant = await TenantRepository(change.session).get(name)
+            before = tenant_document(tenant)
+            tenant = await TenantDeletions(change.session).begin(tenant.id)
+            await note(change, tenant, before)
+        print_document(tenant_document(tenant), as_json)
+
+    run_command(work())
+
+
+def read_limit(text: str) -> tuple[str, int]:
+    """`NAME=NUMBER`; how large the number may be is for the limits to say."""
+    name, _, number = text.partition("=")
+    if name not in MAXIMA or not number.isdecimal() or len(number) > 18:
+        raise typer.BadParameter(f"--limit {text[:80]}: write NAME=NUMBER with a name of {', '.join(MAXIMA)}")
+    return name, int(number)
+
+
+async def note(
+    change: PolicyChange,
+    tenant: Tenant,
+    before: dict[str, Any] | None,
+    more: dict[str, Any] | None = None,
+) -> None:
+    """Write the command's change to the audit log."""
+    after = {**tenant_document(tenant), **(more or {})}
+    action = change.command.replace(" ", ".")
+    await change.audit(tenant.id).record(action, f"tenants/{tenant.id}", before, after)
+
+
+def tenant_document(tenant: Tenant) -> dict[str, Any]:
+    times = {name: getattr(tenant, name) for name in TIMES}
+    return {
+        "name": tenant.name,
+        "id": str(tenant.id),
+        "tier": tenant.tier,
+        "weight": tenant.weight,
+        **{name: None if time is None else time.isoformat() for name, time in times.items()},
+    }

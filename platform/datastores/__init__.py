@@ -1,0 +1,1 @@
+"""PostgreSQL, Valkey and object storage of an installation."""

@@ -1,0 +1,83 @@
+"""Opens what adapters and their uploads are kept in: the data directory, or a bucket with the data directory as its copy."""
+
+from typing import Final
+
+from loraplex.adapters.limits import UploadLimits
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.storage.local_cache import CopyLimits
+from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.uploads.cleanup import UploadCleaner
+from loraplex.adapters.uploads.parts import UploadParts
+from loraplex.adapters.uploads.service import LifeCycle, Uploads
+from loraplex.platform.config import Settings
+from loraplex.platform.startup_errors import SettingsError
+from loraplex.tenants.database import Database
+
+OBJECTS_FOLDER: Final = "objects"
+COPY_MARGIN_SECONDS: Final = 300.0
+"""A copy outlives the longest request that may read it by so much."""
+
+
+class OpenBlobs:
+    """`adapters` holds finished ones, `parts` those of uploads, `local` what engines read."""
+
+    def __init__(self, settings: Settings, base_model_digest: str) -> None:
+        bucket = s3_options(settings)
+        objects = Objects(settings.data_dir / OBJECTS_FOLDER, bucket)
+        self.local = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
+        self.adapters = BlobStore(
+            self.local,
+            objects if bucket else None,
+            base_model_digest,
+            copy_limits=copy_limits(settings),
+        )
+        self.parts = UploadParts(objects)
+        self._limits = upload_limits(settings)
+
+    def uploads(self, database: Database, life_cycle: LifeCycle) -> Uploads:
+        """What the upload routes need."""
+        return Uploads(database, self.parts, self.local, life_cycle, self._limits)
+
+    def cleaner(self, database: Database) -> UploadCleaner:
+        """Its `run` is a task of the gateway."""
+        return UploadCleaner(database, self.parts, self.local)
+
+
+def s3_options(settings: Settings) -> S3Options | None:
+    """None where the data directory is the only place. Raises `SettingsError`."""
+    if settings.blob_store == "local":
+        return None
+    if settings.s3_bucket is None:
+        raise SettingsError("setting `s3_bucket` (LORAPLEX_S3_BUCKET): missing, but `blob_store` is s3")
+    key_id, secret = settings.s3_access_key_id, settings.s3_secret_access_key
+    if (key_id is None) != (secret is None):
+        raise SettingsError(
+            "settings `s3_access_key_id` and `s3_secret_access_key`: one is given without the other"
+        )
+    return S3Options(
+        bucket=settings.s3_bucket,
+        endpoint=settings.s3_endpoint,
+        region=settings.s3_region,
+        prefix=settings.s3_prefix,
+        access_key_id=None if key_id is None else key_id.get_secret_value(),
+        secret_access_key=None if secret is None else secret.get_secret_value(),
+    )
+
+
+def copy_limits(settings: Settings) -> CopyLimits:
+    return CopyLimits(
+        max_bytes=settings.adapter_disk_bytes, in_use_s=settings.total_timeout_s + COPY_MARGIN_SECONDS
+    )
+
+
+def upload_limits(settings: Settings) -> UploadLimits:
+    return UploadLimits(
+        part_bytes=settings.upload_part_bytes,
+        expiry_s=settings.upload_expiry_s,
+        max_open=settings.max_open_uploads,
+        max_in_flight=settings.max_uploads_in_flight,
+        max_in_flight_per_tenant=max(1, settings.max_uploads_in_flight // 4),
+        stall_s=settings.upload_stall_s,
+        body_s=settings.upload_body_s,
+    )

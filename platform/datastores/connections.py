@@ -1,0 +1,78 @@
+"""Where PostgreSQL and Valkey are: DATABASE_URL and REDIS_URL where set, else the embedded servers of the data directory.
+
+Invariant: the schema is the newest before anything reads it; a database with data is migrated by its operator alone,
+unless it is the embedded one.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from alembic.util import CommandError
+from sqlalchemy.exc import SQLAlchemyError
+
+from loraplex.platform.config import Settings
+from loraplex.platform.datastores.embedded import EmbeddedError, EmbeddedServices
+from loraplex.platform.datastores.migrations import current_revision, newest_revision, upgrade
+from loraplex.platform.startup_errors import DependencyFailed
+
+
+@dataclass(frozen=True)
+class StoreAddresses:
+    """Where both stores are; the addresses hold passwords."""
+
+    database_url: str = field(repr=False)
+    redis_url: str = field(repr=False)
+    embedded_database: bool
+
+
+@asynccontextmanager
+async def open_stores(settings: Settings, *, transient: bool = False) -> AsyncIterator[StoreAddresses]:
+    """Starts or joins the embedded servers for what is not configured. Raises `DependencyFailed`.
+
+    `transient` is for commands that end soon, see `EmbeddedServices`.
+    """
+    database = None if settings.database_url is None else settings.database_url.get_secret_value()
+    valkey = None if settings.redis_url is None else settings.redis_url.get_secret_value()
+    async with AsyncExitStack() as stack:
+        if database is None or valkey is None:
+            services = EmbeddedServices(settings.data_dir, transient=transient)
+            await stack.enter_async_context(started(services))
+            addresses = StoreAddresses(
+                database or services.database_url, valkey or services.redis_url, database is None
+            )
+        else:
+            addresses = StoreAddresses(database, valkey, False)
+        yield addresses
+
+
+@asynccontextmanager
+async def started(services: EmbeddedServices) -> AsyncIterator[None]:
+    try:
+        await services.__aenter__()
+    except EmbeddedError as error:
+        raise DependencyFailed(str(error)) from error
+    try:
+        yield
+    finally:
+        await services.__aexit__(None, None, None)
+
+
+def ensure_schema(url: str, *, migrate: bool, migrate_empty: bool = False) -> None:
+    """Migrates, or raises `DependencyFailed` when the schema is not the newest. Not for two threads at once.
+
+    `migrate_empty` allows it for a database that was never migrated.
+    """
+    try:
+        current, newest = current_revision(url), newest_revision(url)
+        if current == newest:
+            return
+        if not (migrate or (migrate_empty and current is None)):
+            raise DependencyFailed(
+                f"the database schema is at revision {current or 'none'}, this version needs {newest}: "
+                "run `loraplex migrate`"
+            )
+        upgrade(url)
+    except (SQLAlchemyError, CommandError) as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        raise DependencyFailed(f"the database could not be checked or migrated: {reason}") from error

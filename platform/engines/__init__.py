@@ -1,0 +1,1 @@
+"""Engine processes and their clients."""

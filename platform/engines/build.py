@@ -1,0 +1,83 @@
+"""Puts the real engine together: decoder, adapter source and grammar compiler.
+
+Imported only inside the engine process, since it imports torch, which the gateway process never does.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from loraplex.adapters.loader import PeftAdapterSource
+from loraplex.engine.client import EngineClient
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.engine import Engine
+from loraplex.engine.local_engine import LocalEngine
+from loraplex.engine.model_loading import LoadedModel, load_model
+from loraplex.engine.step_thread import StepThread
+from loraplex.engine.structured_output.grammar_compilation import NICENESS as MASK_COMPILATION_NICENESS
+from loraplex.engine.threads import start_side_thread
+from loraplex.engine.token_mask import TokenMaskFactory
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.vocabulary import Vocabulary
+from loraplex.platform.engines.memory_report import report_memory
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine and the thread that made it, which is the one to run its steps."""
+
+    engine: Engine
+    steps: StepThread
+
+
+def load_engine(config: EngineConfig, cores: set[int]) -> LoadedEngine:
+    """Load the model and allocate its KV pool. Raises `ModelError`. `cores` are those the process may use."""
+    steps = StepThread()
+    return LoadedEngine(steps.submit(partial(_load, config, cores)).result(), steps)
+
+
+def _load(config: EngineConfig, cores: set[int]) -> Engine:
+    model = load_model(config)
+    # Loading bound this thread to a core; the adapter loader, made next, would inherit that and queue behind it.
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    source = PeftAdapterSource(model.config, model.dtype, model.digest)
+    engine = Engine(model, config, source, mask_factory=_mask_factory(model, cores))
+    report_memory(engine, config)
+    os.sched_setaffinity(0, bound)
+    return engine
+
+
+def _mask_factory(model: LoadedModel, cores: set[int]) -> TokenMaskFactory | None:
+    """Compiles grammars for the model's tokens; None for a model without an end token, whose documents never end."""
+    if not model.config.eos_token_ids:
+        return None
+    vocabulary = Vocabulary(
+        model.tokenizer.to_str(), model.config.vocab_size, frozenset(model.config.eos_token_ids)
+    )
+    compiler = MaskCompiler(vocabulary)
+    start_side_thread("mask-warm-up", partial(_warm_up, compiler), cores, MASK_COMPILATION_NICENESS)
+    return compiler.compile
+
+
+def _warm_up(compiler: MaskCompiler) -> None:
+    try:
+        compiler.warm_up()
+    except Exception:  # noqa: BLE001 - reported: requests with a grammar will fail, all others are served
+        structlog.get_logger("loraplex.engine").exception(
+            "the grammar backends cannot be used with this tokenizer"
+        )
+
+
+@asynccontextmanager
+async def running(loaded: LoadedEngine) -> AsyncIterator[EngineClient]:
+    """The engine with its threads, which end on leaving."""
+    local = LocalEngine(loaded.engine, loaded.steps)
+    try:
+        yield local
+    finally:
+        await local.close()

@@ -1,0 +1,101 @@
+"""Entry point of the engine process: `python -m loraplex.platform.engines.main`, told what to do on standard input.
+
+Invariant: it ends with its parent. torch is imported only here, after the death signal is armed.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.fake_engine import FakeEngine, FakeScript
+from loraplex.grammar.parent_death import die_with_parent
+from loraplex.platform.engines import spawn_messages
+from loraplex.platform.engines.server import EngineServer
+from loraplex.platform.engines.spawn_messages import Broken, EngineSpawn, Ready, Report, Stage
+from loraplex.platform.processes.gc_tuning import freeze_start
+from loraplex.platform.processes.logs import configure_logs
+from loraplex.platform.processes.parent_death import die_at_end_of_input
+
+MAX_SPAWN_BYTES = 1 << 20
+BROKEN_STATUS = 71
+
+EngineOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[EngineClient]]
+
+
+class Reporter:
+    """Writes reports to the parent; whatever libraries print to standard output goes to standard error instead."""
+
+    def __init__(self) -> None:
+        self._pipe: BinaryIO = os.fdopen(os.dup(1), "wb", buffering=0)
+        os.dup2(2, 1)
+
+    def __call__(self, report: Report) -> None:
+        self._pipe.write(spawn_messages.encode(report) + b"\n")
+
+
+def main() -> None:
+    """Read the spawn message, serve, exit 0 after SIGTERM."""
+    report = Reporter()
+    spawn = spawn_messages.decode_spawn(sys.stdin.buffer.readline(MAX_SPAWN_BYTES))
+    die_with_parent(spawn.parent_pid)
+    die_at_end_of_input(sys.stdin.fileno())
+    configure_logs(spawn.log_level)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        opener = prepare_engine(spawn, report)
+    except Exception as error:
+        report(Broken(f"{type(error).__name__}: {error}"))
+        raise
+    sys.exit(asyncio.run(_serve(opener, spawn, report)))
+
+
+def prepare_engine(spawn: EngineSpawn, report: Reporter) -> EngineOpener:
+    """Do what may block, and return what opens the engine on a running event loop."""
+    if spawn.fake is not None:
+        return partial(_scripted, spawn.fake)
+    cores = os.sched_getaffinity(0)
+    from loraplex.platform.engines.build import load_engine, running
+
+    # Importing torch bound this thread to one core, which every thread made later would inherit.
+    os.sched_setaffinity(0, cores)
+    report(Stage(f"loading the model {Path(spawn.config.model).name}"))
+    return partial(running, load_engine(spawn.config, cores))
+
+
+@asynccontextmanager
+async def _scripted(script: FakeScript) -> AsyncIterator[EngineClient]:
+    yield FakeEngine(script)
+
+
+async def _serve(opener: EngineOpener, spawn: EngineSpawn, report: Reporter) -> int:
+    """Serve until SIGTERM and drain, or until the engine is broken. Returns the exit status."""
+    async with opener() as engine:
+        server = EngineServer(engine, spawn.address)
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        try:
+            await server.start()
+        except Exception as error:
+            report(Broken(str(error)))
+            raise
+        freeze_start()
+        report(Ready())
+        ends = {asyncio.create_task(event.wait()) for event in (stop, server.broken)}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if server.broken.is_set():
+            os._exit(BROKEN_STATUS)  # its threads may hang, and the parent starts a new one
+        with suppress(TimeoutError):
+            await asyncio.wait_for(engine.drain(), spawn.drain_s)
+        await server.close()
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""An `EngineClient` over several engines: each adapter has a home engine, found by rendezvous hashing, and spills over
+to the next one when its home carries more than its share (bounded loads, Mirrokni et al., SODA 2018).
+"""
+
+import asyncio
+import hashlib
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
+from loraplex.platform.startup_errors import EngineStartFailed
+
+SPILL_FACTOR = 1.25
+
+
+class ManagedEngine(EngineClient, Protocol):
+    """An engine of which the gateway also sees how it is. `EngineProcess` and `RemoteEngine` are such."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def open_requests(self) -> int: ...
+
+    @property
+    def last_stats(self) -> EngineStats | None: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+    def silent_for(self) -> float: ...
+
+    def fail_open(self, reason: str) -> None: ...
+
+
+class EnginePool:
+    """Spreads requests over `engines`; with a single one it passes everything through."""
+
+    def __init__(self, engines: Sequence[ManagedEngine]) -> None:
+        if not engines:
+            raise ValueError("a pool needs at least one engine")
+        self.engines = tuple(engines)
+        self._owners: dict[str, ManagedEngine] = {}
+
+    def info(self) -> EngineInfo:
+        """The facts of the first engine that is ready. Raises `EngineUnavailable` while none is."""
+        for engine in self.engines:
+            if engine.connected:
+                return engine.info()
+        return self.engines[0].info()
+
+    def require_one_model(self) -> None:
+        """Raises `EngineStartFailed` when connected engines serve different models."""
+        digests = {engine.info().model_digest for engine in self.engines if engine.connected}
+        if len(digests) > 1:
+            raise EngineStartFailed("the engines serve different models: " + ", ".join(sorted(digests)))
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """See `EngineClient.submit`."""
+        if len(self.engines) == 1:
+            return self.engines[0].submit(request)
+        return self._submit_to(self.pick(request), request)
+
+    async def _submit_to(self, engine: ManagedEngine, request: EngineRequest) -> AsyncIterator[Event]:
+        stream = engine.submit(request)
+        owns = self._owners.setdefault(request.request_id, engine) is engine
+        try:
+            async for event in stream:
+                yield event
+        finally:
+            if owns:
+                self._owners.pop(request.request_id, None)
+            await stream.aclose()  # type: ignore[attr-defined]  # the clients' streams are generators
+
+    def pick(self, request: EngineRequest) -> ManagedEngine:
+        """See `home`."""
+        return self.home(request.namespace, request.adapter)
+
+    def home(self, namespace: bytes, adapter: AdapterRef | None) -> ManagedEngine:
+        """The engine of an adapter, or of a tenant for the base model; or the first one after it that is well and carries
+        no more than its share."""
+        alive = [engine for engine in self.engines if _takes_requests(engine)]
+        if len(alive) <= 1:
+            return alive[0] if alive else self.engines[0]
+        ranked = sorted(alive, key=lambda engine: _rank(namespace, adapter, self.engines.index(engine)))
+        total = sum(engine.open_requests for engine in alive)
+        share = math.ceil(SPILL_FACTOR * (total + 1) / len(alive))
+        return next((engine for engine in ranked if engine.open_requests < share), ranked[0])
+
+    async def abort(self, request_id: str) -> None:
+        """See `EngineClient.abort`; an id this pool does not know is aborted everywhere."""
+        owner = self._owners.get(request_id)
+        engines = self.engines if owner is None else (owner,)
+        await asyncio.gather(*(engine.abort(request_id) for engine in engines))
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """See `EngineClient.probe`; by the engine that will most likely serve it."""
+        return await self.home(adapter.namespace, adapter).probe(adapter)
+
+    async def forget(self, namespace: bytes) -> None:
+        """See `EngineClient.forget`; raises unless every engine did, once all were told."""
+        told = await asyncio.gather(
+            *(engine.forget(namespace) for engine in self.engines), return_exceptions=True
+        )
+        for failure in filter(None, told):
+            raise failure
+
+    async def stats(self) -> EngineStats:
+        """The first answering engine's numbers; per-engine numbers are read from `engines`."""
+        for engine in self.engines:
+            if engine.connected:
+                return await engine.stats()
+        raise EngineUnavailable("no engine is connected")
+
+    async def drain(self) -> None:
+        """See `EngineClient.drain`."""
+        await asyncio.gather(*(engine.drain() for engine in self.engines))
+
+    def fail_open(self, reason: str) -> None:
+        """End every open request with `Failed(engine_unavailable)`."""
+        for engine in self.engines:
+            engine.fail_open(reason)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose last event has not arrived."""
+        return sum(engine.open_requests for engine in self.engines)
+
+
+def _takes_requests(engine: ManagedEngine) -> bool:
+    stats = engine.last_stats
+    return engine.connected and not (stats is not None and stats.draining)
+
+
+def _rank(namespace: bytes, adapter: AdapterRef | None, index: int) -> bytes:
+    """Rendezvous weight: requests of one adapter (of one tenant, for the base model) rank the engines alike."""
+    digest = b"" if adapter is None else adapter.digest.encode()
+    key = b"%d|%d|" % (index, len(namespace)) + namespace + digest
+    return hashlib.blake2b(key, digest_size=8).digest()

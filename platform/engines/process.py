@@ -1,0 +1,279 @@
+"""`EngineProcess`: an engine as a supervised child of this process, spoken to over its socket.
+
+Invariant: at most one child lives at a time; when it dies or hangs, open requests fail within seconds and it is
+started again with backoff, until a crash loop is evident.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.fake_engine import FakeScript
+from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
+from loraplex.platform.config import engine_environment
+from loraplex.platform.engines import spawn_messages, wire
+from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogLimits, verdict
+from loraplex.platform.engines.spawn_messages import Broken, EngineSpawn, Ready, Stage
+from loraplex.platform.startup_errors import EngineStartFailed
+
+STOP_GRACE_S = 5.0
+MODULE = "loraplex.platform.engines.main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcessOptions:
+    """How one engine child is run. `start_timeout_s` bounds loading the model, `drain_s` the end."""
+
+    address: str
+    config: EngineConfig
+    fake: FakeScript | None = None
+    buffer: BufferLimits = field(default_factory=BufferLimits)
+    watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    start_timeout_s: float = 1800.0
+    drain_s: float = 30.0
+    log_level: str = "info"
+
+
+class EngineProcess:
+    """An `EngineClient` that owns its engine. `on_stage` hears what happens, for people."""
+
+    def __init__(self, options: EngineProcessOptions, on_stage: Callable[[str], None] | None = None) -> None:
+        self._options = options
+        self._on_stage = on_stage or (lambda text: None)
+        self._remote = RemoteEngine(options.address, options.buffer, silence_s=math.inf)
+        self._budget = RestartBudget(options.restart)
+        self._process: Process | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._reports: asyncio.Task[None] | None = None
+        self._log = structlog.get_logger("loraplex.engine_process")
+        self.failure: str | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, None while there is no child."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    @property
+    def restarts(self) -> int:
+        """How often the child was started again."""
+        return self._budget.restarts
+
+    @property
+    def connected(self) -> bool:
+        """True while the child answers."""
+        return self._remote.connected
+
+    def silent_for(self) -> float:
+        """Seconds since the child was last heard."""
+        return self._remote.silent_for()
+
+    async def start(self) -> None:
+        """Spawn and wait until requests are taken. Raises `EngineStartFailed`; nothing is left running then."""
+        wire.private_folder(wire.socket_path(self._options.address).parent)
+        self._remote.start()
+        try:
+            await self._spawn_until_ready()
+        except BaseException:
+            await self._remote.close()
+            raise
+        self._supervision = asyncio.create_task(self._supervise())
+
+    async def stop(self) -> None:
+        """End the child: SIGTERM, its drain time, then SIGKILL."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.gather(self._supervision, return_exceptions=True)
+        await self._terminate(self._options.drain_s + STOP_GRACE_S)
+        await self._remote.close()
+
+    @property
+    def last_stats(self) -> EngineStats | None:
+        """The child's newest snapshot, at most about a second old; None while it is lost."""
+        return self._remote.last_stats
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose last event has not arrived."""
+        return self._remote.open_requests
+
+    def fail_open(self, reason: str) -> None:
+        """End every open request with `Failed(engine_unavailable)`."""
+        self._remote.fail_open(reason)
+
+    def info(self) -> EngineInfo:
+        """See `EngineClient.info`."""
+        return self._remote.info()
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """See `EngineClient.submit`."""
+        return self._remote.submit(request)
+
+    async def abort(self, request_id: str) -> None:
+        """See `EngineClient.abort`."""
+        await self._remote.abort(request_id)
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """See `EngineClient.probe`."""
+        return await self._remote.probe(adapter)
+
+    async def forget(self, namespace: bytes) -> None:
+        """See `EngineClient.forget`."""
+        await self._remote.forget(namespace)
+
+    async def stats(self) -> EngineStats:
+        """See `EngineClient.stats`."""
+        return await self._remote.stats()
+
+    async def drain(self) -> None:
+        """See `EngineClient.drain`; the child goes on for other gateways until `stop`."""
+        await self._remote.drain()
+
+    async def _spawn_until_ready(self) -> None:
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            MODULE,
+            stdin=PIPE,
+            stdout=PIPE,
+            env=engine_environment(),
+            preexec_fn=os.setpgrp,
+        )
+        try:
+            await self._tell(process)
+            async with asyncio.timeout(self._options.start_timeout_s):
+                await self._until_ready(process)
+                await self._remote.wait_ready()
+        except TimeoutError:
+            await self._kill()
+            limit = self._options.start_timeout_s
+            raise EngineStartFailed(f"the engine was not ready within {limit:g} s") from None
+        except BaseException:
+            await self._kill()
+            raise
+        self._reports = asyncio.create_task(self._follow_reports(process))
+
+    async def _tell(self, process: Process) -> None:
+        """Standard input stays open afterwards: its end tells the child that this process is gone."""
+        spawn = EngineSpawn(
+            address=self._options.address,
+            parent_pid=os.getpid(),
+            config=self._options.config,
+            fake=self._options.fake,
+            drain_s=self._options.drain_s,
+            log_level=self._options.log_level,
+        )
+        if process.stdin is None:
+            raise EngineStartFailed("the engine process has no standard input")
+        process.stdin.write(spawn_messages.encode(spawn) + b"\n")
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.drain()
+
+    async def _until_ready(self, process: Process) -> None:
+        while (report := await _next_report(process)) is not None:
+            match report:
+                case Stage(text):
+                    self._on_stage(text)
+                case Broken(reason):
+                    raise EngineStartFailed(f"the engine did not start: {reason}")
+                case Ready():
+                    return
+        raise EngineStartFailed(f"the engine ended with status {await process.wait()} before it was ready")
+
+    async def _follow_reports(self, process: Process) -> None:
+        while (report := await _next_report(process)) is not None:
+            if isinstance(report, Stage):
+                self._on_stage(report.text)
+
+    async def _supervise(self) -> None:
+        while True:
+            reason = await self._until_unwell()
+            self._log.error("engine lost", reason=reason, pid=self.pid)
+            self._remote.lose(reason)
+            await self._kill()
+            if not await self._restart(reason):
+                return
+
+    async def _until_unwell(self) -> str:
+        """Why the child ended or must end."""
+        process = self._process
+        if process is None:
+            return "it does not run"
+        ended = asyncio.create_task(process.wait())
+        try:
+            while True:
+                done, _ = await asyncio.wait({ended}, timeout=wire.PING_INTERVAL_S)
+                if done:
+                    return f"it ended with status {ended.result()}"
+                reason = self._verdict()
+                if reason is not None:
+                    return reason
+        finally:
+            ended.cancel()
+
+    def _verdict(self) -> str | None:
+        stats = self._remote.last_stats or EngineStats()
+        busy = stats.running + stats.waiting > 0
+        return verdict(self._options.watchdog, self._remote.silent_for(), busy, stats.heartbeat_age_s)
+
+    async def _restart(self, reason: str) -> bool:
+        """Start the child again, as often as the budget allows. False in a crash loop."""
+        while (delay := self._budget.next_delay(time.monotonic())) is not None:
+            self._on_stage(f"engine lost ({reason}); starting it again in {delay:.1f} s")
+            await asyncio.sleep(delay)
+            try:
+                await self._spawn_until_ready()
+            except (EngineStartFailed, OSError) as error:
+                reason = str(error)
+                self._log.error("engine did not restart", reason=reason)
+            else:
+                self._on_stage("engine ready again")
+                return True
+        self.failure = f"the engine keeps failing and is not started again: {reason}"
+        self._on_stage(self.failure)
+        return False
+
+    async def _terminate(self, grace_s: float) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), grace_s)
+        await self._kill()
+
+    async def _kill(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+        if self._reports is not None:
+            self._reports.cancel()
+            await asyncio.gather(self._reports, return_exceptions=True)
+
+
+async def _next_report(process: Process) -> spawn_messages.Report | None:
+    """The child's next report, None at the end of its output; a line that is none is skipped."""
+    if process.stdout is None:
+        return None
+    while line := await process.stdout.readline():
+        with contextlib.suppress(msgspec.MsgspecError):
+            return spawn_messages.decode_report(line)
+    return None

@@ -1,0 +1,333 @@
+"""An `EngineClient` over the socket of an engine process, for the gateway that spawned it or any other.
+
+Invariant: when the engine is lost, every open request gets `Failed(engine_unavailable)` within seconds, and
+every abort and forget is said again and again until the engine acknowledges it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from uuid import uuid4
+
+import msgspec
+import structlog
+import zmq
+import zmq.asyncio
+
+from loraplex.engine.errors import EngineUnavailable, InvalidRequest, RequestTimeout
+from loraplex.engine.messages import (
+    AdapterRef,
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    Event,
+    Failed,
+    ProbeReport,
+)
+from loraplex.platform.engines import wire
+from loraplex.platform.engines.event_buffer import BufferLimits, EventBuffer
+
+STATS_TIMEOUT_S = 1.0
+PROBE_TIMEOUT_S = 300.0
+DRAIN_POLL_S = 0.02
+HELLO_INTERVAL_S = 0.1
+
+
+class RemoteEngine:
+    """A client of the engine at `address` (`ipc://…`). `start` returns at once; `wait_ready` waits for the engine.
+
+    `silence_s` is how long the engine may leave pings unanswered before it counts as lost.
+    """
+
+    def __init__(self, address: str, limits: BufferLimits, silence_s: float = wire.PEER_TIMEOUT_S) -> None:
+        wire.socket_path(address)
+        self._address = address
+        self._limits = limits
+        self._silence_s = silence_s
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._info: EngineInfo | None = None
+        self._ready = asyncio.Event()
+        self._streams: dict[str, EventBuffer] = {}
+        self._aborts: dict[str, asyncio.Event] = {}
+        self._forgets: dict[bytes, asyncio.Future[None]] = {}
+        self._pongs: dict[int, asyncio.Future[EngineStats]] = {}
+        self._probes: dict[str, asyncio.Future[ProbeReport]] = {}
+        self._number = 0
+        self._heard_at = time.monotonic()
+        self._draining = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._log = structlog.get_logger("loraplex.remote_engine").bind(engine=address)
+        self.last_stats: EngineStats | None = None
+        self.restarts = 0
+        self.failure: str | None = None
+
+    @property
+    def connected(self) -> bool:
+        """True while the engine answers."""
+        return self._ready.is_set()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose last event has not arrived."""
+        return sum(not stream.ended for stream in self._streams.values())
+
+    def silent_for(self) -> float:
+        """Seconds since the engine was last heard, or since the connection began."""
+        return time.monotonic() - self._heard_at
+
+    def start(self) -> None:
+        """Begin to connect, and to reconnect whenever the engine is lost."""
+        self._tasks.append(asyncio.create_task(self._tick()))
+
+    async def wait_ready(self) -> None:
+        """Return once the engine said what it serves."""
+        await self._ready.wait()
+
+    async def close(self) -> None:
+        """Fail what is open and close the connection."""
+        self._forget("the connection is closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._disconnect()
+        self._context.term()
+
+    def info(self) -> EngineInfo:
+        """See `EngineClient.info`; after the engine was once ready its facts stay known."""
+        if self._info is None:
+            raise EngineUnavailable("the engine is not ready")
+        return self._info
+
+    async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+        """See `EngineClient.submit`."""
+        request_id = request.request_id
+        refusal = self._refusal(request)
+        if refusal is not None:
+            yield refusal
+            return
+        stream = self._streams[request_id] = EventBuffer(request.sampling.n, self._limits)
+        try:
+            if not self._send(wire.Submit(request)):
+                stream.put(_unavailable(request_id, "the engine's queue is full"))
+            while not stream.drained():
+                yield await stream.get()
+        finally:
+            del self._streams[request_id]
+            if not stream.ended:
+                self._request_abort(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """See `EngineClient.abort`; also returns when the engine is lost, since nothing runs there then."""
+        await self._request_abort(request_id).wait()
+
+    async def probe(self, adapter: AdapterRef) -> ProbeReport:
+        """See `EngineClient.probe`."""
+        if self._draining or not self.connected:
+            raise EngineUnavailable("the engine is not connected")
+        probe_id = uuid4().hex
+        answer: asyncio.Future[ProbeReport] = asyncio.get_running_loop().create_future()
+        self._probes[probe_id] = answer
+        try:
+            if not self._send(wire.Probe(probe_id, adapter)):
+                raise EngineUnavailable("the engine's queue is full")
+            return await asyncio.wait_for(answer, PROBE_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineUnavailable("the engine does not answer") from None
+        finally:
+            del self._probes[probe_id]
+
+    async def forget(self, namespace: bytes) -> None:
+        """See `EngineClient.forget`."""
+        if not self.connected:
+            raise EngineUnavailable("the engine is not connected")
+        forgotten = self._forgets.get(namespace)
+        if forgotten is None:
+            forgotten = self._forgets[namespace] = asyncio.get_running_loop().create_future()
+        self._send(wire.Forget(namespace))
+        await asyncio.shield(forgotten)
+
+    async def stats(self) -> EngineStats:
+        """See `EngineClient.stats`."""
+        if not self.connected:
+            raise EngineUnavailable("the engine is not connected")
+        number, answer = self._ping()
+        try:
+            return await asyncio.wait_for(answer, STATS_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineUnavailable("the engine does not answer") from None
+        finally:
+            self._pongs.pop(number, None)
+
+    async def drain(self) -> None:
+        """Refuse new requests of this gateway; other gateways of the same engine are not touched."""
+        self._draining = True
+        while self._streams:
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    def fail_open(self, reason: str) -> None:
+        """End every open request with `Failed(engine_unavailable)`, and abort it in the engine."""
+        for request_id, stream in self._streams.items():
+            if not stream.ended:
+                stream.put(_unavailable(request_id, reason))
+                self._request_abort(request_id)
+
+    def lose(self, reason: str) -> None:
+        """Give the engine up at once, as its parent does when it saw the process end."""
+        self._lose(reason)
+
+    def _refusal(self, request: EngineRequest) -> Failed | None:
+        request_id = request.request_id
+        if self._draining:
+            return _unavailable(request_id, "the server is shutting down")
+        if not self.connected:
+            return _unavailable(request_id, "the engine is starting or restarting")
+        if request_id in self._streams or request_id in self._aborts:
+            return Failed(request_id, InvalidRequest.code, "`request_id` is in use", "request_id")
+        return None
+
+    async def _tick(self) -> None:
+        """Connect; say hello until welcomed; then ping, repeat what is unacknowledged and notice silence."""
+        while True:
+            if self._socket is None:
+                self._connect()
+            if not self.connected:
+                self._send(wire.Hello(wire.PROTOCOL_VERSION))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ready.wait(), HELLO_INTERVAL_S)
+                continue
+            self._ping()
+            for request_id in self._aborts:
+                self._send(wire.Abort(request_id))
+            for namespace in self._forgets:
+                self._send(wire.Forget(namespace))
+            await asyncio.sleep(wire.PING_INTERVAL_S)
+            if self.connected and self.silent_for() > self._silence_s:
+                self._lose("the engine is silent")
+
+    def _connect(self) -> None:
+        """A fresh socket per session: what was queued for a lost engine must never reach the next one."""
+        socket = self._socket = self._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+        socket.connect(self._address)
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(asyncio.create_task(self._receive(socket)))
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close(linger=0)
+            self._socket = None
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> None:
+        while self._socket is socket:
+            try:
+                data = await socket.recv()
+            except (zmq.ZMQError, asyncio.CancelledError):
+                if self._socket is socket:
+                    raise
+                return
+            try:
+                self._handle(wire.decode_to_gateway(data))
+            except msgspec.MsgspecError:
+                self._log.warning("malformed message ignored")
+
+    def _handle(self, message: wire.ToGateway) -> None:
+        self._heard_at = time.monotonic()
+        match message:
+            case wire.Events(events):
+                for event in events:
+                    self._deliver(event)
+            case wire.Aborted(request_id):
+                acknowledged = self._aborts.pop(request_id, None)
+                if acknowledged is not None:
+                    acknowledged.set()
+            case wire.Probed(probe_id, report, reason):
+                self._settle_probe(probe_id, report, reason)
+            case wire.Forgotten(namespace):
+                forgotten = self._forgets.pop(namespace, None)
+                if forgotten is not None:
+                    forgotten.set_result(None)
+            case wire.Pong(number, stats):
+                self.last_stats = stats
+                answer = self._pongs.pop(number, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(stats)
+            case wire.Welcome(_, info):
+                self._info = info
+                self._ready.set()
+            case wire.Goodbye(reason):
+                if self.connected:
+                    self._lose(reason)
+
+    def _settle_probe(self, probe_id: str, report: ProbeReport | None, reason: str) -> None:
+        answer = self._probes.get(probe_id)
+        if answer is None or answer.done():
+            return
+        if report is None:
+            answer.set_exception(EngineUnavailable(reason))
+        else:
+            answer.set_result(report)
+
+    def _deliver(self, event: Event) -> None:
+        stream = self._streams.get(event.request_id)
+        if stream is not None and not stream.put(event):
+            self._request_abort(event.request_id)
+            message = "the answer was not read fast enough"
+            stream.put(Failed(event.request_id, RequestTimeout.code, message))
+
+    def _request_abort(self, request_id: str) -> asyncio.Event:
+        acknowledged = self._aborts.get(request_id)
+        if acknowledged is None:
+            acknowledged = asyncio.Event()
+            if not self.connected:
+                acknowledged.set()
+                return acknowledged
+            self._aborts[request_id] = acknowledged
+        self._send(wire.Abort(request_id))
+        return acknowledged
+
+    def _ping(self) -> tuple[int, asyncio.Future[EngineStats]]:
+        self._number += 1
+        for number in [number for number in self._pongs if number < self._number - 64]:
+            self._pongs.pop(number).cancel()
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._pongs[self._number] = answer
+        self._send(wire.Ping(self._number))
+        return self._number, answer
+
+    def _lose(self, reason: str) -> None:
+        if self.connected:
+            self._log.warning("engine lost", reason=reason, requests=self.open_requests)
+        self._forget(reason)
+
+    def _forget(self, reason: str) -> None:
+        self._ready.clear()
+        self._disconnect()
+        self._heard_at = time.monotonic()
+        self.last_stats = None
+        for request_id, stream in self._streams.items():
+            stream.put(_unavailable(request_id, f"the engine was lost: {reason}"))
+        for acknowledged in self._aborts.values():
+            acknowledged.set()
+        self._aborts.clear()
+        for probe_id in self._probes:
+            self._settle_probe(probe_id, None, f"the engine was lost: {reason}")
+        for forgotten in self._forgets.values():
+            forgotten.set_exception(EngineUnavailable(f"the engine was lost: {reason}"))
+            forgotten.exception()  # whoever asked may be gone
+        self._forgets.clear()
+
+    def _send(self, message: wire.ToEngine) -> bool:
+        """False when there is no connection or its queue is full; what must arrive is sent again by `_tick`."""
+        if self._socket is None:
+            return False
+        sent = self._socket.send(wire.encode(message), flags=zmq.NOBLOCK)
+        return asyncio.ensure_future(sent).exception() is None
+
+
+def _unavailable(request_id: str, message: str) -> Failed:
+    return Failed(request_id, EngineUnavailable.code, message)

@@ -1,0 +1,250 @@
+"""The engine's side of the socket: serves any `EngineClient` to several gateways at once.
+
+Invariant: every running request belongs to a live peer; a peer silent for `PEER_TIMEOUT_S` loses its requests.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+
+import msgspec
+import structlog
+import zmq
+import zmq.asyncio
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.errors import EngineError
+from loraplex.engine.messages import EngineRequest, Event, Failed
+from loraplex.platform.engines import wire
+
+MAX_UNSENT_EVENTS = 100_000
+ABORT_GRACE_S = 5.0
+MAX_PROBES_PER_PEER = 8
+MALFORMED_LOG_INTERVAL_S = 10.0
+
+
+class Peer:
+    """One connected gateway: when it was last heard, its requests, and what it has not been sent yet."""
+
+    def __init__(self, identity: bytes) -> None:
+        self.identity = identity
+        self.heard_at = time.monotonic()
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.probes: dict[str, asyncio.Task[None]] = {}
+        self.unsent: list[Event] = []
+        self.flush_scheduled = False
+
+
+class EngineServer:
+    """Serves `engine` on `address` until `close`. Runs on one event loop; a tenant's bytes never raise in it.
+
+    `broken` is set once the engine itself has failed and its process had better end.
+    """
+
+    def __init__(self, engine: EngineClient, address: str) -> None:
+        self._engine = engine
+        self._address = address
+        self._path = wire.socket_path(address)
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._peers: dict[bytes, Peer] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._malformed_logged_at = 0.0
+        self._log = structlog.get_logger("loraplex.engine_server")
+        self.malformed = 0
+        self.broken = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listen. The socket file is 0600 in a 0700 folder. Raises `SettingsError` or `zmq.ZMQError`."""
+        wire.private_folder(self._path.parent)
+        self._path.unlink(missing_ok=True)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(self._address)
+        self._path.chmod(0o600)
+        self._spawn(self._receive())
+        self._spawn(self._watch_peers())
+
+    async def close(self) -> None:
+        """Abort what runs and stop listening."""
+        for peer in list(self._peers.values()):
+            self._drop(peer, "the engine shuts down")
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._socket.close(linger=0)
+        self._context.term()
+        self._path.unlink(missing_ok=True)
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                message = wire.decode_to_engine(frames[1]) if len(frames) == 2 else None
+            except msgspec.MsgspecError:
+                message = None
+            if message is None:
+                self._count_malformed()
+            else:
+                self._handle(frames[0], message)
+
+    def _handle(self, identity: bytes, message: wire.ToEngine) -> None:
+        if isinstance(message, wire.Hello):
+            self._hello(identity, message)
+            return
+        peer = self._peers.get(identity)
+        if peer is None:
+            self._send(identity, wire.Goodbye("unknown peer"))
+            return
+        peer.heard_at = time.monotonic()
+        match message:
+            case wire.Submit(request):
+                self._submit(peer, request)
+            case wire.Abort(request_id):
+                self._spawn(self._abort(peer, request_id))
+            case wire.Probe():
+                self._begin_probe(peer, message)
+            case wire.Forget(namespace):
+                self._spawn(self._forget(peer, namespace))
+            case wire.Ping(number):
+                self._spawn(self._pong(peer, number))
+
+    def _hello(self, identity: bytes, hello: wire.Hello) -> None:
+        if hello.protocol != wire.PROTOCOL_VERSION:
+            self._send(identity, wire.Goodbye(f"this engine speaks protocol {wire.PROTOCOL_VERSION}"))
+            return
+        self._peers.setdefault(identity, Peer(identity)).heard_at = time.monotonic()
+        self._send(identity, wire.Welcome(wire.PROTOCOL_VERSION, self._engine.info()))
+
+    def _submit(self, peer: Peer, request: EngineRequest) -> None:
+        request_id = request.request_id
+        if any(request_id in other.tasks for other in self._peers.values()):
+            failure = Failed(request_id, "invalid_request", "`request_id` is in use", "request_id")
+            self._queue(peer, failure)
+            return
+        peer.tasks[request_id] = self._spawn(self._pump(peer, request))
+
+    async def _pump(self, peer: Peer, request: EngineRequest) -> None:
+        try:
+            async for event in self._engine.submit(request):
+                self._queue(peer, event)
+        except Exception as error:  # noqa: BLE001 - one request's defect must not end the others
+            self._log.exception("request failed", request_id=request.request_id)
+            self._queue(
+                peer, Failed(request.request_id, EngineError.code, f"internal error: {type(error).__name__}")
+            )
+        finally:
+            peer.tasks.pop(request.request_id, None)
+
+    def _queue(self, peer: Peer, event: Event) -> None:
+        """Events of one tick of the loop leave as one message."""
+        peer.unsent.append(event)
+        if not peer.flush_scheduled:
+            peer.flush_scheduled = True
+            self._loop.call_soon(self._flush, peer)
+
+    def _flush(self, peer: Peer) -> None:
+        peer.flush_scheduled = False
+        if not peer.unsent or self._peers.get(peer.identity) is not peer:
+            return
+        if self._send(peer.identity, wire.Events(peer.unsent)):
+            peer.unsent = []
+        elif len(peer.unsent) > MAX_UNSENT_EVENTS:
+            self._drop(peer, "the gateway does not read its events")
+
+    async def _abort(self, peer: Peer, request_id: str) -> None:
+        """End the peer's own request, then acknowledge; a request of another peer does not exist for this one."""
+        task = peer.tasks.get(request_id)
+        if task is not None:
+            await self._end(request_id, task)
+        self._send(peer.identity, wire.Aborted(request_id))
+
+    def _begin_probe(self, peer: Peer, message: wire.Probe) -> None:
+        if len(peer.probes) >= MAX_PROBES_PER_PEER or message.probe_id in peer.probes:
+            self._send(peer.identity, wire.Probed(message.probe_id, None, "too many adapters are probed"))
+            return
+        peer.probes[message.probe_id] = self._spawn(self._probe(peer, message))
+
+    async def _probe(self, peer: Peer, message: wire.Probe) -> None:
+        try:
+            answer = wire.Probed(message.probe_id, await self._engine.probe(message.adapter))
+        except EngineError as error:
+            answer = wire.Probed(message.probe_id, None, str(error))
+        except Exception as error:  # noqa: BLE001 - one probe's defect must not end the others
+            self._log.exception("probe failed", digest=message.adapter.digest)
+            answer = wire.Probed(message.probe_id, None, f"internal error: {type(error).__name__}")
+        finally:
+            peer.probes.pop(message.probe_id, None)
+        self._send(peer.identity, answer)
+
+    async def _forget(self, peer: Peer, namespace: bytes) -> None:
+        """Of all gateways: whichever one sent it, the tenant's requests end."""
+        try:
+            await self._engine.forget(namespace)
+        except EngineError:
+            self._log.warning("forgetting failed")
+            return
+        self._send(peer.identity, wire.Forgotten(namespace))
+
+    async def _end(self, request_id: str, task: asyncio.Task[None]) -> None:
+        try:
+            await self._engine.abort(request_id)
+        except EngineError:
+            self._log.warning("abort failed", request_id=request_id)
+        await asyncio.wait({task}, timeout=ABORT_GRACE_S)
+        if not task.done():
+            task.cancel()
+
+    async def _pong(self, peer: Peer, number: int) -> None:
+        try:
+            self._send(peer.identity, wire.Pong(number, await self._engine.stats()))
+        except EngineError as error:
+            self._log.error("the engine gives no account of itself", error=str(error))
+            self.broken.set()
+
+    async def _watch_peers(self) -> None:
+        while True:
+            await asyncio.sleep(wire.PING_INTERVAL_S)
+            limit = time.monotonic() - wire.PEER_TIMEOUT_S
+            for peer in list(self._peers.values()):
+                if peer.heard_at < limit:
+                    self._drop(peer, "the gateway is silent")
+                elif peer.unsent:
+                    self._flush(peer)
+
+    def _drop(self, peer: Peer, reason: str) -> None:
+        self._log.info("gateway dropped", reason=reason, requests=len(peer.tasks))
+        if self._peers.pop(peer.identity, None) is None:
+            return
+        for probe in list(peer.probes.values()):
+            probe.cancel()
+        for request_id, task in list(peer.tasks.items()):
+            self._spawn(self._end(request_id, task))
+
+    def _send(self, identity: bytes, message: wire.ToGateway) -> bool:
+        """Hand one message to the socket. False if the peer's queue is full; a vanished peer is dropped."""
+        sent = self._socket.send_multipart([identity, wire.encode(message)], flags=zmq.NOBLOCK)
+        error = asyncio.ensure_future(sent).exception()
+        if error is None:
+            return True
+        if isinstance(error, zmq.ZMQError) and error.errno == zmq.EHOSTUNREACH:
+            peer = self._peers.get(identity)
+            if peer is not None:
+                self._drop(peer, "the gateway is gone")
+            return True
+        return False
+
+    def _count_malformed(self) -> None:
+        self.malformed += 1
+        now = time.monotonic()
+        if now - self._malformed_logged_at > MALFORMED_LOG_INTERVAL_S:
+            self._malformed_logged_at = now
+            self._log.warning("malformed message ignored", total=self.malformed)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task

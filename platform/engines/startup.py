@@ -1,0 +1,116 @@
+"""Starts or finds the engines of a process: a supervised child, or sockets that other processes listen on."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from loraplex.engine.fake_engine import FakeScript
+from loraplex.platform.config import Settings
+from loraplex.platform.engines import wire
+from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
+from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.engines.restart_policy import WatchdogLimits
+from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
+
+RUN_FOLDER = "run"
+SOCKET_NAME = "engine.{pid}.sock"
+
+OnStage = Callable[[str], None]
+
+
+async def open_engines(
+    settings: Settings, model: str | None, stack: AsyncExitStack, on_stage: OnStage
+) -> EnginePool:
+    """The engines of a gateway, ready. Raises `EngineStartFailed` or `SettingsError`."""
+    if model is None:
+        return await _attach(settings, stack, on_stage)
+    address = _own_address(settings.data_dir, stack)
+    return EnginePool([await open_engine_process(settings, model, address, stack, on_stage)])
+
+
+async def open_engine_process(
+    settings: Settings, model: str, address: str, stack: AsyncExitStack, on_stage: OnStage
+) -> EngineProcess:
+    """A ready engine child that listens on `address`."""
+    options = EngineProcessOptions(
+        address=address,
+        config=settings.engine_config(model),
+        fake=_fake_script(settings, model),
+        buffer=_buffer_limits(settings),
+        watchdog=WatchdogLimits(settings.engine_unresponsive_s, settings.engine_hang_timeout_s),
+        start_timeout_s=settings.engine_start_timeout_s,
+        drain_s=settings.drain_s,
+        log_level=settings.log_level,
+    )
+    engine = EngineProcess(options, on_stage)
+    await engine.start()
+    stack.push_async_callback(engine.stop)
+    return engine
+
+
+async def _attach(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> EnginePool:
+    engines = [RemoteEngine(address, _buffer_limits(settings)) for address in settings.engine]
+    for engine in engines:
+        engine.start()
+        stack.push_async_callback(engine.close)
+    on_stage("waiting for " + ", ".join(settings.engine))
+    waiting = [asyncio.create_task(engine.wait_ready()) for engine in engines]
+    done, missing = await asyncio.wait(
+        waiting, timeout=settings.engine_start_timeout_s, return_when=asyncio.FIRST_COMPLETED
+    )
+    for task in missing:
+        task.cancel()
+    if not done:
+        raise EngineStartFailed("no engine answers at " + ", ".join(settings.engine))
+    pool = EnginePool(engines)
+    pool.require_one_model()
+    return pool
+
+
+def _own_address(data_dir: Path, stack: AsyncExitStack) -> str:
+    """A socket below the data directory, or in a private temporary folder where that path is too long."""
+    folder, name = data_dir / RUN_FOLDER, SOCKET_NAME.format(pid=os.getpid())
+    if len(os.fsencode(folder / name)) > wire.MAX_SOCKET_PATH:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-run-")))
+    else:
+        _remove_stale_sockets(folder)
+    return f"{wire.SCHEME}{folder / name}"
+
+
+def _remove_stale_sockets(folder: Path) -> None:
+    """Killed servers leave their sockets behind; the process id in the name tells whose they were."""
+    for file in folder.glob(SOCKET_NAME.format(pid="*")):
+        owner = file.name.split(".")[1]
+        if not (owner.isdecimal() and _lives(int(owner))):
+            file.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True
+
+
+def _fake_script(settings: Settings, model: str) -> FakeScript | None:
+    if settings.fake_engine is None:
+        return None
+    try:
+        script = msgspec.json.decode(settings.fake_engine.read_bytes(), type=FakeScript)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError(f"setting `fake_engine`: {settings.fake_engine}: {error}") from None
+    return msgspec.structs.replace(script, info=msgspec.structs.replace(script.info, model_path=model))
+
+
+def _buffer_limits(settings: Settings) -> BufferLimits:
+    return BufferLimits(tokens=settings.max_buffered_tokens, stall_s=settings.reader_stall_s)

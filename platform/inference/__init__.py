@@ -1,0 +1,1 @@
+"""One inference request, framework-free."""

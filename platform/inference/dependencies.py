@@ -1,0 +1,115 @@
+"""What the gateway's routes are given: everything from outside, frozen, in one place; and the numbers that bound them."""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import UUID
+
+from loraplex.adapters.uploads.service import Uploads
+from loraplex.engine.client import EngineClient
+from loraplex.grammar import constraints
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.platform.auth.client_address import ClientAddresses
+from loraplex.platform.inference.background_tasks import DetachedWork
+from loraplex.platform.inference.prompting.chat_template import PromptRenderer
+from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.observability.request_stats import RequestRecorder
+from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.preparation.composed import Composed
+from loraplex.tenants.admission.controller import RequestAdmissions
+from loraplex.tenants.api_keys.last_used import KeyUse
+from loraplex.tenants.database import Database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """Times in seconds. A gateway tokenizes for `max_tokenizing` calls of `/v1/tokenize` at once, `max_tokenizing_per_tenant`
+    of one tenant. `max_in_flight` counts prompts; `max_completion_tokens` is prompts x n x max_tokens.
+
+    `max_logprobs` is that times (1 + top_logprobs): a whole answer is held in memory, about 0.5 KB for each.
+    """
+
+    body: BodyLimits = field(default_factory=BodyLimits)
+    grammar: constraints.Limits = field(default_factory=constraints.Limits)
+    max_in_flight: int = 2048
+    max_tokenizing: int = 16
+    max_tokenizing_per_tenant: int = 4
+    max_prompt_characters: int = 2_000_000
+    default_max_tokens: int = 1024
+    max_completion_tokens: int = 131_072
+    max_logprobs: int = 524_288
+    queue_timeout_s: float | None = 120.0
+    total_timeout_s: float | None = 1800.0
+    reader_stall_s: float = 60.0
+    key_cache_s: float = 1.0
+    idempotency_s: float = 86_400.0
+
+
+class GrammarTrials(Protocol):
+    """Compiles a grammar where it can do no harm before an engine hears of it."""
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        """Raises `GrammarRefused` naming `param`, or `TrialsUnavailable` when nobody can tell."""
+        ...
+
+
+class AnswerJudges(Protocol):
+    """Judges finished values where it can hold up nobody."""
+
+    async def judge(self, namespace: bytes, schema: str, value: str) -> None:
+        """`schema` and `value` are JSON texts. Raises `AnswerNotSatisfied`, `TrialsUnavailable`."""
+        ...
+
+
+class RequestPreparation(Protocol):
+    """Does what a request may make long where it holds up nobody."""
+
+    def check_body(self, namespace: bytes, body: bytes) -> Coroutine[Any, Any, None]:
+        """Raises what `parse_object` raises for this body, `Overloaded`, `TrialsUnavailable`."""
+        ...
+
+    async def compose(self, namespace: bytes, packed: bytes) -> Composed:
+        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `TrialsUnavailable`."""
+        ...
+
+
+class PolicyPublisher(Protocol):
+    """Tells every gateway that what decides a tenant's requests has changed."""
+
+    async def publish(self, tenant_id: UUID) -> None:
+        """After the change's commit. Raises `StoreUnavailable` of tenants."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayServices:
+    """`namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append what must follow.
+    `detached` is to be joined before the stores are closed.
+
+    `derive_key`: parts as bytes, the first of which names the purpose -> 32 bytes keyed by the server secret.
+
+    `adapter_path`: (tenant, digest) -> folder of the blob, fetched to this machine first where it is not here; raises
+    `StorageError` of adapters.
+    """
+
+    served_model_name: str
+    database: Database
+    engine: EngineClient
+    prompts: PromptRenderer
+    token_text: TokenText
+    recorder: RequestRecorder
+    preparation: RequestPreparation
+    trials: GrammarTrials
+    judges: AnswerJudges
+    admissions: RequestAdmissions
+    namespace_of: Callable[[UUID], bytes]
+    derive_key: Callable[..., bytes]
+    uploads: Uploads
+    adapter_path: Callable[[UUID, str], Awaitable[str]]
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
+    fast_forward: bool = True
+    currency: str = "USD"
+    policies: PolicyPublisher | None = None
+    addresses: ClientAddresses = field(default_factory=ClientAddresses)
+    key_use: KeyUse = field(default_factory=KeyUse)
+    detached: DetachedWork = field(default_factory=DetachedWork)

@@ -1,0 +1,69 @@
+"""The engine's events of one answer, read for as long as the engine works on it, whoever still listens.
+
+Invariant: every event is metered, also those between a client's leaving and the engine's last word on the aborted request.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from loraplex.engine.client import EngineClient
+from loraplex.engine.messages import EngineRequest, Event
+from loraplex.platform.observability.token_meter import TokenMeter
+
+WAITING_EVENTS = 8
+ABORT_S = 6.0
+LOG = structlog.get_logger("loraplex.engine_streams")
+
+
+class EngineStreams:
+    """One engine request per prompt, each submitted and read by a task of its own. For one listener."""
+
+    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], meter: TokenMeter) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._meter = meter
+        self._events: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue(WAITING_EVENTS * len(requests))
+        self._open = set(range(len(requests)))
+        self._closing = False
+        self._readers = [asyncio.create_task(self._read(prompt)) for prompt in self._open]
+
+    async def next(self) -> tuple[int, Event] | None:
+        """(prompt, event) in the order of arrival; None once every request has ended."""
+        while self._open:
+            prompt, event = await self._events.get()
+            if event is not None:
+                return prompt, event
+            self._open.discard(prompt)
+        return None
+
+    async def close(self) -> None:
+        """Abort what still runs and meter it to its end, for `ABORT_S` seconds at most; harmless when repeated."""
+        self._closing = True
+        try:
+            async with asyncio.timeout(ABORT_S):
+                aborts = (self._engine.abort(self._requests[prompt].request_id) for prompt in self._open)
+                await asyncio.gather(self._drain(), *aborts)
+        except TimeoutError:
+            LOG.warning("the engine did not end aborted requests", requests=len(self._open))
+        finally:
+            for reader in self._readers:
+                reader.cancel()
+            await asyncio.gather(*self._readers, return_exceptions=True)
+
+    async def _drain(self) -> None:
+        while await self.next() is not None:
+            continue
+
+    async def _read(self, prompt: int) -> None:
+        request = self._requests[prompt]
+        try:
+            # A task that was not begun before the abort must not submit after it.
+            if not self._closing:
+                async for event in self._engine.submit(request):
+                    self._meter.see(prompt, event)
+                    await self._events.put((prompt, event))
+        except Exception:
+            LOG.exception("the engine's stream ended", engine_request=request.request_id)
+        await self._events.put((prompt, None))

@@ -1,0 +1,190 @@
+"""One answer in the making, from submission to its end: verifies, times, settles, and gives back what it holds.
+
+Invariant: nothing is delivered before the engine has named the adapter it used and it is the resolved one, and before
+the request is in the books.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import TypeAlias
+
+from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
+from loraplex.platform.errors import AdapterMismatch, EngineFailed, Overloaded
+from loraplex.platform.inference.admission import Entry
+from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.engine_streams import EngineStreams
+from loraplex.platform.inference.model_resolution import ResolvedModel
+from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
+from loraplex.platform.observability.request_stats import RequestTimings
+from loraplex.platform.observability.token_meter import TokenMeter
+from loraplex.tenants.quotas.reservation import Usage
+
+ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
+
+ChoiceEvent: TypeAlias = Delta | Finished
+
+
+class InFlight:
+    """Counts prompts between acceptance and end; refuses beyond `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.count = 0
+
+    def enter(self, prompts: int) -> None:
+        """Raises `Overloaded`."""
+        if self.count + prompts > self._limit:
+            raise Overloaded(f"More than {self._limit} prompts are in flight; try again.")
+        self.count += prompts
+
+    def leave(self, prompts: int) -> None:
+        self.count -= prompts
+
+
+class Generation:
+    """One answer in the making: one engine request per prompt, `n` choices each. `close` ends it at any stage.
+
+    Choice c of prompt p has the index p * n + c, as in the OpenAI API. `answer` None: the answers are plain text.
+    """
+
+    def __init__(
+        self,
+        services: GatewayServices,
+        in_flight: InFlight,
+        model: ResolvedModel,
+        requests: list[EngineRequest],
+        entry: Entry,
+        arrival: float,
+        answer: FormedAnswer | None = None,
+    ) -> None:
+        self.model = model
+        self.answer = answer
+        self.n = requests[0].sampling.n
+        self.choices = len(requests) * self.n
+        self.timings = RequestTimings(
+            arrival=arrival,
+            n=self.n,
+            max_tokens=requests[0].sampling.max_tokens,
+            prompt_tokens=sum(len(request.prompt_token_ids) for request in requests),
+        )
+        self._services = services
+        self._in_flight = in_flight
+        self._entry = entry
+        self._prompts = len(requests)
+        self._meter = TokenMeter([len(request.prompt_token_ids) for request in requests])
+        self._streams = EngineStreams(services.engine, requests, self._meter)
+        self._started: set[int] = set()
+        self._finished = 0
+        self._last: dict[int, float] = {}
+        self._closed = False
+        self._refused = False
+
+    def headers(self) -> dict[str, str]:
+        """What is said of the answer: the adapter, and how its schemas are held."""
+        enforcement = None if self.answer is None else self.answer.composition.enforcement
+        if enforcement is None:
+            return self.model.headers()
+        return {**self.model.headers(), ENFORCEMENT_HEADER: enforcement}
+
+    async def start(self) -> None:
+        """Wait for the admission and the engine's first event, which come in any order.
+
+        Raises `EngineFailed`, `AdapterMismatch`, and what refuses the admission.
+        """
+        try:
+            await self._entry.admitted()
+        except Exception:
+            self._refused = True
+            raise
+        prompt, event = await self._streams.next() or (0, None)
+        self._begin(prompt, event)
+
+    async def events(self) -> AsyncGenerator[tuple[int, ChoiceEvent], None]:
+        """(choice, event) until every choice has finished. Raises `EngineFailed`, `AdapterMismatch`."""
+        while (told := await self._streams.next()) is not None:
+            prompt, event = told
+            if prompt not in self._started:
+                self._begin(prompt, event)
+                continue
+            if isinstance(event, Delta):
+                choice = prompt * self.n + event.choice
+                self._time(choice, len(event.token_ids))
+                yield choice, event
+            elif isinstance(event, Finished):
+                self._finish(event)
+                yield prompt * self.n + event.choice, event
+            else:
+                raise _failure(event)
+        if self._finished < self.choices:
+            raise _failure(None)
+
+    async def close(self, error: BaseException | None = None) -> None:
+        """Abort what still runs, give the slots back, record the timings, and settle what the engine did.
+
+        Harmless when repeated. Once begun it goes on to its end, also when its caller is cancelled.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if isinstance(error, Exception):
+            self.timings.finish_reason = "error"
+        elif self._finished < self.choices:
+            self.timings.finish_reason = "abort"
+        self._in_flight.leave(self._prompts)
+        self.timings.finished = time.monotonic()
+        if not self._refused:
+            self._services.recorder.record(self.timings)
+        await self._services.detached.finish(self._settle(failed=isinstance(error, Exception)))
+
+    async def _settle(self, *, failed: bool) -> None:
+        meter = self._meter
+        try:
+            await self._streams.close()
+        finally:
+            done = meter.finished == self.choices
+            usage = Usage(
+                outcome="completed" if done else "failed" if failed else "aborted",
+                prompt_tokens=meter.prompt_tokens,
+                cached_tokens=meter.cached_tokens,
+                completion_tokens=meter.completion_tokens,
+            )
+            admission = await self._entry.admitted_or_none()
+            if admission is not None:
+                await self._services.admissions.settle(admission, usage)
+
+    def _begin(self, prompt: int, event: Event | None) -> None:
+        if not isinstance(event, Started):
+            raise _failure(event)
+        if event.digest != self.model.digest:
+            raise AdapterMismatch(f"resolved {self.model.digest}, the engine used {event.digest}")
+        self._started.add(prompt)
+        timings = self.timings
+        timings.cached_tokens += event.cached_tokens
+        timings.queue_s = max(timings.queue_s or 0.0, event.queue_s)
+        timings.prefill_s = max(timings.prefill_s or 0.0, event.prefill_s)
+
+    def _time(self, choice: int, tokens: int) -> None:
+        now, timings = time.monotonic(), self.timings
+        last = self._last.get(choice)
+        if timings.first_token is None:
+            timings.first_token = now
+        if last is not None and tokens:
+            timings.token_gaps.extend([(now - last) / tokens] * tokens)
+        self._last[choice] = timings.last_token = now
+
+    def _finish(self, event: Finished) -> None:
+        if event.reason == "abort":
+            raise _failure(None)
+        self._finished += 1
+        tokens = event.usage.completion_tokens
+        self.timings.completion_tokens += tokens
+        self.timings.largest_choice = max(self.timings.largest_choice, tokens)
+        self.timings.finish_reason = event.reason
+
+
+def _failure(event: Event | None) -> EngineFailed:
+    if isinstance(event, Failed):
+        return EngineFailed(event)
+    return EngineFailed(
+        Failed("", "engine_unavailable", "The engine ended the request before it was complete.")
+    )

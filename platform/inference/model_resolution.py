@@ -1,0 +1,73 @@
+"""`model` -> base or one immutable adapter version, within the caller's tenant only, once per request.
+
+What another tenant owns does not exist here: the answer is the same as for a name nobody ever used.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from loraplex.platform.auth.authenticator import Caller
+from loraplex.platform.errors import ModelNotFound
+from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.tenants.registry.served_adapters import ServedAdapters
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """`name` as the caller wrote it; `adapter` is `name@version`; all fields of an adapter are None for the base model.
+
+    `tool_style` and `defaults` are the adapter version's profile: None and nothing where it has none.
+    """
+
+    name: str
+    adapter: str | None = None
+    digest: str | None = None
+    tool_style: str | None = None
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    adapter_id: UUID | None = None
+    version: int | None = None
+
+    def headers(self) -> dict[str, str]:
+        """`x-loraplex-adapter` and its digest; none for the base model."""
+        if self.adapter is None or self.digest is None:
+            return {}
+        return {"x-loraplex-adapter": self.adapter, "x-loraplex-adapter-digest": self.digest}
+
+    def card(self, created: int, base: str) -> dict[str, object]:
+        """The model object of the OpenAI API; `parent` names the base model of an adapter."""
+        parent = None if self.adapter is None else base
+        card = {"id": self.name, "object": "model", "created": created, "owned_by": "loraplex"}
+        return card | {"root": self.adapter or self.name, "parent": parent}
+
+
+async def resolve_model(
+    services: GatewayServices, caller: Caller, name: str, sticky: str = ""
+) -> ResolvedModel:
+    """Where an alias splits its requests, those with the same `sticky` go the same way.
+
+    Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants.
+    """
+    if name == services.served_model_name:
+        return ResolvedModel(name)
+    async with services.database.as_tenant(caller.tenant_id) as session:
+        adapter = await ServedAdapters(session, caller.tenant_id).resolve(name, sticky)
+    if adapter is None:
+        raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
+    return ResolvedModel(
+        name=name,
+        adapter=f"{adapter.name}@{adapter.version}",
+        digest=adapter.digest,
+        tool_style=adapter.tool_style,
+        defaults=adapter.defaults,
+        adapter_id=adapter.adapter_id,
+        version=adapter.version,
+    )
+
+
+async def list_models(services: GatewayServices, caller: Caller) -> list[ResolvedModel]:
+    """The base model and the caller's aliases that have a ready version; `production` is listed by its adapter's name."""
+    async with services.database.as_tenant(caller.tenant_id) as session:
+        adapters = await ServedAdapters(session, caller.tenant_id).list()
+    own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
+    return [ResolvedModel(services.served_model_name), *own]

@@ -1,0 +1,246 @@
+"""The way of one inference request, without any web framework: resolve once, check, render, admit, submit.
+
+Invariant: the model name is resolved, every size checked and the request let in before the engine hears of it.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from msgspec.structs import replace
+
+from loraplex.engine.messages import AdapterRef, EngineRequest
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.grammar.constraints import AnswerForm, Tool
+from loraplex.grammar.spec import encode_spec
+from loraplex.grammar.tools.call_syntax import ToolStyle
+from loraplex.platform.auth.authenticator import Caller
+from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
+from loraplex.platform.inference.admission import RequestAdmission
+from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.generation import Generation, InFlight
+from loraplex.platform.inference.inference_call import InferenceCall
+from loraplex.platform.inference.model_resolution import ResolvedModel, resolve_model
+from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
+from loraplex.platform.inference.structured_output.output_planner import AnswerComposer
+from loraplex.platform.parameters.output_constraints import answer_form
+from loraplex.platform.parameters.parameter_table import Endpoint, Values, sampling_fields
+from loraplex.platform.parameters.prompts_parameter import Prompt
+from loraplex.platform.parameters.value_size import size_of
+from loraplex.platform.turns import Turns
+
+INLINE_CHARACTERS = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request whose sizes are checked: `values` with the model's defaults, token ids and sampling of every prompt."""
+
+    values: Values
+    prompts: list[list[int]]
+    samplings: list[SamplingParams]
+
+
+class Inference:
+    """Turns checked parameters into a running `Generation`."""
+
+    def __init__(self, services: GatewayServices) -> None:
+        self._services = services
+        self._composer = AnswerComposer(
+            services.limits.grammar,
+            services.prompts.special_tokens,
+            services.preparation,
+            services.trials,
+            services.judges,
+        )
+        self._admission = RequestAdmission(services.admissions, services.detached)
+        self._encoding = Turns()
+        self.in_flight = InFlight(services.limits.max_in_flight)
+
+    async def begin(self, call: InferenceCall, endpoint: Endpoint, values: Values) -> "Generation":
+        """A generation whose first event has arrived. The owner must `close` it. Raises what the request deserves."""
+        arrival = time.monotonic()
+        form = answer_form(values, fast_forward=self._services.fast_forward)
+        prompts = len(values["prompt"]) if endpoint == "completions" else 1
+        self.in_flight.enter(prompts)
+        try:
+            generation = await self._admitted(call, endpoint, values, form, arrival)
+        except BaseException:
+            self.in_flight.leave(prompts)
+            raise
+        try:
+            await generation.start()
+        except BaseException as error:
+            await generation.close(error)
+            raise
+        return generation
+
+    async def _admitted(
+        self,
+        call: InferenceCall,
+        endpoint: Endpoint,
+        values: Values,
+        form: AnswerForm | None,
+        arrival: float,
+    ) -> Generation:
+        """Let in once its sizes are known: while the counters refuse it, nothing is composed and no engine hears of it."""
+        sticky = values["user"] or call.request_id
+        model = await resolve_model(self._services, call.caller, values["model"], sticky)
+        call.headers.update(model.headers())
+        values = values.with_defaults(model.defaults)
+        prompts = await self.prompt_ids(values, model, call.caller.tenant_id)
+        samplings = self._samplings(endpoint, values, prompts)
+        completion_tokens = sum(each.max_tokens * each.n for each in samplings)
+        entry = await self._admission.enter(call, model, sum(map(len, prompts)), completion_tokens)
+        async with self._admission.given_back_on_error(entry):
+            asked = _Asked(values, prompts, samplings)
+            requests, answer = await self._engine_requests(call.caller, asked, model, form)
+            generation = Generation(self._services, self.in_flight, model, requests, entry, arrival, answer)
+            call.headers.update(generation.headers())
+            return generation
+
+    async def prompt_ids(self, values: Values, model: ResolvedModel, tenant_id: UUID) -> list[list[int]]:
+        """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread, a few of a tenant at once.
+
+        Raises `Overloaded` when too many of them wait.
+        """
+        if _characters(values, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
+            return self._encode(values, model)
+        async with self._encoding.taken(tenant_id):
+            return await asyncio.to_thread(self._encode_large, values, model)
+
+    def _encode_large(self, values: Values, model: ResolvedModel) -> list[list[int]]:
+        limit = self._services.limits.max_prompt_characters
+        size = _characters(values, limit)
+        if size > limit:
+            raise ContextTooLong(
+                f"The prompt has {size} characters; at most {limit} are read.", _prompt_name(values)
+            )
+        return self._encode(values, model)
+
+    def _encode(self, values: Values, model: ResolvedModel) -> list[list[int]]:
+        prompts = self._services.prompts
+        if values.get("messages") is None:
+            return [prompts.text_ids(each) if isinstance(each, str) else each for each in values["prompt"]]
+        effort = values.get("reasoning_effort")
+        if effort is not None and not prompts.knows("reasoning_effort"):
+            message = "`reasoning_effort` is not supported: the model's chat template does not know it."
+            raise UnsupportedParameter(message, param="reasoning_effort")
+        options = {} if effort is None else {"reasoning_effort": effort}
+        style = self._style(model)
+        return [prompts.chat_ids(values["messages"], options, self._shown_tools(values, style), style)]
+
+    def _shown_tools(self, values: Values, style: ToolStyle) -> tuple[Tool, ...]:
+        """All tools, whichever of them may be called, so that the prompt's prefix stays the same.
+
+        Our own text teaches how to call, so it is left out when no call may be written.
+        """
+        choice = values.get("tool_choice")
+        forbidden = choice is not None and choice.mode == "none"
+        return () if forbidden and self._services.prompts.writes_tools_as_text(style) else values["tools"]
+
+    def _style(self, model: ResolvedModel) -> ToolStyle:
+        return self._services.prompts.style if model.tool_style is None else ToolStyle(model.tool_style)
+
+    async def _engine_requests(
+        self, caller: Caller, asked: "_Asked", model: ResolvedModel, form: AnswerForm | None
+    ) -> tuple[list[EngineRequest], FormedAnswer | None]:
+        samplings = asked.samplings
+        namespace = self._services.namespace_of(caller.tenant_id)
+        adapter = await self._adapter_ref(caller, model, namespace)
+        grammar, answer = None, None
+        if form is not None:
+            answer = await self._composer.compose(namespace, form, self._style(model))
+            spec = answer.composition.spec
+            grammar = None if spec is None else encode_spec(spec)
+            if answer.composition.keep_special_tokens:
+                samplings = [replace(each, skip_special_tokens=False) for each in samplings]
+        limits, salt, run = self._services.limits, (asked.values["cache_salt"] or "").encode(), uuid4().hex
+        requests = [
+            EngineRequest(
+                request_id=f"{run}-{index}",
+                namespace=namespace,
+                prompt_token_ids=ids,
+                sampling=sampling,
+                weight=caller.weight,
+                adapter=adapter,
+                grammar=grammar,
+                cache_salt=salt,
+                queue_timeout_s=limits.queue_timeout_s,
+                total_timeout_s=limits.total_timeout_s,
+            )
+            for index, (ids, sampling) in enumerate(zip(asked.prompts, samplings, strict=True))
+        ]
+        return requests, answer
+
+    def _samplings(
+        self, endpoint: Endpoint, values: Values, prompts: list[list[int]]
+    ) -> list[SamplingParams]:
+        """Of every prompt, checked against the context and the vocabulary."""
+        name = _prompt_name(values)
+        budgets = [self._max_tokens(ids, values, name) for ids in prompts]
+        fields = sampling_fields(endpoint, values)
+        self._check_product(sum(budgets) * values["n"], fields["logprobs"])
+        samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
+        for sampling in samplings:
+            sampling.validate(self._services.engine.info().vocab_size)
+        return samplings
+
+    async def _adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
+        if model.digest is None:
+            return None
+        path = await self._services.adapter_path(caller.tenant_id, model.digest)
+        return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
+
+    def _max_tokens(self, ids: list[int], values: Values, name: str) -> int:
+        info = self._services.engine.info()
+        if not ids:
+            raise InvalidParameter(f"`{name}` holds no token.", param=name)
+        if max(ids) >= info.vocab_size:
+            raise InvalidParameter(f"`{name}` must hold token ids in 0..{info.vocab_size - 1}.", param=name)
+        left = info.max_model_len - len(ids)
+        asked = _asked_tokens(values)
+        if left < 1 or (asked or 1) > left:
+            raise ContextTooLong(
+                f"The context holds {info.max_model_len} tokens; the prompt has {len(ids)} and {asked or 1} more were asked.",
+                name,
+            )
+        return asked or min(values["max_tokens"] or self._services.limits.default_max_tokens, left)
+
+    def _check_product(self, tokens: int, logprobs: int | None) -> None:
+        """`logprobs` alternatives are told per token; None means that no log-probabilities are."""
+        limit = self._services.limits.max_completion_tokens
+        if tokens > limit:
+            raise InvalidParameter(
+                f"prompts x `n` x `max_tokens` is {tokens}, but must be at most {limit}.", param="max_tokens"
+            )
+        entries = 0 if logprobs is None else tokens * (1 + logprobs)
+        if entries > self._services.limits.max_logprobs:
+            raise InvalidParameter(
+                f"prompts x `n` x `max_tokens` x log-probabilities per token is {entries}, "
+                f"but must be at most {self._services.limits.max_logprobs}.",
+                param="max_tokens",
+            )
+
+
+def _asked_tokens(values: Values) -> int | None:
+    """What the request itself asked for; a profile's `max_tokens` is a default."""
+    older = values["max_tokens"] if "max_tokens" in values.given else None
+    return older or values.get("max_completion_tokens")
+
+
+def _prompt_name(values: Values) -> str:
+    return "messages" if values.get("messages") is not None else "prompt"
+
+
+def _characters(values: Values, most: int) -> int:
+    if values.get("messages") is None:
+        return sum(map(_length, values["prompt"]))
+    tools = [(tool.description, tool.parameters) for tool in values["tools"]]
+    calls = (len(call.arguments) for message in values["messages"] for call in message.tool_calls)
+    return sum(len(message.content) for message in values["messages"]) + sum(calls) + size_of(tools, most)
+
+
+def _length(prompt: Prompt) -> int:
+    return len(prompt)

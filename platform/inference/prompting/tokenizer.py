@@ -1,0 +1,33 @@
+"""The base model's tokenizer, read from local files only; never code that a model brings along.
+
+Invariant: a folder with tokenizer.json is read without importing torch, which the gateway process never needs.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from loraplex.platform.startup_errors import StartError
+
+
+def load_tokenizer(model_path: str) -> Any:
+    """A fast tokenizer of transformers for a folder or a `.gguf` file. Raises `StartError`."""
+    path = Path(model_path)
+    try:
+        tokenizer = _read(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise StartError(f"{path} holds no usable tokenizer: {error}") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise StartError(f"{path} holds no fast tokenizer (tokenizer.json)")
+    return tokenizer
+
+
+def _read(path: Path) -> Any:
+    if (path / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    from transformers import AutoTokenizer
+
+    if path.is_file():
+        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)

@@ -1,0 +1,107 @@
+"""Tools, calls and results as a prompt shows them: to a template that knows them as objects, to any other as plain text.
+
+Invariant: nothing here is markup yet; what a tenant wrote stays apart from control tokens in `prompt.py`.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Final
+
+from loraplex.grammar.constraints import Tool
+from loraplex.grammar.tools.call_syntax import ToolStyle
+from loraplex.grammar.tools.prompt_text import WrittenCall, render_calls, render_result, render_tools
+from loraplex.platform.errors import InvalidBody, InvalidParameter
+from loraplex.platform.parameters.chat_messages import ChatMessage, ToolCall
+from loraplex.platform.parameters.json_object import BodyLimits, parse_object
+
+ARGUMENT_LIMITS: Final = BodyLimits()
+MISTRAL_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
+
+
+def as_text(
+    messages: Sequence[ChatMessage], tools: Sequence[Tool], style: ToolStyle, *, system: bool
+) -> list[ChatMessage]:
+    """The conversation without calls, results and tools, for a template that knows none of them.
+
+    Tools join the first system message. `system`: the template shows system messages; else they join the user's.
+    Results in a row become one message of the user, for templates in which roles alternate.
+    """
+    names = called_names(messages)
+    plain: list[ChatMessage] = []
+    for is_result, group in groupby(messages, lambda message: message.role == "tool"):
+        if is_result:
+            results = [render_result(_name(each, names), each.content) for each in group]
+            plain.append(ChatMessage("user", "\n".join(results)))
+        else:
+            plain.extend(_without_calls(message, style) for message in group)
+    return _with_tools(plain, render_tools(style, tools), system) if tools else plain
+
+
+def called_names(messages: Sequence[ChatMessage]) -> dict[str, str]:
+    """Call id -> name of the function."""
+    return {call.id: call.name for message in messages for call in message.tool_calls}
+
+
+def template_message(message: ChatMessage, style: ToolStyle, names: dict[str, str]) -> dict[str, Any]:
+    """The message as chat templates read it: arguments as an object where they are one, a result with its function's name."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    name = _name(message, names) if message.role == "tool" else message.name
+    if name:
+        fields["name"] = name
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = _call_id(message.tool_call_id, style)
+    if message.tool_calls:
+        fields["tool_calls"] = [_template_call(call, style) for call in message.tool_calls]
+    return fields
+
+
+def template_tool(tool: Tool) -> dict[str, Any]:
+    """The tool in the shape of the OpenAI API."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def _template_call(call: ToolCall, style: ToolStyle) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": _arguments(call.arguments)}
+    return {"id": _call_id(call.id, style), "type": "function", "function": function}
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """A call that was cut off is no object; templates get its text then."""
+    try:
+        return parse_object(text.encode(), ARGUMENT_LIMITS)
+    except (InvalidBody, InvalidParameter):
+        return text
+
+
+def _call_id(call_id: str, style: ToolStyle) -> str:
+    """Mistral's templates refuse ids of any other form than theirs, also those of other servers."""
+    if style is not ToolStyle.MISTRAL or MISTRAL_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _name(message: ChatMessage, names: dict[str, str]) -> str:
+    return names.get(message.tool_call_id or "", message.name or "")
+
+
+def _without_calls(message: ChatMessage, style: ToolStyle) -> ChatMessage:
+    if not message.tool_calls:
+        return message
+    written = render_calls(style, [WrittenCall(call.name, call.arguments) for call in message.tool_calls])
+    content = f"{message.content}\n{written}" if message.content else written
+    return replace(message, content=content, tool_calls=())
+
+
+def _with_tools(messages: list[ChatMessage], text: str, system: bool) -> list[ChatMessage]:
+    first = messages[0]
+    if first.role in ("system", "developer"):
+        return [replace(first, content=f"{first.content}\n\n{text}"), *messages[1:]]
+    if system:
+        return [ChatMessage("system", text), *messages]
+    if first.role == "user":
+        return [replace(first, content=f"{text}\n\n{first.content}"), *messages[1:]]
+    return [ChatMessage("user", text), *messages]

@@ -1,0 +1,1 @@
+"""`response_format` and tools to a grammar, and back."""

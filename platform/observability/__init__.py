@@ -1,0 +1,1 @@
+"""Metrics, health and request statistics."""

@@ -1,0 +1,216 @@
+"""Turns the engines' snapshots into metric families at scrape time; label sets of the past are not kept.
+
+Invariant: a counter never falls, although an engine that was started again counts from zero.
+"""
+
+import time
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats
+from loraplex.platform.engines.pool import EnginePool, ManagedEngine
+
+LABELS: Final = ["model_name", "engine"]
+
+COUNTERS: Final = (
+    ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens processed."),
+    ("vllm:generation_tokens", "generation_tokens", "Tokens generated."),
+    ("vllm:prompt_tokens_cached", "cached_prompt_tokens", "Prompt tokens found in the prefix cache."),
+    ("vllm:prefix_cache_queries", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
+    ("vllm:prefix_cache_hits", "prefix_cache_hits", "Tokens found in the prefix cache."),
+    ("vllm:num_preemptions", "preemptions", "Rows preempted by recomputation."),
+    ("vllm:corrupted_requests", "corrupted_requests", "Requests with non-finite logits."),
+    ("loraplex_adapter_evictions", "adapter_evictions", "Adapters evicted from the device."),
+    (
+        "loraplex_adapter_host_hits",
+        "adapter_host_hits",
+        "Adapter loads that found their blob in host memory.",
+    ),
+    ("loraplex_aborted_requests", "aborted_requests", "Requests aborted by their client."),
+    ("loraplex_grammar_compilations", "grammar_compilations", "Grammars compiled by the engine."),
+    ("loraplex_grammar_compile_seconds", "grammar_compile_seconds", "Seconds spent compiling them."),
+    ("loraplex_grammar_failures", "grammar_failures", "Requests that their grammar ended."),
+    ("loraplex_grammar_mask_seconds", "mask_seconds", "Seconds spent filling masks."),
+    ("loraplex_grammar_late_masks", "late_masks", "Rows that sat a step out for their mask."),
+    ("loraplex_grammar_forced_tokens", "forced_tokens", "Tokens a grammar left no choice about."),
+    ("loraplex_engine_steps", "steps", "Steps of the engine."),
+    ("loraplex_engine_step_seconds", "step_seconds", "Seconds spent in steps."),
+)
+SPLIT_COUNTERS: Final = (
+    (
+        "vllm:admission_rejections",
+        "reason",
+        "Requests refused at admission.",
+        (("queue_full", "admission_rejections"),),
+    ),
+    (
+        "loraplex_adapter_loads",
+        "result",
+        "Adapter loads to the device.",
+        (("ok", "adapter_loads"), ("failed", "adapter_load_failures")),
+    ),
+)
+GAUGES: Final = (
+    ("vllm:num_requests_running", "running", "Requests in the running batch."),
+    ("vllm:num_requests_waiting", "waiting", "Requests waiting."),
+    ("loraplex_requests_waiting_for_grammar", "waiting_for_grammar", "Requests whose grammar is compiled."),
+    ("loraplex_adapters_pinned", "pinned_adapters", "Resident adapters in use."),
+    ("loraplex_adapter_resident_bytes", "adapter_bytes", "Device bytes of resident adapters."),
+    ("loraplex_adapter_budget_bytes", "adapter_budget_bytes", "Device bytes adapters may take."),
+    ("loraplex_adapter_waste_bytes", "adapter_waste_bytes", "Device bytes between pages of adapters."),
+    ("loraplex_adapter_host_bytes", "adapter_host_bytes", "Host memory of adapters that may come back."),
+    (
+        "loraplex_adapter_page_error",
+        "adapter_page_error",
+        "Greatest error of 8-bit pages to a resident module.",
+    ),
+    ("loraplex_kv_blocks_free", "free_blocks", "KV blocks that hold nothing."),
+    ("loraplex_kv_blocks_cached", "cached_blocks", "KV blocks kept for reuse, evictable."),
+    ("loraplex_kv_blocks_referenced", "referenced_blocks", "KV blocks in use."),
+    ("loraplex_engine_step_age_seconds", "heartbeat_age_s", "Since the last step while there is work."),
+)
+
+
+class EngineCollector(Collector):
+    """Reads the newest snapshot of every engine; never waits for one."""
+
+    def __init__(self, model_name: str, engines: EnginePool) -> None:
+        self._model_name = model_name
+        self._engines = engines
+        self._seen: dict[tuple[str, str], float] = {}
+        self._base: dict[tuple[str, str], float] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, each with one sample per engine."""
+        snapshots = [
+            (str(i), engine.last_stats or EngineStats()) for i, engine in enumerate(self._engines.engines)
+        ]
+        yield from self._counters(snapshots)
+        yield from self._split_counters(snapshots)
+        yield from self._gauges(snapshots)
+        yield from self._process_families()
+        yield self._step_tokens(snapshots)
+        yield self._cache_config()
+        yield self._lora_info(snapshots)
+
+    def _counters(self, snapshots: list[tuple[str, EngineStats]]) -> Iterable[Metric]:
+        for name, field, text in COUNTERS:
+            family = CounterMetricFamily(name, text, labels=LABELS)
+            for engine, stats in snapshots:
+                family.add_metric([self._model_name, engine], self._total(engine, field, stats))
+            yield family
+
+    def _split_counters(self, snapshots: list[tuple[str, EngineStats]]) -> Iterable[Metric]:
+        for name, label, text, parts in SPLIT_COUNTERS:
+            family = CounterMetricFamily(name, text, labels=[*LABELS, label])
+            for engine, stats in snapshots:
+                for value, field in parts:
+                    family.add_metric([self._model_name, engine, value], self._total(engine, field, stats))
+            yield family
+        yield self._prompt_sources(snapshots)
+
+    def _prompt_sources(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by origin.", labels=[*LABELS, "source"]
+        )
+        for engine, stats in snapshots:
+            total = self._total(engine, "prompt_tokens", stats)
+            cached = self._total(engine, "cached_prompt_tokens", stats)
+            family.add_metric([self._model_name, engine, "local_compute"], total - cached)
+            family.add_metric([self._model_name, engine, "local_cache_hit"], cached)
+        return family
+
+    def _gauges(self, snapshots: list[tuple[str, EngineStats]]) -> Iterable[Metric]:
+        for name, field, text in GAUGES:
+            family = GaugeMetricFamily(name, text, labels=LABELS)
+            for engine, stats in snapshots:
+                family.add_metric([self._model_name, engine], getattr(stats, field))
+            yield family
+        usage = GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", labels=LABELS
+        )
+        reasons = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.", labels=[*LABELS, "reason"]
+        )
+        resident = GaugeMetricFamily(
+            "loraplex_adapter_residency", "Adapters by tier.", labels=[*LABELS, "tier"]
+        )
+        for engine, stats in snapshots:
+            labels = [self._model_name, engine]
+            usage.add_metric(labels, stats.referenced_blocks / max(stats.total_blocks, 1))
+            deferred = stats.waiting_for_adapter + stats.waiting_for_grammar
+            reasons.add_metric([*labels, "capacity"], max(stats.waiting - deferred, 0))
+            reasons.add_metric([*labels, "deferred"], deferred)
+            resident.add_metric([*labels, "device"], len(stats.resident_adapters))
+        yield from (usage, reasons, resident)
+
+    def _process_families(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("loraplex_engine_up", "1 while the engine answers.", labels=LABELS)
+        age = GaugeMetricFamily(
+            "loraplex_engine_heartbeat_age_seconds", "Since the engine was heard.", labels=LABELS
+        )
+        restarts = CounterMetricFamily(
+            "loraplex_engine_restarts", "Starts after a crash or hang.", labels=LABELS
+        )
+        for index, engine in enumerate(self._engines.engines):
+            labels = [self._model_name, str(index)]
+            up.add_metric(labels, engine.connected)
+            age.add_metric(labels, engine.silent_for())
+            restarts.add_metric(labels, engine.restarts)
+        yield from (up, age, restarts)
+
+    def _step_tokens(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
+        """Of this life of the engine: a restart shows as a reset, which `rate()` understands."""
+        family = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens computed in one step.", labels=LABELS
+        )
+        for engine, stats in snapshots:
+            counts = accumulate(stats.step_tokens_histogram or [0] * (len(STEP_TOKEN_BOUNDS) + 1))
+            bounds = [*(str(float(bound)) for bound in STEP_TOKEN_BOUNDS), "+Inf"]
+            buckets = list(zip(bounds, counts, strict=True))
+            family.add_metric([self._model_name, engine], buckets, stats.step_tokens)
+        return family
+
+    def _cache_config(self) -> Metric:
+        names = ["block_size", "num_gpu_blocks", "cache_dtype"]
+        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*LABELS, *names])
+        for index, engine in enumerate(self._engines.engines):
+            values = _cache_values(engine)
+            if values is not None:
+                family.add_metric([self._model_name, str(index), *values], 1)
+        return family
+
+    def _lora_info(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
+        """The value is the time of the update; routers read the adapters off the labels."""
+        names = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info", "Adapters running and waiting.", labels=[*LABELS, *names]
+        )
+        for engine, stats in snapshots:
+            adapters = [",".join(stats.running_adapters), ",".join(stats.waiting_adapters)]
+            resident = str(max(len(stats.resident_adapters), len(stats.running_adapters)))
+            family.add_metric([self._model_name, engine, resident, *adapters], time.time())
+        return family
+
+    def _total(self, engine: str, field: str, stats: EngineStats) -> float:
+        """The counter over all lives of the engine: a fall means that it was started again."""
+        key = (engine, field)
+        value = float(getattr(stats, field))
+        seen = self._seen.get(key, 0.0)
+        if value < seen:
+            self._base[key] = self._base.get(key, 0.0) + seen
+        self._seen[key] = value
+        return self._base.get(key, 0.0) + value
+
+
+def _cache_values(engine: ManagedEngine) -> list[str] | None:
+    try:
+        info = engine.info()
+    except EngineUnavailable:
+        return None
+    return [str(info.block_size), str(info.num_blocks), info.dtype]

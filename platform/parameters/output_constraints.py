@@ -1,0 +1,55 @@
+"""The parameters that shape an answer -> one `AnswerForm`. None means plain text, for which nothing is compiled or parsed."""
+
+from typing import Final
+
+from loraplex.grammar.constraints import AnswerForm, OutputFormat, Tool
+from loraplex.platform.errors import InvalidParameter
+from loraplex.platform.parameters.parameter_table import Values
+from loraplex.platform.parameters.response_format import Structure
+from loraplex.platform.parameters.tools import ToolChoice
+
+_NOTHING: Final = Structure(format=None, close=False)
+
+
+def answer_form(values: Values, *, fast_forward: bool = True) -> AnswerForm | None:
+    """Raises `InvalidParameter` for parameters that do not go together and for a tool that is not there."""
+    structure: Structure = values.get("structured_outputs") or _NOTHING
+    wanted = _format(values.get("response_format"), structure)
+    tools: tuple[Tool, ...] = values.get("tools") or ()
+    choice: ToolChoice = values.get("tool_choice") or ToolChoice("auto" if tools else "none")
+    callable_tools = _callable(tools, choice)
+    if wanted is None and not callable_tools:
+        return None
+    return AnswerForm(
+        format=wanted,
+        tools=callable_tools,
+        tool_choice=choice.mode if callable_tools else "none",
+        parallel=not choice.single and bool(values.get("parallel_tool_calls", True)),
+        close=structure.close,
+        fast_forward=fast_forward,
+    )
+
+
+def _format(response: OutputFormat | None, structure: Structure) -> OutputFormat | None:
+    if response is not None and structure.format is not None:
+        raise InvalidParameter(
+            "`response_format` and `structured_outputs` both give a format; give one.",
+            param="structured_outputs",
+        )
+    return response if response is not None else structure.format
+
+
+def _callable(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:
+    if choice.mode == "none":
+        return ()
+    if not tools and (choice.mode == "required" or choice.names is not None):
+        raise InvalidParameter("`tool_choice` asks for a call, but `tools` is empty.", param="tool_choice")
+    if choice.names is None:
+        return tools
+    offered = {tool.name for tool in tools}
+    for name in choice.names:
+        if name not in offered:
+            raise InvalidParameter(
+                f"`tool_choice` names {name!r}, which is not in `tools`.", param="tool_choice"
+            )
+    return tuple(tool for tool in tools if tool.name in choice.names)

@@ -1,0 +1,1 @@
+"""Process start-up: death signal, garbage collector, logs."""

@@ -1,0 +1,282 @@
+"""Wires a gateway: databases, secret, engines and HTTP application, opened in order and closed in reverse.
+
+Invariant: whatever was opened is closed, however the start or the run ends.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Final
+from uuid import UUID
+
+import structlog
+from fastapi import FastAPI
+
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.storage.garbage_collection import BlobRemoval
+from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.engine.messages import EngineInfo
+from loraplex.platform.api.app import create_app
+from loraplex.platform.auth.client_address import ClientAddresses
+from loraplex.platform.config import Settings
+from loraplex.platform.datastores.blob_storage import OpenBlobs
+from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
+from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.engines.startup import open_engines
+from loraplex.platform.inference.dependencies import (
+    AnswerJudges,
+    GatewayLimits,
+    GatewayServices,
+    GrammarTrials,
+    RequestPreparation,
+)
+from loraplex.platform.inference.prompting.chat_template import PromptRenderer
+from loraplex.platform.inference.prompting.token_text import TokenText
+from loraplex.platform.inference.prompting.tokenizer import load_tokenizer
+from loraplex.platform.jobs.housekeeping import Janitor
+from loraplex.platform.jobs.tenant_erasure import TenantErasure
+from loraplex.platform.jobs.tenant_files import StoredFiles
+from loraplex.platform.observability.health import Health, Ping, health_router
+from loraplex.platform.observability.metered_admissions import MeteredAdmissions
+from loraplex.platform.observability.metrics import Metrics
+from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.preparation.messages import Setup
+from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
+from loraplex.platform.server.components import open_admissions
+from loraplex.platform.server.grammar_trials import open_judges, open_preparation, open_trials
+from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
+from loraplex.platform.server.version_life_cycle import open_life_cycle
+from loraplex.platform.startup_errors import DependencyFailed, SettingsError
+from loraplex.tenants import valkey
+from loraplex.tenants.api_keys.last_used import writing_use
+from loraplex.tenants.api_keys.networks import parse_network
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import InvalidField, RoleUnsafe, TenantsError
+from loraplex.tenants.registry.adapters import tenants_with
+from loraplex.tenants.retention import Retention
+
+LOG = structlog.get_logger("loraplex.gateway")
+
+OnStage = Callable[[str], None]
+SHADOWED_TOLD: Final = 20
+"""Tenants that a warning names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGateway:
+    """A gateway that is ready to listen."""
+
+    app: FastAPI
+    engines: EnginePool
+    health: Health
+    database: Database
+    adapters: AdapterStorage
+    served_model_name: str
+
+
+@asynccontextmanager
+async def open_gateway(
+    settings: Settings, model: str | None, on_stage: OnStage
+) -> AsyncIterator[OpenGateway]:
+    """Open everything and yield. `model` is None when other processes run the engines. Raises `StartError`."""
+    async with AsyncExitStack() as stack:
+        opening = asyncio.create_task(_open_stores(settings, stack, on_stage))
+        starting = asyncio.create_task(open_engines(settings, model, stack, on_stage))
+        try:
+            addresses, engines = await asyncio.gather(opening, starting)
+        except BaseException:
+            opening.cancel()
+            starting.cancel()
+            await asyncio.gather(opening, starting, return_exceptions=True)
+            raise
+        with _as_settings_error():
+            gateway = await _assemble(settings, model, addresses, engines, stack)
+        yield gateway
+
+
+@contextmanager
+def _as_settings_error() -> Iterator[None]:
+    """A store's address that is no address is the operator's setting."""
+    try:
+        yield
+    except InvalidField as error:
+        raise SettingsError(str(error)) from error
+
+
+async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> StoreAddresses:
+    if settings.database_url is None or settings.redis_url is None:
+        on_stage(f"starting PostgreSQL and Valkey under {settings.data_dir}")
+    addresses = await stack.enter_async_context(open_stores(settings))
+    on_stage("checking the database's schema")
+    embedded = addresses.embedded_database
+    with _as_settings_error():
+        await asyncio.to_thread(ensure_schema, addresses.database_url, migrate=embedded, migrate_empty=True)
+    return addresses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answering:
+    """What knows the model's tokens and grammars, and the processes that work on them."""
+
+    prompts: PromptRenderer
+    token_text: TokenText
+    preparation: RequestPreparation
+    trials: GrammarTrials
+    judges: AnswerJudges
+
+
+async def _assemble(
+    settings: Settings,
+    model: str | None,
+    addresses: StoreAddresses,
+    engines: EnginePool,
+    stack: AsyncExitStack,
+) -> OpenGateway:
+    info = engines.info()
+    served_name = settings.served_model_name or default_served_name(model or info.model_path)
+    database = Database(addresses.database_url)
+    stack.push_async_callback(database.close)
+    client = valkey.open_valkey(addresses.redis_url)
+    stack.push_async_callback(client.aclose)
+    metrics = Metrics(served_name, version("loraplex"), info.max_model_len, engines)
+    pings: dict[str, Ping] = {"postgresql": database.ping, "valkey": partial(valkey.ping, client)}
+    health = Health(engines=engines, pings=pings, metrics=metrics, stall_s=settings.ready_stall_s)
+    await _require_dependencies(health)
+    await _require_roles(database)
+    await warn_of_shadowed(database, served_name)
+    admissions = await open_admissions(settings, addresses.redis_url, database, metrics.admission, stack)
+    blobs = await asyncio.to_thread(OpenBlobs, settings, info.model_digest)
+    for upkeep in (
+        health.watch(),
+        blobs.cleaner(database).run(),
+        BlobRemoval(database, blobs.adapters.delete).run(),
+        blobs.adapters.run_eviction(),
+    ):
+        _run_beside(upkeep, stack)
+    limits = _limits(settings)
+    answering = await _open_answering(settings, info, limits, metrics, stack)
+    configured = settings.secret.get_secret_value() if settings.secret else None
+    secret = server_secret(configured, settings.data_dir)
+    namespace_of = partial(_namespace_of, secret)
+    life_cycle = await stack.enter_async_context(
+        open_life_cycle(database, engines, blobs.adapters, blobs.local.root, namespace_of)
+    )
+    services = GatewayServices(
+        served_model_name=served_name,
+        database=database,
+        engine=engines,
+        prompts=answering.prompts,
+        token_text=answering.token_text,
+        recorder=metrics,
+        preparation=answering.preparation,
+        trials=answering.trials,
+        judges=answering.judges,
+        admissions=MeteredAdmissions(admissions, metrics.admission),
+        policies=admissions,
+        currency=settings.currency,
+        fast_forward=settings.grammar_fast_forward,
+        namespace_of=namespace_of,
+        derive_key=partial(derive, secret),
+        adapter_path=partial(_adapter_path, blobs.adapters),
+        limits=limits,
+        addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
+        key_use=await stack.enter_async_context(writing_use(database)),
+        uploads=blobs.uploads(database, life_cycle),
+    )
+    stack.push_async_callback(services.detached.join)
+    write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
+    _run_beside(_janitor(settings, services, client, blobs).run(), stack)
+    app = create_app(services, routers=[health_router(health)])
+    return OpenGateway(
+        app=app,
+        engines=engines,
+        health=health,
+        database=database,
+        adapters=blobs.local,
+        served_model_name=served_name,
+    )
+
+
+def _run_beside(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
+    """Until the gateway closes."""
+    stack.callback(asyncio.create_task(work).cancel)
+
+
+async def _open_answering(
+    settings: Settings, info: EngineInfo, limits: GatewayLimits, metrics: Metrics, stack: AsyncExitStack
+) -> Answering:
+    tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
+    prompts = PromptRenderer(tokenizer)
+    setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
+    trials = open_trials(settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
+    return Answering(
+        prompts=prompts,
+        token_text=TokenText(tokenizer),
+        preparation=await stack.enter_async_context(open_preparation(setup)),
+        trials=await stack.enter_async_context(trials),
+        judges=await stack.enter_async_context(open_judges()),
+    )
+
+
+def _janitor(
+    settings: Settings, services: GatewayServices, client: valkey.Valkey, blobs: OpenBlobs
+) -> Janitor:
+    erasure = TenantErasure(
+        database=services.database,
+        valkey=client,
+        engine=services.engine,
+        namespace_of=services.namespace_of,
+        files=StoredFiles(blobs.adapters, blobs.parts),
+    )
+    retention = Retention(
+        audit=timedelta(days=settings.audit_retention_days),
+        quota_events=timedelta(days=settings.quota_event_retention_days),
+    )
+    return Janitor(database=services.database, erasure=erasure, retention=retention)
+
+
+async def _require_dependencies(health: Health) -> None:
+    for name, ping in health.pings.items():
+        try:
+            await ping()
+        except (TenantsError, OSError) as error:
+            raise DependencyFailed(f"{name}: {error}") from error
+    await health.check()
+
+
+async def warn_of_shadowed(database: Database, served_name: str) -> None:
+    """An adapter made before the base model had its name gets no requests."""
+    async with database.as_operator() as session:
+        tenants = await tenants_with(session, served_name, SHADOWED_TOLD)
+    if tenants:
+        LOG.warning("adapters are shadowed by the base model of that name", name=served_name, tenants=tenants)
+
+
+async def _require_roles(database: Database) -> None:
+    try:
+        await database.check_roles()
+    except RoleUnsafe as error:
+        raise DependencyFailed(f"postgresql: {error}") from error
+
+
+def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:
+    return tenant_namespace(secret, str(tenant_id))
+
+
+async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:
+    return str(await blobs.ensure_local(tenant_id, digest))
+
+
+def _limits(settings: Settings) -> GatewayLimits:
+    return GatewayLimits(
+        body=BodyLimits(max_bytes=settings.max_body_bytes),
+        max_in_flight=settings.max_requests_in_flight,
+        queue_timeout_s=settings.queue_timeout_s,
+        total_timeout_s=settings.total_timeout_s,
+        reader_stall_s=settings.reader_stall_s,
+        idempotency_s=settings.idempotency_hours * 3600.0,
+    )

@@ -1,0 +1,130 @@
+"""The life of a serving process, by role: all, gateway alone, or engine alone.
+
+Invariant: a port that is taken and a setting that is wrong are told before anything is started.
+"""
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack, suppress
+
+from loraplex.platform.config import Settings
+from loraplex.platform.engines import wire
+from loraplex.platform.engines.startup import open_engine_process
+from loraplex.platform.processes.gc_tuning import freeze_start
+from loraplex.platform.server.gateway import OpenGateway, open_gateway
+from loraplex.platform.server.progress import shown_progress
+from loraplex.platform.server.uvicorn_server import Shutdown, bind, serve_until_stopped
+from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
+
+WATCH_S = 1.0
+
+
+async def serve(settings: Settings, demo: bool) -> None:
+    """Serve until a signal. Raises `StartError`; `CancelledError` when a signal came before all was ready."""
+    _require_role_settings(settings, demo)
+    shutdown = Shutdown()
+    shutdown.install()
+    if settings.role == "engine":
+        await _serve_engine(settings, demo, shutdown)
+    else:
+        await _serve_gateway(settings, demo, shutdown)
+
+
+def _require_role_settings(settings: Settings, demo: bool) -> None:
+    """What the fields alone cannot say. Raises `SettingsError`."""
+    for address in settings.engine:
+        wire.socket_path(address)
+    if settings.role == "engine" and len(settings.engine) != 1:
+        raise SettingsError(
+            "setting `engine`: role engine needs exactly one --engine ipc:///path to listen on"
+        )
+    if settings.role == "gateway" and not settings.engine:
+        raise SettingsError("setting `engine`: role gateway needs at least one --engine ipc:///path")
+    if settings.role == "all" and settings.engine:
+        raise SettingsError(
+            "setting `engine`: role all runs its own engine; use --role gateway with --engine"
+        )
+    if settings.model is None and settings.role != "gateway" and not demo:
+        raise SettingsError("setting `model`: none given; pass --model FOLDER_OR_HUB_ID, or --demo")
+
+
+async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> None:
+    address = settings.engine[0]
+    model = await _model(settings, demo)
+    async with AsyncExitStack() as stack:
+        on_stage = stack.enter_context(shown_progress())
+        engine = await open_engine_process(settings, model, address, stack, on_stage)
+        on_stage.finish()
+        shutdown.started()
+        print(f"Serving {engine.info().model_path} to gateways on {address}", flush=True)
+        while not shutdown.drain.is_set() and engine.failure is None:
+            await _wait(shutdown.drain, WATCH_S)
+        if engine.failure is not None:
+            raise EngineStartFailed(engine.failure)
+
+
+async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> None:
+    listener = bind(settings.host, settings.port)
+    with listener:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        model = None if settings.role == "gateway" else await _model(settings, demo)
+        async with AsyncExitStack() as stack:
+            on_stage = stack.enter_context(shown_progress())
+            gateway = await stack.enter_async_context(open_gateway(settings, model, on_stage))
+            if demo:
+                on_stage("preparing the demo's tenants and adapters")
+                banner = await _demo_banner(settings, gateway, listener)
+            else:
+                banner = f"Serving {gateway.served_model_name} at {base_url(listener)}/v1"
+            on_stage.finish()
+            print(banner, flush=True)
+            shutdown.started()
+            freeze_start()
+            await serve_until_stopped(
+                gateway.app, listener, gateway.health, gateway.engines, shutdown, settings.drain_s
+            )
+
+
+async def _model(settings: Settings, demo: bool) -> str:
+    if settings.model is not None:
+        return settings.model
+    if not demo:
+        raise SettingsError("setting `model`: none given")
+    from loraplex.platform.demo.model import ensure_demo_model
+
+    return str(await asyncio.to_thread(ensure_demo_model, settings.data_dir))
+
+
+async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> str:
+    from loraplex.adapters.versions.push import AdapterRegistry
+    from loraplex.engine.checkpoints.config_reader import load_model_config
+    from loraplex.platform.demo.announcement import announcement
+    from loraplex.platform.demo.demo_file import DEMO_FILE
+    from loraplex.platform.demo.tenants import prepare_demo
+
+    info = gateway.engines.info()
+    registry = AdapterRegistry(
+        gateway.database, gateway.adapters, load_model_config(info.model_path), info.model_digest
+    )
+    access = await prepare_demo(
+        gateway.database,
+        registry,
+        settings.data_dir,
+        base_url=base_url(listener),
+        console_url=None,
+        model=gateway.served_model_name,
+    )
+    return announcement(access, settings.data_dir / DEMO_FILE)
+
+
+def base_url(listener: socket.socket) -> str:
+    """Where a client on this machine reaches the listener."""
+    from loraplex.platform.demo.snippet import root_url
+
+    host, port = listener.getsockname()[:2]
+    return root_url(host, port)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)

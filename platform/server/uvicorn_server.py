@@ -1,0 +1,150 @@
+"""uvicorn under our own signals: SIGTERM drains, a second one aborts.
+
+Invariant: while draining the socket stays open and new requests are refused with 503, so no client meets a reset.
+"""
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.observability.health import Health
+from loraplex.platform.server.http_protocol import BoundedHttpProtocol
+from loraplex.platform.startup_errors import PortTaken
+
+BACKLOG = 2048
+FLUSH_S = 3.0
+ABORT_S = 1.0
+KEEP_ALIVE_S = 30
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(slots=True)
+class Shutdown:
+    """Set by signals: the first asks to drain, the second to abort. Before serving, the first cancels the start."""
+
+    drain: asyncio.Event = field(default_factory=asyncio.Event)
+    abort: asyncio.Event = field(default_factory=asyncio.Event)
+    starting: asyncio.Task[None] | None = None
+
+    def install(self) -> None:
+        """Handle SIGTERM and SIGINT on the running loop; the current task is what a signal cancels at first."""
+        self.starting = asyncio.current_task()
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def started(self) -> None:
+        """From here on a signal drains instead of cancelling."""
+        self.starting = None
+
+    def _on_signal(self) -> None:
+        if self.drain.is_set():
+            self.abort.set()
+        elif self.starting is not None:
+            self.starting.cancel()
+        self.drain.set()
+
+
+class Server(uvicorn.Server):
+    """Leaves the process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet, so that a taken port is known before anything is loaded.
+
+    Raises `PortTaken`.
+    """
+    try:
+        facts = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise PortTaken(host, port, str(error)) from None
+    if port and _answers(facts[0], facts[4]):
+        raise PortTaken(host, port, "the port is taken by another process")
+    listener = socket.socket(facts[0], socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(facts[4])
+    except OSError as error:
+        listener.close()
+        reason = "the port is taken by another process" if error.errno == errno.EADDRINUSE else error.strerror
+        raise PortTaken(host, port, reason or str(error)) from None
+    return listener
+
+
+async def serve_until_stopped(
+    app: FastAPI,
+    listener: socket.socket,
+    health: Health,
+    engines: EnginePool,
+    shutdown: Shutdown,
+    drain_s: float,
+) -> None:
+    """Serve until a signal, then drain. Returns when the last answer has left or its time is over."""
+    server = _server(app)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    asked = asyncio.create_task(shutdown.drain.wait())
+    await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    if not serving.done():
+        health.draining = True
+        await _drain(engines, shutdown, drain_s)
+        server.should_exit = True
+        await _finish(server, serving, shutdown)
+    await serving
+
+
+async def _drain(engines: EnginePool, shutdown: Shutdown, drain_s: float) -> None:
+    log = structlog.get_logger("loraplex.serve")
+    log.info("draining", requests=engines.open_requests, seconds=drain_s)
+    ended = asyncio.create_task(engines.drain())
+    aborted = asyncio.create_task(shutdown.abort.wait())
+    await asyncio.wait({ended, aborted}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+    if engines.open_requests:
+        log.warning("ending requests that did not finish", requests=engines.open_requests)
+        engines.fail_open("the server is shutting down")
+    for task in (ended, aborted):
+        task.cancel()
+
+
+async def _finish(server: Server, serving: "asyncio.Task[None]", shutdown: Shutdown) -> None:
+    limit = ABORT_S if shutdown.abort.is_set() else FLUSH_S + ABORT_S
+    done, _ = await asyncio.wait({serving}, timeout=limit)
+    if not done:
+        server.force_exit = True
+
+
+def _server(app: FastAPI) -> Server:
+    config = uvicorn.Config(
+        app,
+        http=BoundedHttpProtocol,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(FLUSH_S),
+    )
+    return Server(config)
+
+
+def _answers(family: int, address: tuple[object, ...]) -> bool:
+    """Whether somebody listens there: Linux lets two processes bind one port while neither listens."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(address) == 0

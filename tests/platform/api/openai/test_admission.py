@@ -1,0 +1,370 @@
+"""Admission on the way of a request: asked once its size is known, settled by what the engine did, told in headers."""
+
+import asyncio
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from sqlalchemy import text as sql
+
+from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.grammar.errors import GrammarRefused
+from loraplex.platform.inference.dependencies import GatewayLimits
+from loraplex.platform.inference.prompting.chat_template import PromptRenderer
+from loraplex.platform.turns import AT_ONCE
+from loraplex.tenants.errors import (
+    DatabaseUnavailable,
+    PolicyStale,
+    QuotaExhausted,
+    QuotaUnavailable,
+    RateLimited,
+)
+from loraplex.tenants.quotas.reservation import Usage
+from loraplex.tenants.rate_state import Rate, RateState
+
+MODEL = "demo/base"
+DIGEST = "a" * 64
+CHAT: Any = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+LIMITED: Any = {"limit": "requests_per_minute", "level": "tenant", "limit_value": 60, "retry_after_s": 1.4}
+SPENT: Any = {"limit": "tokens_per_day", "level": "adapter", "limit_value": 9, "retry_after_s": None}
+UNTOLD: Any = {"limit": "tokens_per_day", "level": "key"}
+UNTOLD_HEADERS = {
+    "retry-after": "2",
+    "x-loraplex-limit": "tokens_per_day",
+    "x-loraplex-limit-level": "key",
+}
+RATE = RateState(requests=Rate(60, 59, 1.0), tokens=Rate(1000, 12, 0.03))
+RATE_HEADERS = {
+    "x-ratelimit-limit-requests": "60",
+    "x-ratelimit-remaining-requests": "59",
+    "x-ratelimit-reset-requests": "1s",
+    "x-ratelimit-limit-tokens": "1000",
+    "x-ratelimit-remaining-tokens": "12",
+    "x-ratelimit-reset-tokens": "30ms",
+}
+
+
+async def settled(gateway: Any, count: int = 1) -> Usage:
+    async with asyncio.timeout(5):
+        while len(gateway.admissions.settled) < count:
+            await asyncio.sleep(0.01)
+    assert gateway.engine.running == 0
+    usage: Usage = gateway.admissions.settled[-1][1]
+    return usage
+
+
+def told(answer: httpx.Response, names: dict[str, str]) -> dict[str, str]:
+    return {name: answer.headers[name] for name in names if name in answer.headers}
+
+
+async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(cached_tokens=2))
+    await gateway.adapter("acme", "pirate", DIGEST)
+    body = {"model": "pirate", "prompt": [[3, 4, 5], [6, 7]], "n": 2, "max_tokens": 4}
+    answer = await gateway.post("/v1/completions", body, **{"x-request-id": "mine"})
+    (asked,) = gateway.admissions.asked
+    assert (asked.prompt_tokens, asked.completion_tokens, asked.request_id) == (5, 16, "mine")
+    assert (asked.id.version, asked.adapter_version, asked.digest) == (7, 1, DIGEST)
+    assert asked.adapter_id is not None and asked.key.tenant_name == "acme"
+    ((admission, usage),) = gateway.admissions.settled
+    assert admission.id == asked.id and gateway.admissions.released == []
+    expected = Usage(outcome="completed", prompt_tokens=5, cached_tokens=4, completion_tokens=16)
+    assert usage == expected and answer.json()["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_rates_are_on_the_answer(start_gateway: Any, stream: bool) -> None:
+    gateway = await start_gateway()
+    gateway.admissions.rate = RATE
+    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert answer.status_code == 200
+    assert told(answer, RATE_HEADERS) == RATE_HEADERS and "x-ratelimit-mode" not in answer.headers
+    gateway.admissions.degraded = True
+    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert answer.headers["x-ratelimit-mode"] == "degraded"
+
+
+async def test_an_answer_that_fails_after_admission_tells_the_rates_too(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code="overloaded"),)))
+    gateway.admissions.rate = RATE
+    answer = await gateway.post("/v1/chat/completions", CHAT)
+    assert answer.status_code == 503 and told(answer, RATE_HEADERS) == RATE_HEADERS
+    usage = await settled(gateway)
+    assert usage == Usage(outcome="failed", prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+
+
+async def test_a_failure_midway_is_settled_by_what_was_made(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(faults=(Fault(kind="nan", after_tokens=3),)))
+    assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 500
+    usage = await settled(gateway)
+    assert (usage.outcome, usage.completion_tokens) == ("failed", 3) and usage.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_is_settled_by_what_the_engine_made(
+    start_gateway: Any, stream: bool
+) -> None:
+    gateway = await start_gateway(FakeScript(token_interval_s=0.005))
+    body = CHAT | {"max_tokens": 3000, "stream": stream}
+    leaving = asyncio.create_task(gateway.post("/v1/chat/completions", body))
+    async with asyncio.timeout(5):
+        while (await gateway.engine.stats()).generation_tokens < 5:
+            await asyncio.sleep(0.01)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    usage = await settled(gateway)
+    made = (await gateway.engine.stats()).generation_tokens
+    assert (usage.outcome, usage.completion_tokens) == ("aborted", made)
+    await asyncio.sleep(0.05)
+    assert len(gateway.admissions.settled) == 1 and gateway.admissions.released == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "headers"),
+    [
+        (RateLimited("slow down", **LIMITED), 429, "rate_limit_exceeded", {"retry-after": "2"}),
+        (QuotaExhausted("spent", **SPENT), 429, "insufficient_quota", {"x-should-retry": "false"}),
+        (QuotaUnavailable("no counters"), 503, "quota_unavailable", {"retry-after": "2"}),
+        (QuotaUnavailable("which", **UNTOLD), 503, "quota_unavailable", UNTOLD_HEADERS),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refusals(
+    start_gateway: Any, refusal: Exception, status: int, code: str, headers: dict[str, str], stream: bool
+) -> None:
+    gateway = await start_gateway()
+    gateway.admissions.refusals = [refusal]
+    form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}
+    answer = await gateway.post("/v1/chat/completions", CHAT | form | {"stream": stream})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert told(answer, headers) == headers
+    if status == 429:
+        assert isinstance(refusal, RateLimited | QuotaExhausted)
+        assert answer.headers["x-loraplex-limit"] == refusal.limit
+        assert answer.headers["x-loraplex-limit-level"] == refusal.level
+    # Nothing was done for it.
+    assert gateway.trials.checked == [] and gateway.engine.requests == []
+    assert gateway.admissions.settled == gateway.admissions.released == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_tells_the_rates(start_gateway: Any, stream: bool) -> None:
+    gateway = await start_gateway()
+    gateway.admissions.refusals = [RateLimited("slow down", **LIMITED, rate=RATE)]
+    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert answer.status_code == 429 and told(answer, RATE_HEADERS) == RATE_HEADERS
+    assert "x-ratelimit-mode" not in answer.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_never_passes_is_not_to_be_tried_again(start_gateway: Any, stream: bool) -> None:
+    gateway = await start_gateway()
+    gateway.admissions.refusals = [RateLimited("too large", **LIMITED | {"retry_after_s": None})]
+    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert answer.status_code == 429 and answer.headers["x-should-retry"] == "false"
+    assert "retry-after" not in answer.headers
+
+
+async def test_the_official_client_does_not_repeat_what_is_spent(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    client = gateway.client().with_options(max_retries=2)
+    gateway.admissions.refusals = [QuotaExhausted("spent", **SPENT)] * 3
+    with pytest.raises(openai.RateLimitError):
+        await client.chat.completions.create(**CHAT)
+    assert len(gateway.admissions.asked) == 1
+
+
+async def test_a_refused_grammar_gives_the_admission_back(start_gateway: Any) -> None:
+    gateway = await start_gateway(refused=GrammarRefused("no", param="response_format", pointer=""))
+    form = {"structured_outputs": {"json": {"type": "object"}}}
+    assert (await gateway.post("/v1/chat/completions", CHAT | form)).status_code == 400
+    assert len(gateway.admissions.released) == 1 and gateway.admissions.settled == []
+
+
+async def test_sizes_are_checked_before_admission(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    assert (await gateway.post("/v1/chat/completions", CHAT | {"max_tokens": 10**6})).status_code == 400
+    assert (await gateway.post("/v1/chat/completions", CHAT | {"model": "nobody"})).status_code == 404
+    assert gateway.admissions.asked == []
+
+
+async def test_a_stale_policy_is_read_anew_once(start_gateway: Any) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60))
+    assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
+    async with gateway.database.as_operator() as session:
+        await session.execute(sql("UPDATE tenants SET weight = 7"))
+    before = gateway.admissions.asked[-1].key.policy_epoch
+    gateway.admissions.refusals = [PolicyStale("old")]
+    assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
+    stale, fresh = gateway.admissions.asked[-2:]
+    assert stale.key.policy_epoch == before < fresh.key.policy_epoch
+    assert stale.id != fresh.id and gateway.engine.requests[-1].weight == 7
+    gateway.admissions.refusals = [PolicyStale("old")] * 2
+    answer = await gateway.post("/v1/chat/completions", CHAT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    assert gateway.admissions.refusals == []
+
+
+async def test_a_client_that_leaves_while_it_is_admitted_gives_its_admission_back(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    admit = gateway.admissions.admit
+
+    async def slow(request: Any, let_in: Any) -> Any:
+        asked.set()
+        await go_on.wait()
+        return await admit(request, let_in)
+
+    gateway.admissions.admit = slow
+    leaving = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT))
+    await asked.wait()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await asyncio.sleep(0.05)
+    go_on.set()
+    async with asyncio.timeout(5):
+        while not gateway.admissions.released:
+            await asyncio.sleep(0.01)
+    assert gateway.engine.requests == [] and gateway.admissions.settled == []
+
+
+async def test_who_is_found_revoked_learns_nothing_of_the_model(start_gateway: Any) -> None:
+    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60))
+    await gateway.adapter("acme", "pirate", DIGEST)
+    body = CHAT | {"model": "pirate"}
+    answer = await gateway.post("/v1/chat/completions", body)
+    assert answer.headers["x-loraplex-adapter-digest"] == DIGEST
+    async with gateway.database.as_operator() as session:
+        await session.execute(sql("UPDATE api_keys SET revoked_at = now()"))
+    gateway.admissions.refusals = [PolicyStale("old")]
+    answer = await gateway.post("/v1/chat/completions", body)
+    assert answer.status_code == 401 and not [name for name in answer.headers if "adapter" in name]
+
+
+async def test_large_prompts_of_one_tenant_take_turns(start_gateway: Any, monkeypatch: Any) -> None:
+    gateway = await start_gateway()
+    running, most, lock = 0, 0, threading.Lock()
+    encode = PromptRenderer.text_ids
+
+    def watched(renderer: PromptRenderer, text: str) -> list[int]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        try:
+            return encode(renderer, text)
+        finally:
+            with lock:
+                running -= 1
+
+    monkeypatch.setattr(PromptRenderer, "text_ids", watched)
+    body = {"model": MODEL, "prompt": "hello " * 2_000, "max_tokens": 10**6}
+    answers = await asyncio.gather(*(gateway.post("/v1/completions", body) for _ in range(12)))
+    assert {answer.status_code for answer in answers} == {400} and 1 <= most <= AT_ONCE
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engine_works_while_the_books_are_written_and_nothing_is_told(
+    start_gateway: Any, stream: bool
+) -> None:
+    gateway = await start_gateway()
+    written = asyncio.Event()
+    gateway.admissions.booking = written.wait
+    answering = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT | {"stream": stream}))
+    async with asyncio.timeout(5):
+        while (await gateway.engine.stats()).generation_tokens < 5:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert not answering.done() and gateway.admissions.settled == []
+    written.set()
+    assert (await answering).status_code == 200
+    assert (await settled(gateway)).completion_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "headers"),
+    [
+        (QuotaExhausted("spent", **SPENT), 429, "insufficient_quota", {"x-loraplex-limit": "tokens_per_day"}),
+        (QuotaUnavailable("no counters"), 503, "quota_unavailable", {"retry-after": "2"}),
+        (DatabaseUnavailable("away"), 503, "store_unavailable", {"retry-after": "2"}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_the_books_refuse_is_aborted_and_costs_nothing(
+    start_gateway: Any, refusal: Exception, status: int, code: str, headers: dict[str, str], stream: bool
+) -> None:
+    gateway = await start_gateway(FakeScript(token_interval_s=0.005))
+
+    async def refuse() -> None:
+        async with asyncio.timeout(5):
+            while gateway.engine.running == 0:
+                await asyncio.sleep(0.001)
+        raise refusal
+
+    gateway.admissions.booking = refuse
+    body = CHAT | {"max_tokens": 3000, "stream": stream}
+    answer = await gateway.post("/v1/chat/completions", body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert told(answer, headers) == headers
+    assert gateway.engine.running == 0
+    assert gateway.admissions.settled == gateway.admissions.released == []
+
+
+async def test_a_policy_that_the_books_find_stale_is_read_anew(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    refusals = [PolicyStale("old")]
+
+    async def refuse() -> None:
+        if refusals:
+            raise refusals.pop()
+
+    gateway.admissions.booking = refuse
+    assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
+    stale, fresh = gateway.admissions.asked
+    assert stale.id != fresh.id and len(gateway.engine.requests) == 1
+    ((admission, _),) = gateway.admissions.settled
+    assert admission.id == fresh.id
+
+
+async def test_a_client_that_leaves_while_the_books_are_written_is_settled(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(token_interval_s=0.005))
+    written = asyncio.Event()
+    gateway.admissions.booking = written.wait
+    leaving = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT | {"max_tokens": 3000}))
+    async with asyncio.timeout(5):
+        while (await gateway.engine.stats()).generation_tokens < 5:
+            await asyncio.sleep(0.01)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert gateway.admissions.settled == []
+    written.set()
+    usage = await settled(gateway)
+    assert usage.outcome == "aborted" and usage.completion_tokens >= 5
+    assert gateway.admissions.released == []
+
+
+async def test_a_split_alias_sends_a_user_the_same_way(start_gateway: Any, monkeypatch: Any) -> None:
+    gateway = await start_gateway()
+    seen: list[str] = []
+
+    async def resolve(self: Any, model: str, sticky: str = "") -> None:
+        seen.append(sticky)
+
+    monkeypatch.setattr("loraplex.tenants.registry.served_adapters.ServedAdapters.resolve", resolve)
+    await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate", "user": "u-1"})
+    await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate"}, **{"x-request-id": "r-1"})
+    assert seen == ["u-1", "r-1"]
+
+
+async def test_an_unsatisfied_schema_is_billed(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=((json.dumps([1, 1]),),)))
+    form = {"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}
+    assert (await gateway.post("/v1/chat/completions", CHAT | form)).status_code == 422
+    usage = await settled(gateway)
+    assert (usage.outcome, usage.completion_tokens) == ("completed", 1)

@@ -1,0 +1,82 @@
+"""Clients that leave while their grammar is tried or their value is judged: what they held is given back at once."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from loraplex.engine.fake_engine import FakeScript
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.platform.inference.dependencies import GatewayLimits
+
+LIMITS = GatewayLimits(max_in_flight=1, key_cache_s=0.0)
+PLAIN: Any = {"model": "demo/base", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+
+def formed(schema: object, stream: bool) -> dict[str, Any]:
+    return {**PLAIN, "max_tokens": 100, "structured_outputs": {"json": schema}, "stream": stream}
+
+
+def endless() -> dict[str, Any]:
+    """Asks for 2 ** 30 looks at one value."""
+    levels: dict[str, Any] = {"d0": {"type": "array", "uniqueItems": True}}
+    for level in range(30):
+        levels[f"d{level + 1}"] = {"anyOf": [{"$ref": f"#/$defs/d{level}"}] * 2}
+    return {"$defs": levels, "$ref": "#/$defs/d30"}
+
+
+async def answered_soon(gateway: Any) -> None:
+    async with asyncio.timeout(1.5):
+        while (await gateway.post("/v1/chat/completions", PLAIN)).status_code != 200:
+            await asyncio.sleep(0.02)
+
+
+async def leave(gateway: Any, body: object, reached: asyncio.Event) -> None:
+    leaving = asyncio.create_task(gateway.post("/v1/chat/completions", body))
+    async with asyncio.timeout(10):
+        await reached.wait()
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_a_grammar_is_tried(start_gateway: Any, stream: bool) -> None:
+    gateway = await start_gateway(limits=LIMITS)
+    reached, released = asyncio.Event(), asyncio.Event()
+
+    async def check(namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        try:
+            reached.set()
+            await asyncio.Event().wait()
+        finally:
+            released.set()
+
+    gateway.trials.check = check
+    await leave(gateway, formed({"type": "object"}, stream), reached)
+    await answered_soon(gateway)
+    assert released.is_set() and gateway.engine.running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_a_value_is_judged(
+    start_gateway: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = asyncio.Event()
+    gateway = await start_gateway(FakeScript(answers=((json.dumps([1, 1]),),)), LIMITS)
+
+    async def asked(judges: Any, process: Any, question: Any) -> None:
+        try:
+            reached.set()
+            await asyncio.Event().wait()
+        finally:
+            await process_ended(process)
+
+    async def process_ended(process: Any) -> None:
+        process.kill()
+        await process.wait()
+
+    monkeypatch.setattr("loraplex.grammar.judge.judges.Judges._ask", asked)
+    await leave(gateway, formed(endless(), stream), reached)
+    await answered_soon(gateway)
+    assert len(gateway.recorder.timings) == 2 and gateway.engine.running == 0

@@ -1,0 +1,265 @@
+"""Quotas over HTTP on real stores: what is used, narrower limits, why a request was refused, and crossed budgets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+
+from loraplex.engine.fake_engine import FakeScript
+from loraplex.platform.turns import AT_ONCE
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.billing.pricing import Price
+from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UntoldLimit
+from loraplex.tenants.database import Database
+from loraplex.tenants.models import Quota
+from loraplex.tenants.quotas.limits import Subject
+from loraplex.tenants.valkey import open_valkey
+
+BODY: Any = {"model": "demo/base", "prompt": [[1, 2, 3, 4]], "max_tokens": 6}
+PRICE = Price(prompt=1_000_000, cached_prompt=500_000, completion=2_000_000)
+
+
+@asynccontextmanager
+async def limited(
+    start_gateway: Any, database: Database, valkey_url: str, **limits: int
+) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
+    """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
+    client = open_valkey(valkey_url)
+    admissions = Admissions(database, client, PRICE, uuid4())
+    gateway = await start_gateway(FakeScript(cached_tokens=2), admissions=admissions)
+    gateway.key = await gateway.tenant("boss", ("tenant:admin",))
+    async with database.as_operator() as session:
+        tenant = await TenantRepository(session).get("boss")
+        session.add(Quota(tenant_id=tenant.id, **limits))
+    headers = {"authorization": f"Bearer {gateway.key}"}
+    async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:
+        yield gateway, http
+    await admissions.close()
+    await client.aclose()
+
+
+def use(document: Any, name: str) -> tuple[int | None, int | None, int | None]:
+    limit = document["limits"][name]
+    return limit["limit"], limit["used"], limit["reserved"]
+
+
+async def test_what_is_limited_and_used(start_gateway: Any, database: Database, valkey_url: str) -> None:
+    limits = {"requests_per_minute": 60, "tokens_per_day": 20, "budget_per_month": 1000, "max_keys": 5}
+    async with limited(start_gateway, database, valkey_url, **limits) as (gateway, http):
+        assert (await gateway.post("/v1/completions", BODY)).status_code == 200
+        answer = await http.get("quotas")
+        document = answer.json()
+        assert document["currency"] == "USD"
+        (tenant,) = document["data"]
+        assert (tenant["level"], tenant["name"], tenant["revision"]) == ("tenant", "boss", 1)
+        assert use(tenant, "tokens_per_day") == (20, 10, 0)
+        # 2 tokens of 1, 2 cached of a half, 6 of 2 micro-units each.
+        assert use(tenant, "budget_per_month") == (1000, 15, 0)
+        assert use(tenant, "max_keys") == (5, 1, 0) and use(tenant, "max_adapters") == (10_000, 0, 0)
+        assert tenant["limits"]["tokens_per_day"]["resets_at"].endswith("T00:00:00Z")
+
+
+async def test_quotas_come_in_pages(start_gateway: Any, database: Database, valkey_url: str) -> None:
+    async with limited(start_gateway, database, valkey_url, max_keys=9) as (gateway, http):
+        ids = [(await http.post("keys", json={"name": "app"})).json()["id"] for _ in range(4)]
+        for name in ("b", "a"):
+            await gateway.adapter("boss", name, "a" * 64)
+        for path in (*(f"keys/{each}" for each in ids), "adapters/a", "adapters/b"):
+            put = await http.put(
+                f"{path}/quotas", json={"requests_per_minute": 5}, headers={"if-match": '"1"'}
+            )
+            assert put.status_code == 200
+        assert (await http.delete(f"keys/{ids.pop()}")).status_code == 204
+        wanted = ["boss", *sorted(ids), "a", "b"]
+        for limit in (1, 2, 4, 6, 100):
+            seen: list[Any] = []
+            cursor: dict[str, str] = {}
+            while True:
+                page = (await http.get("quotas", params={"limit": limit, **cursor})).json()
+                assert len(page["data"]) <= limit and page["currency"] == "USD"
+                seen += page["data"]
+                if page["next_cursor"] is None:
+                    break
+                cursor = {"cursor": page["next_cursor"]}
+            assert [each["name"] for each in seen] == wanted
+            assert [each["level"] for each in seen] == ["tenant", *["key"] * 3, *["adapter"] * 2]
+            assert use(seen[0], "max_keys") == (9, 4, 0)
+            assert all(use(each, "requests_per_minute") == (5, 0, 0) for each in seen[1:])
+        for wrong in ({"limit": "101"}, {"cursor": "x"}, {"page": "2"}):
+            assert (await http.get("quotas", params=wrong)).status_code == 400
+
+
+async def test_reading_quotas_takes_turns_and_holds_no_connection(
+    start_gateway: Any, database: Database
+) -> None:
+    gateway = await start_gateway()
+    key = await gateway.tenant("boss", ("tenant:admin",))
+    reading, most, go_on = 0, 0, asyncio.Event()
+
+    async def slow(tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await go_on.wait()
+        reading -= 1
+        return []
+
+    gateway.admissions.quotas = slow
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:
+        asked = [asyncio.create_task(http.get("quotas")) for _ in range(3 * AT_ONCE)]
+        async with asyncio.timeout(10):
+            while reading < AT_ONCE:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert gateway.database._engine.pool.checkedout() == 0
+        go_on.set()
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3 * AT_ONCE
+    assert most == AT_ONCE
+
+
+async def test_a_spent_budget_is_refused_explained_and_told(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, tokens_per_day=12) as (gateway, http):
+        assert (await gateway.post("/v1/completions", BODY)).status_code == 200
+        answer = await gateway.post("/v1/completions", BODY, **{"x-request-id": "too-much"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "insufficient_quota")
+        assert answer.headers["x-loraplex-limit"] == "tokens_per_day"
+        assert answer.headers["x-should-retry"] == "false" and int(answer.headers["retry-after"]) >= 1
+        explanation = (await http.get("limits/explain/too-much")).json()
+        assert (explanation["request_id"], explanation["mode"]) == ("too-much", "counted")
+        (decision,) = explanation["decisions"]
+        assert (decision["used"], decision["asked"], decision["passed"]) == (10, 10, False)
+        for unknown in ("never", "x" * 300):
+            assert (await http.get(f"limits/explain/{unknown}")).status_code == 404
+        (event,) = (await http.get("events")).json()["data"]
+        assert (event["limit_name"], event["threshold"], event["used"]) == ("tokens_per_day", 80, 10)
+        assert (event["level"], event["limit"]) == ("tenant", 12)
+
+
+async def test_a_degraded_refusal_is_explained_as_such(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    key = await gateway.tenant("boss", ("tenant:admin",))
+    async with gateway.database.as_operator() as session:
+        tenant = await TenantRepository(session).get("boss")
+    shared = Decision(
+        level="tenant",
+        name="requests_per_minute",
+        limit=30,
+        used=30,
+        reserved=0,
+        asked=1,
+        passed=False,
+        retry_after_s=2.0,
+    )
+    untold = UntoldLimit(level="key", name="tokens_per_day", limit=500, asked=30)
+    gateway.admissions.explanations[tenant.id, "r"] = Explanation(
+        request_id="r", at=datetime.now(UTC), decisions=(shared,), untold=(untold,), degraded=True
+    )
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:
+        document = (await http.get("limits/explain/r")).json()
+    assert document["mode"] == "degraded"
+    by_share, unknown = document["decisions"]
+    assert (by_share["limit"], by_share["used"]) == (30, 30)
+    assert (unknown["name"], unknown["limit"], unknown["asked"]) == ("tokens_per_day", 500, 30)
+    assert (unknown["used"], unknown["reserved"], unknown["passed"]) == (None, None, False)
+
+
+async def test_keys_and_adapters_are_narrowed_and_hold_at_once(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, requests_per_minute=60) as (gateway, http):
+        await gateway.adapter("boss", "pirate", "a" * 64)
+        path = f"keys/{gateway.key.split('_')[2]}/quotas"
+        assert (await gateway.post("/v1/completions", BODY)).status_code == 200
+        before = await http.get(path)
+        assert before.json()["requests_per_minute"] is None and before.headers["etag"] == '"1"'
+        seen = {"if-match": before.headers["etag"]}
+        answer = await http.put(path, json={"requests_per_minute": 1}, headers=seen)
+        assert (answer.status_code, answer.headers["etag"]) == (200, '"2"'), answer.text
+        assert (await gateway.post("/v1/completions", BODY)).status_code == 200
+        refused = await gateway.post("/v1/completions", BODY)
+        assert refused.status_code == 429 and refused.headers["x-loraplex-limit-level"] == "key"
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        answer = await http.put(
+            "adapters/pirate/quotas", json={"concurrent_requests": 0}, headers={"if-match": '"1"'}
+        )
+        assert answer.status_code == 200
+        levels = [each["level"] for each in (await http.get("quotas")).json()["data"]]
+        assert levels == ["tenant", "key", "adapter"]
+        actions = [each["action"] for each in (await http.get("audit")).json()["data"]]
+        assert actions == ["quotas.change"] * 2
+
+
+async def test_what_is_not_narrower_is_refused(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    seen = {"if-match": '"1"'}
+    cases: list[tuple[Any, dict[str, str], int, str | None]] = [
+        ({"requests_per_minute": 61}, seen, 400, "requests_per_minute"),
+        ({"max_keys": 1}, seen, 400, "max_keys"),
+        ({"tokens_per_day": -1}, seen, 400, "tokens_per_day"),
+        ({"tokens_per_day": "1"}, seen, 400, "tokens_per_day"),
+        ({}, {}, 428, None),
+        ({}, {"if-match": '"2"'}, 412, None),
+    ]
+    async with limited(start_gateway, database, valkey_url, requests_per_minute=60) as (gateway, http):
+        path = f"keys/{gateway.key.split('_')[2]}/quotas"
+        for body, headers, status, param in cases:
+            answer = await http.put(path, json=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), body
+        assert (await http.get(path)).headers["etag"] == '"1"'
+
+
+async def test_what_another_owns_does_not_exist(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url) as (gateway, http):
+        rival = await gateway.tenant("rival", ("tenant:admin",))
+        await gateway.adapter("rival", "pirate", "a" * 64)
+        for path in (f"keys/{rival.split('_')[2]}/quotas", "adapters/pirate/quotas", "keys/%00/quotas"):
+            assert (await http.get(path)).status_code == 404
+            put = await http.put(path, json={}, headers={"if-match": '"1"'})
+            assert put.status_code == 404
+
+
+async def test_a_key_is_not_narrowed_by_one_that_may_do_less(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url) as (gateway, http):
+        body = {"name": "helper", "scopes": ["keys:write"]}
+        helper = (await http.post("keys", json=body)).json()
+        headers = {"authorization": f"Bearer {helper['api_key']}", "if-match": '"1"'}
+        boss = f"keys/{gateway.key.split('_')[2]}/quotas"
+        answer = await http.put(boss, json={"requests_per_minute": 0}, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
+        assert (await http.get(boss)).json()["requests_per_minute"] is None
+        own = await http.put(f"keys/{helper['id']}/quotas", json={"requests_per_minute": 5}, headers=headers)
+        assert own.status_code == 200
+
+
+async def test_holdings_are_what_the_limits_count(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, max_adapter_bytes=1000, max_keys=5) as (
+        gateway,
+        http,
+    ):
+        await gateway.adapter("boss", "pirate", "a" * 64)
+        for alias in (await http.get("adapters/pirate/aliases")).json()["data"]:
+            await http.delete(f"adapters/pirate/aliases/{alias['alias']}")
+        size = (await http.get("adapters/pirate/versions/1")).json()["size_bytes"]
+        assert (await http.delete("adapters/pirate")).status_code == 204
+        key = (await http.post("keys", json={"name": "app"})).json()["id"]
+        assert (await http.post(f"keys/{key}/rotate", json={"grace_seconds": 60})).status_code == 201
+        (tenant,) = (await http.get("quotas")).json()["data"]
+        # The files of a deleted version take room until they are removed; a replaced key takes no place of a new one.
+        assert size > 0 and use(tenant, "max_adapter_bytes") == (1000, size, 0)
+        assert use(tenant, "max_keys") == (5, 2, 0)

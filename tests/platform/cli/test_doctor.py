@@ -1,0 +1,83 @@
+"""`loraplex doctor` tells a good machine from a bad one."""
+
+import json
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.validation.result import Verdict
+from loraplex.adapters.validation_process import ValidationProcesses
+from loraplex.platform.cli import doctor
+from loraplex.platform.cli.environment_checks import GIB, grade
+from loraplex.platform.datastores.migrations import newest_revision
+
+
+def run(*arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    result = CliRunner().invoke(doctor.app, [*arguments, "--json"])
+    return result.exit_code, {
+        row["name"]: (row["status"], row["detail"]) for row in json.loads(result.stdout)
+    }
+
+
+def test_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    code, checks = run("--data-dir", str(tmp_path / "new"))
+    assert {"python", "torch", "gpu", "cpu", "memory", "disk", "postgresql", "valkey"} <= set(checks)
+    assert checks["postgresql"][0] == checks["valkey"][0] == checks["data directory"][0] == "ok"
+    assert code == int("failed" in {status for status, _ in checks.values()})
+    assert checks["uploads"] == ("ok", "validated by processes without network")
+    assert not (tmp_path / "new").exists()
+
+
+def test_configured(database_url: str, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    monkeypatch.setenv("REDIS_URL", valkey_url)
+    _, checks = run()
+    assert checks["postgresql"] == ("ok", f"PostgreSQL 18, schema {newest_revision(database_url)}")
+    assert checks["valkey"][0] == "ok"
+
+
+def test_a_database_without_schema_is_a_warning(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", empty_database_url)
+    _, checks = run()
+    assert checks["postgresql"][0] == "warning" and "loraplex migrate" in checks["postgresql"][1]
+
+
+def test_what_is_missing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://u:secret@/x?host=/nonexistent")
+    monkeypatch.setenv("REDIS_URL", f"unix://{tmp_path}/none.sock")
+    (tmp_path / "file").write_text("")
+    code, checks = run("--data-dir", str(tmp_path / "file"))
+    assert code == 1
+    assert [checks[name][0] for name in ("postgresql", "valkey", "data directory")] == ["failed"] * 3
+    assert "secret" not in str(checks)
+
+
+def test_a_folder_open_to_others_is_a_warning(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert run("--data-dir", str(tmp_path))[1]["data directory"][0] == "warning"
+
+
+def test_a_table_for_people(tmp_path: Path) -> None:
+    assert "postgresql" in CliRunner().invoke(doctor.app, ["--data-dir", str(tmp_path)]).stdout
+
+
+def test_uploads_that_cannot_be_confined_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(self: ValidationProcesses, tenant_id: UUID, folder: Path) -> Verdict:
+        raise ValidationUnavailable("a validation cannot be confined here: prctl(22)")
+
+    monkeypatch.setattr(ValidationProcesses, "validate", refuse)
+    status, detail = run("--data-dir", str(tmp_path))[1]["uploads"]
+    assert status == "warning" and "prctl(22)" in detail
+
+
+def test_grades() -> None:
+    assert [grade(amount * GIB, 1, 2 * GIB) for amount in (0, 1, 2)] == ["failed", "warning", "ok"]

@@ -1,0 +1,119 @@
+"""Routing over several engines: stable homes, spill under load, failover, aborts that find their request."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from tests.platform.engines.managed_engine import Managed
+
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
+from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Finished
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.startup_errors import EngineStartFailed
+
+
+def request(name: str, adapter: str | None = None) -> EngineRequest:
+    namespace = name.encode().ljust(32, b".")
+    return EngineRequest(
+        request_id=name,
+        namespace=namespace,
+        prompt_token_ids=[1],
+        sampling=SamplingParams(max_tokens=3),
+        adapter=AdapterRef(namespace=namespace, digest=adapter, blob_path="/b") if adapter else None,
+    )
+
+
+def test_homes_are_stable_and_spread() -> None:
+    pool = EnginePool([Managed() for _ in range(4)])
+    homes = {f"t{i}": pool.pick(request(f"t{i}", "a" * 64)) for i in range(400)}
+    counts = Counter(id(engine) for engine in homes.values())
+    assert len(counts) == 4 and min(counts.values()) > 60
+    assert all(pool.pick(request(name, "a" * 64)) is home for name, home in homes.items())
+
+
+def test_a_lost_engine_moves_only_its_own() -> None:
+    engines = [Managed() for _ in range(3)]
+    pool = EnginePool(engines)
+    before = {f"t{i}": pool.pick(request(f"t{i}")) for i in range(90)}
+    engines[0].connected = False
+    after = {name: pool.pick(request(name)) for name in before}
+    assert engines[0] not in after.values()
+    assert all(after[name] is home for name, home in before.items() if home is not engines[0])
+    engines[1].last_stats = EngineStats(draining=True)
+    assert {pool.pick(request(name)) for name in before} == {engines[2]}
+
+
+def test_a_loaded_home_spills() -> None:
+    engines = [Managed(), Managed()]
+    pool = EnginePool(engines)
+    home = next(engine for engine in engines if engine is pool.pick(request("t")))
+    home.extra_load = 50
+    assert pool.pick(request("t")) is not home
+
+
+async def test_an_adapter_is_probed_where_its_requests_go() -> None:
+    engines = [Managed() for _ in range(3)]
+    pool = EnginePool(engines)
+    for number in range(20):
+        asked = request(f"t{number}", "a" * 64)
+        assert asked.adapter is not None
+        assert (await pool.probe(asked.adapter)).digest == "a" * 64
+        home = next(engine for engine in engines if engine is pool.pick(asked))
+        assert home.probed[-1] is asked.adapter
+
+
+async def test_requests_and_aborts_reach_their_engine() -> None:
+    engines = [Managed(FakeScript(token_interval_s=5.0)), Managed(FakeScript(token_interval_s=5.0))]
+    pool = EnginePool(engines)
+
+    async def run() -> object:
+        return [event async for event in pool.submit(request("t"))][-1]
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0.02)
+    assert pool.open_requests == 1
+    await pool.abort("t")
+    last = await task
+    assert isinstance(last, Finished) and last.reason == "abort"
+    assert sum(engine.aborts for engine in engines) == 1
+    await pool.abort("unknown")
+
+
+async def test_closing_the_stream_reaches_the_engine_at_once() -> None:
+    engine = Managed(FakeScript(token_interval_s=5.0))
+    stream = EnginePool([engine]).submit(request("t"))
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert (engine.running, engine.aborts) == (0, 1)
+
+
+async def test_without_engines() -> None:
+    with pytest.raises(ValueError):
+        EnginePool([])
+    engine = Managed()
+    engine.connected = False
+    with pytest.raises(EngineUnavailable):
+        await EnginePool([engine]).stats()
+
+
+def test_engines_of_different_models_are_refused() -> None:
+    other = EngineInfo(
+        **{f: getattr(DEFAULT_INFO, f) for f in DEFAULT_INFO.__struct_fields__} | {"model_digest": "1" * 64}
+    )
+    EnginePool([Managed(), Managed()]).require_one_model()
+    with pytest.raises(EngineStartFailed, match="different models"):
+        EnginePool([Managed(), Managed(FakeScript(info=other))]).require_one_model()
+
+
+async def test_every_engine_forgets_a_tenant_and_one_that_cannot_is_told() -> None:
+    class Lost(Managed):
+        async def forget(self, namespace: bytes) -> None:
+            raise EngineUnavailable("lost")
+
+    well = [Managed(), Managed()]
+    await EnginePool(well).forget(b"n")
+    with pytest.raises(EngineUnavailable):
+        await EnginePool([well[0], Lost(), well[1]]).forget(b"n")
+    assert [engine.forgotten for engine in well] == [[b"n"] * 2] * 2

@@ -1,0 +1,182 @@
+"""A real child process with the scripted engine: crash, hang, freeze, orphan, crash loop, stop."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.fake_engine import CRASH_STATUS, FakeScript, Fault
+from loraplex.engine.messages import EngineRequest, Event, Failed, Finished
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
+from loraplex.platform.engines.restart_policy import RestartPolicy, WatchdogLimits
+from loraplex.platform.startup_errors import EngineStartFailed
+
+
+def request(request_id: str, max_tokens: int = 5) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return EngineRequest(request_id=request_id, namespace=b"n" * 32, prompt_token_ids=[1], sampling=sampling)
+
+
+def lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+async def collect(engine: EngineProcess, asked: EngineRequest) -> list[Event]:
+    return [event async for event in engine.submit(asked)]
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def options(folder: Path, script: FakeScript, **changes: object) -> EngineProcessOptions:
+    values: dict[str, object] = {
+        "address": f"ipc://{folder}/run/e.sock",
+        "config": EngineConfig(model="fake"),
+        "fake": script,
+        "restart": RestartPolicy(first_delay_s=0.01),
+        **changes,
+    }
+    return EngineProcessOptions(**values)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running(chosen: EngineProcessOptions) -> AsyncIterator[EngineProcess]:
+    engine = EngineProcess(chosen)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def test_serves_and_stops_without_leftovers(tmp_path: Path) -> None:
+    async with running(options(tmp_path, FakeScript())) as engine:
+        pid = engine.pid
+        assert pid is not None
+        assert isinstance((await collect(engine, request("a")))[-1], Finished)
+        assert (await engine.stats()).generation_tokens == 5
+        assert engine.info().model_path == "fake"
+        command_line = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        assert command_line[1:-1] == ["-m", "loraplex.platform.engines.main"]
+    assert not lives(pid)
+    assert not (tmp_path / "run" / "e.sock").exists()
+
+
+async def test_a_killed_engine_fails_its_requests_and_comes_back(tmp_path: Path) -> None:
+    async with running(options(tmp_path, FakeScript(token_interval_s=0.01))) as engine:
+        task = asyncio.create_task(collect(engine, request("a", 3000)))
+        await asyncio.sleep(0.2)
+        first = engine.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        last = (await asyncio.wait_for(task, 2))[-1]
+        assert isinstance(last, Failed) and last.code == "engine_unavailable"
+        await until(lambda: engine.connected)
+        assert engine.pid != first
+        assert isinstance((await collect(engine, request("b")))[-1], Finished)
+        assert (engine.restarts, (await engine.stats()).running) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits"),
+    [
+        ("crash", WatchdogLimits()),
+        ("hang", WatchdogLimits(hang_s=0.5)),
+        ("freeze", WatchdogLimits(unresponsive_s=2.0)),
+    ],
+)
+async def test_faults_are_survived(tmp_path: Path, kind: str, limits: WatchdogLimits) -> None:
+    script = FakeScript(faults=(Fault(kind=kind, request_id="bad", after_tokens=2),))  # type: ignore[arg-type]
+    async with running(options(tmp_path, script, watchdog=limits)) as engine:
+        last = (await asyncio.wait_for(collect(engine, request("bad")), 6))[-1]
+        assert isinstance(last, Failed) and last.code == "engine_unavailable"
+        await until(lambda: engine.connected)
+        assert isinstance((await collect(engine, request("good")))[-1], Finished)
+
+
+async def test_a_crash_loop_ends(tmp_path: Path) -> None:
+    script = FakeScript(faults=(Fault(kind="crash"),))
+    policy = RestartPolicy(first_delay_s=0.01, max_restarts=1)
+    async with running(options(tmp_path, script, restart=policy)) as engine:
+        for number in range(2):
+            await until(lambda: engine.connected)
+            last = (await collect(engine, request(f"r{number}")))[-1]
+            assert isinstance(last, Failed)
+        await until(lambda: engine.failure is not None)
+        assert f"status {CRASH_STATUS}" in str(engine.failure)
+        assert engine.pid is None
+        with pytest.raises(EngineUnavailable):
+            await engine.stats()
+
+
+async def test_a_failed_start_names_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    broken = options(tmp_path, FakeScript(), fake=None, config=EngineConfig(model=str(tmp_path / "no-model")))
+    engine = EngineProcess(broken)
+    with pytest.raises(EngineStartFailed):
+        await engine.start()
+    assert engine.pid is None
+
+
+async def test_a_slow_start_is_bounded(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartFailed, match="not ready within"):
+        await EngineProcess(options(tmp_path, FakeScript(), start_timeout_s=0.01)).start()
+
+
+async def test_stop_lets_the_child_drain(tmp_path: Path) -> None:
+    async with running(options(tmp_path, FakeScript(token_interval_s=0.02))) as engine:
+        task = asyncio.create_task(collect(engine, request("a", 20)))
+        await asyncio.sleep(0.1)
+        await engine.drain()
+        assert isinstance((await task)[-1], Finished)
+        (refused,) = await collect(engine, request("late"))
+        assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from loraplex.engine.config import EngineConfig
+from loraplex.engine.fake_engine import FakeScript
+from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
+async def main():
+    options = EngineProcessOptions(
+        address=f"ipc://{sys.argv[1]}/run/e.sock", config=EngineConfig(model="fake"), fake=FakeScript()
+    )
+    engine = EngineProcess(options)
+    await engine.start()
+    print(engine.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def test_the_child_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert lives(child)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while lives(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not lives(child)

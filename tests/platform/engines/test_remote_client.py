@@ -1,0 +1,350 @@
+"""Client and server of the engine socket over a real unix socket, with the scripted engine behind it."""
+
+import asyncio
+import os
+import pickle
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.fake_engine import FakeEngine, FakeScript, Fault
+from loraplex.engine.messages import (
+    AdapterRef,
+    Delta,
+    EngineRequest,
+    Event,
+    Failed,
+    Finished,
+    ProbeReport,
+    Started,
+)
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.engines import wire
+from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.engines.server import EngineServer
+from loraplex.platform.startup_errors import SettingsError
+
+
+def request(request_id: str = "r", max_tokens: int = 8, n: int = 1) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=max_tokens, n=n, seed=1)
+    return EngineRequest(
+        request_id=request_id, namespace=b"n" * 32, prompt_token_ids=[1, 2], sampling=sampling
+    )
+
+
+async def collect(engine: RemoteEngine, asked: EngineRequest) -> list[Event]:
+    return [event async for event in engine.submit(asked)]
+
+
+async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def serving(fake: FakeEngine, address: str) -> AsyncIterator[EngineServer]:
+    server = EngineServer(fake, address)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def connected(address: str, limits: BufferLimits | None = None) -> AsyncIterator[RemoteEngine]:
+    client = RemoteEngine(address, limits or BufferLimits())
+    client.start()
+    try:
+        await asyncio.wait_for(client.wait_ready(), 5)
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/run/e.sock"
+
+
+async def test_a_request_over_the_socket_equals_one_in_process(address: str) -> None:
+    local = [event async for event in FakeEngine().submit(request(n=2))]
+    async with serving(FakeEngine(), address), connected(address) as client:
+        remote = await collect(client, request(n=2))
+        assert client.info() == FakeEngine().info()
+    assert remote[0] == local[0] and isinstance(remote[0], Started)
+
+    def text(events: list[Event], choice: int) -> str:
+        return "".join(e.text for e in events if isinstance(e, Delta) and e.choice == choice)
+
+    for choice in range(2):
+        assert text(remote, choice) == text(local, choice)
+    assert [e for e in remote if isinstance(e, Finished)] == [e for e in local if isinstance(e, Finished)]
+
+
+async def test_the_socket_is_private(address: str) -> None:
+    async with serving(FakeEngine(), address):
+        path = wire.socket_path(address)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not path.exists()
+
+
+async def test_an_open_folder_or_a_long_path_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(SettingsError, match="0700"):
+        await EngineServer(FakeEngine(), f"ipc://{tmp_path}/e.sock").start()
+    with pytest.raises(SettingsError, match="at most"):
+        RemoteEngine("ipc:///" + "x" * 200, BufferLimits())
+    with pytest.raises(SettingsError, match="ipc://"):
+        EngineServer(FakeEngine(), "tcp://0.0.0.0:5555")
+
+
+async def test_closing_a_stream_aborts_and_is_acknowledged(address: str) -> None:
+    fake = FakeEngine(FakeScript(token_interval_s=0.01))
+    async with serving(fake, address), connected(address) as client:
+        stream = client.submit(request(max_tokens=1000))
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        await until(lambda: fake.running == 0, 1)
+        assert fake.aborts == 1
+        await asyncio.wait_for(client.abort("r"), 1)
+        await asyncio.wait_for(client.abort("never seen"), 1)
+
+
+async def test_abort_reaches_a_request_that_stalls(address: str) -> None:
+    fake = FakeEngine(FakeScript(faults=(Fault(kind="stall", after_tokens=1),)))
+    async with serving(fake, address), connected(address) as client:
+        task = asyncio.create_task(collect(client, request()))
+        await until(lambda: fake.running == 1)
+        await asyncio.wait_for(client.abort("r"), 2)
+        last = (await task)[-1]
+        assert isinstance(last, Finished) and last.reason == "abort"
+
+
+async def test_a_forgotten_tenant_ends_at_every_gateway(address: str) -> None:
+    fake = FakeEngine(FakeScript(token_interval_s=0.01))
+    async with serving(fake, address), connected(address) as one, connected(address) as two:
+        task = asyncio.create_task(collect(one, request(max_tokens=2000)))
+        await until(lambda: fake.running == 1)
+        await asyncio.wait_for(two.forget(b"n" * 32), 2)
+        last = (await asyncio.wait_for(task, 2))[-1]
+        assert isinstance(last, Failed) and last.code == "namespace_forgotten"
+        await two.forget(b"n" * 32)
+        assert fake.forgotten == [b"n" * 32] * 2
+
+
+async def test_forgetting_is_repeated_and_fails_with_the_engine(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeEngine()
+    async with serving(fake, address), connected(address) as client:
+        send = client._send
+        lost: list[wire.ToEngine] = []
+
+        def lossy(message: wire.ToEngine) -> bool:
+            if isinstance(message, wire.Forget) and not lost:
+                lost.append(message)
+                return False
+            return send(message)
+
+        monkeypatch.setattr(client, "_send", lossy)
+        await asyncio.wait_for(client.forget(b"n" * 32), 3)
+        assert lost and fake.forgotten
+        monkeypatch.setattr(client, "_send", lambda message: False)
+        waiting = asyncio.ensure_future(client.forget(b"m" * 32))
+        await asyncio.sleep(0)
+        client.lose("it ended")
+        with pytest.raises(EngineUnavailable):
+            await waiting
+        with pytest.raises(EngineUnavailable):
+            await client.forget(b"m" * 32)
+
+
+async def test_aborts_are_repeated_until_acknowledged(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine(FakeScript(token_interval_s=0.01))
+    async with serving(fake, address), connected(address) as client:
+        stream = client.submit(request(max_tokens=100_000 // 50))
+        await anext(stream)
+        send = client._send
+        lost: list[wire.ToEngine] = []
+
+        def lossy(message: wire.ToEngine) -> bool:
+            if isinstance(message, wire.Abort) and not lost:
+                lost.append(message)
+                return False
+            return send(message)
+
+        monkeypatch.setattr(client, "_send", lossy)
+        await stream.aclose()  # type: ignore[attr-defined]
+        await until(lambda: fake.running == 0, 3)
+        assert lost
+
+
+async def test_a_silent_gateway_loses_its_rows_and_others_keep_theirs(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "PEER_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(wire, "PING_INTERVAL_S", 0.1)
+    fake = FakeEngine(FakeScript(token_interval_s=0.01))
+    async with serving(fake, address), connected(address) as alive, connected(address) as dead:
+        keep = asyncio.create_task(collect(alive, request("keep", max_tokens=150)))
+        lost = asyncio.create_task(collect(dead, request("lost", max_tokens=2000)))
+        await until(lambda: fake.running == 2)
+        monkeypatch.setattr(dead, "_send", lambda message: False)
+        await until(lambda: fake.running == 1, 3)
+        assert fake.aborts == 1
+        assert isinstance((await keep)[-1], Finished)
+        lost.cancel()
+
+
+async def test_one_gateway_cannot_abort_anothers_request_nor_reuse_its_id(address: str) -> None:
+    fake = FakeEngine(FakeScript(token_interval_s=0.005))
+    async with serving(fake, address), connected(address) as one, connected(address) as other:
+        task = asyncio.create_task(collect(one, request(max_tokens=60)))
+        await until(lambda: fake.running == 1)
+        await asyncio.wait_for(other.abort("r"), 1)
+        (refused,) = await collect(other, request())
+        assert isinstance(refused, Failed) and refused.code == "invalid_request"
+        last = (await task)[-1]
+        assert isinstance(last, Finished) and last.reason == "length"
+
+
+async def test_a_restarted_engine_fails_old_requests_and_takes_new_ones(address: str) -> None:
+    first = FakeEngine(FakeScript(token_interval_s=0.01))
+    server = EngineServer(first, address)
+    await server.start()
+    async with connected(address) as client:
+        task = asyncio.create_task(collect(client, request(max_tokens=2000)))
+        await until(lambda: first.running == 1)
+        await server.close()
+        async with serving(FakeEngine(), address):
+            last = (await asyncio.wait_for(task, 8))[-1]
+            assert isinstance(last, Failed) and last.code == "engine_unavailable"
+            await asyncio.wait_for(client.wait_ready(), 5)
+            assert isinstance((await collect(client, request("again")))[-1], Finished)
+
+
+async def test_without_an_engine_requests_fail_at_once(address: str) -> None:
+    client = RemoteEngine(address, BufferLimits())
+    client.start()
+    (event,) = await collect(client, request())
+    assert isinstance(event, Failed) and event.code == "engine_unavailable"
+    with pytest.raises(EngineUnavailable):
+        client.info()
+    with pytest.raises(EngineUnavailable):
+        await client.stats()
+    await asyncio.wait_for(client.abort("r"), 1)
+    await client.close()
+
+
+async def test_stats_travel(address: str) -> None:
+    async with serving(FakeEngine(), address), connected(address) as client:
+        await collect(client, request())
+        assert (await client.stats()).generation_tokens == 8
+
+
+async def test_a_probe_travels_and_is_lost_with_its_engine(address: str) -> None:
+    adapter = AdapterRef(namespace=bytes(32), digest="d" * 64, blob_path="/blobs/d")
+    fake = FakeEngine(FakeScript(probe=ProbeReport(digest="", max_error={"q_proj": 0.25}, bound=0.5)))
+    async with serving(fake, address) as server, connected(address) as client:
+        report = await client.probe(adapter)
+        assert (report.digest, report.max_error, report.code) == ("d" * 64, {"q_proj": 0.25}, None)
+        assert fake.probed == [adapter]
+        hangs = asyncio.Event()
+
+        async def never(adapter: AdapterRef) -> ProbeReport:
+            await hangs.wait()
+            return report
+
+        fake.probe = never  # type: ignore[method-assign]
+        probe = asyncio.create_task(client.probe(adapter))
+        await asyncio.sleep(0.05)
+        client.lose("the test says so")
+        with pytest.raises(EngineUnavailable, match="the test says so"):
+            await asyncio.wait_for(probe, 1)
+        with pytest.raises(EngineUnavailable, match="not connected"):
+            await client.probe(adapter)
+        await asyncio.wait_for(client.wait_ready(), 5)
+        await fake.drain()
+        del fake.probe
+        with pytest.raises(EngineUnavailable, match="draining"):
+            await client.probe(adapter)
+        assert server.malformed == 0
+        hangs.set()
+
+
+async def test_malformed_bytes_harm_nobody(address: str) -> None:
+    async with serving(FakeEngine(), address) as server, connected(address) as client:
+        context = zmq.asyncio.Context()
+        raw = context.socket(zmq.DEALER)
+        raw.connect(address)
+        junk = [
+            b"",
+            b"\xc1",
+            pickle.dumps({"a": 1}),
+            os.urandom(500),
+            wire.encode(wire.Hello(1))[:-1],
+            b"\x81\xa4type",
+        ]
+        for data in junk:
+            await raw.send(data)
+        await raw.send_multipart([b"a", b"b", b"c"])
+        await until(lambda: server.malformed == len(junk) + 1)
+        await raw.send(wire.encode(wire.Ping(1)))
+        assert isinstance(wire.decode_to_gateway(await raw.recv()), wire.Goodbye)
+        await raw.send(wire.encode(wire.Hello(99)))
+        assert isinstance(wire.decode_to_gateway(await raw.recv()), wire.Goodbye)
+        raw.close(0)
+        context.term()
+        assert isinstance((await collect(client, request()))[-1], Finished)
+
+
+async def test_a_slow_reader_is_aborted_alone(address: str) -> None:
+    fake = FakeEngine(FakeScript(token_interval_s=0.001))
+    async with serving(fake, address), connected(address, BufferLimits(tokens=100)) as client:
+        slow = client.submit(request("slow", max_tokens=3000))
+        await anext(slow)
+        quick = asyncio.create_task(collect(client, request("quick", max_tokens=300)))
+        await until(lambda: fake.aborts == 1)
+        rest = [event async for event in slow]
+        assert isinstance(rest[-1], Failed) and rest[-1].code == "timeout"
+        assert len(rest) <= 3
+        assert isinstance((await quick)[-1], Finished)
+
+
+async def test_a_tick_of_many_rows_is_few_messages(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeEngine(FakeScript(token_interval_s=0.05))
+    async with serving(fake, address) as server, connected(address) as client:
+        batches: list[int] = []
+        send = server._send
+
+        def counting(identity: bytes, message: wire.ToGateway) -> bool:
+            if isinstance(message, wire.Events):
+                batches.append(len(message.events))
+            return send(identity, message)
+
+        monkeypatch.setattr(server, "_send", counting)
+        await asyncio.gather(*(collect(client, request(f"r{i}", max_tokens=10)) for i in range(64)))
+        assert sum(batches) == 64 * 12
+        assert len(batches) < sum(batches) / 4
+
+
+async def test_drain_refuses_new_and_waits_for_old(address: str) -> None:
+    async with serving(FakeEngine(FakeScript(token_interval_s=0.01)), address), connected(address) as client:
+        task = asyncio.create_task(collect(client, request(max_tokens=20)))
+        await asyncio.sleep(0.05)
+        drained = asyncio.create_task(client.drain())
+        await asyncio.sleep(0)
+        (refused,) = await collect(client, request("late"))
+        assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+        await asyncio.wait_for(drained, 3)
+        assert isinstance((await task)[-1], Finished)

@@ -1,0 +1,25 @@
+"""Restart and watchdog decisions on a simulated clock."""
+
+import pytest
+
+from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogLimits, verdict
+
+
+def test_delays_double_up_to_a_bound_and_a_crash_loop_ends() -> None:
+    budget = RestartBudget(RestartPolicy(first_delay_s=1.0, max_delay_s=5.0, max_restarts=5, window_s=100.0))
+    assert [budget.next_delay(float(now)) for now in range(6)] == [1.0, 2.0, 4.0, 5.0, 5.0, None]
+    assert budget.restarts == 5
+
+
+def test_old_restarts_are_forgiven() -> None:
+    budget = RestartBudget(RestartPolicy(first_delay_s=1.0, max_restarts=2, window_s=100.0))
+    assert [budget.next_delay(now) for now in (0.0, 10.0, 20.0, 100.0, 111.0)] == [1.0, 2.0, None, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "busy", "since_step_s", "killed"),
+    [(0.0, False, 999.0, False), (0.0, True, 9.0, False), (0.0, True, 11.0, True), (6.0, False, 0.0, True)],
+)
+def test_verdict(silent_s: float, busy: bool, since_step_s: float, killed: bool) -> None:
+    limits = WatchdogLimits(unresponsive_s=5.0, hang_s=10.0)
+    assert (verdict(limits, silent_s, busy, since_step_s) is not None) == killed

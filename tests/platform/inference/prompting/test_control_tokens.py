@@ -1,0 +1,32 @@
+"""What a template could complete to a control token is kept apart; all else is left as it is."""
+
+import pytest
+
+from loraplex.platform.inference.prompting.control_tokens import TokenFragments
+
+FRAGMENTS = TokenFragments(["<|im_end|>", "[INST]", "<type>"])
+
+
+@pytest.mark.parametrize(
+    ("text", "edged"),
+    [
+        ("|im_end|", "~|im_end|~"),
+        ("im", "~im~"),
+        ("a <", "a <~"),
+        ("a [INS", "a [INS~"),
+        ("|> a", "~|> a"),
+        ("] <", "~] <~"),
+        ("hello", "hello"),
+        ("", ""),
+        ("> a [ b", "~> a [ b"),
+        ("a > b < c", "a > b < c"),
+        ("type", "type"),
+    ],
+)
+def test_only_what_could_be_completed_is_edged(text: str, edged: str) -> None:
+    assert FRAGMENTS.edged(text, "~") == edged
+
+
+@pytest.mark.parametrize("tokens", [[], ["x"]])
+def test_without_a_token_of_two_characters_nothing_is(tokens: list[str]) -> None:
+    assert TokenFragments(tokens).edged("x", "~") == "x"

@@ -1,0 +1,207 @@
+"""Forms composed once per tenant, off the event loop where it may take long, and tried before anybody uses them."""
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from loraplex.grammar.constraints import (
+    AnswerForm,
+    Choice,
+    ContextFreeGrammar,
+    JsonObject,
+    JsonSchema,
+    Limits,
+    OutputFormat,
+    Regex,
+    StructuralTag,
+    Tool,
+)
+from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.grammar.tools.call_syntax import ToolStyle
+from loraplex.platform.inference.structured_output.output_planner import AnswerComposer
+from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.preparation.messages import Setup
+from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
+
+ONE, OTHER = b"1" * 32, b"2" * 32
+CONTROL_TOKENS = frozenset({"<|im_end|>"})
+LARGE = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(100)}}
+# Each pair of alternatives is compared.
+SLOW = {"oneOf": [{"const": {"a": i, "b": [1, 2, {"c": i}]}} for i in range(100)]}
+
+
+class Trials:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.checked: list[tuple[bytes, GrammarSpec, str | None]] = []
+        self._error = error
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        self.checked.append((namespace, spec, param))
+        if self._error is not None:
+            raise self._error
+
+
+class Judges:
+    def __init__(self) -> None:
+        self.judged: list[tuple[bytes, str, str]] = []
+
+    async def judge(self, namespace: bytes, schema: str, value: str) -> None:
+        self.judged.append((namespace, schema, value))
+
+
+@pytest.fixture
+async def preparer() -> AsyncIterator[Preparer]:
+    setup = Setup(BodyLimits(), Limits(), CONTROL_TOKENS)
+    preparer = Preparer(PreparerOptions(setup=setup, environment=os.environ))
+    yield preparer
+    await preparer.close()
+
+
+MakeComposer = Callable[..., AnswerComposer]
+
+
+@pytest.fixture
+def composer(preparer: Preparer) -> MakeComposer:
+    def make(trials: Trials, judges: Judges | None = None) -> AnswerComposer:
+        return AnswerComposer(Limits(), CONTROL_TOKENS, preparer, trials, judges or Judges())
+
+    return make
+
+
+def form_of(schema: dict[str, Any]) -> AnswerForm:
+    return AnswerForm(format=JsonSchema(schema, strict=False, param="response_format.json_schema.schema"))
+
+
+async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time(composer: MakeComposer) -> None:
+    trials = Trials()
+    composing = composer(trials)
+    first = (await composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC)).composition
+    assert (await composing.compose(ONE, form_of(dict(LARGE)), ToolStyle.GENERIC)).composition is first
+    foreign = (await composing.compose(OTHER, form_of(LARGE), ToolStyle.GENERIC)).composition
+    assert foreign is not first and foreign.spec == first.spec
+    reordered = {"type": "object", "properties": dict(reversed(LARGE["properties"].items()))}  # type: ignore[attr-defined]
+    other = (await composing.compose(ONE, form_of(reordered), ToolStyle.GENERIC)).composition
+    assert other.spec != first.spec
+    assert [namespace for namespace, *_ in trials.checked] == [ONE, ONE, OTHER, ONE]
+
+
+async def test_who_asks_at_the_same_time_shares_one_composition(composer: MakeComposer) -> None:
+    composing = composer(Trials())
+    forms = [composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC) for _ in range(5)]
+    composed = await asyncio.gather(*forms)
+    assert all(each.composition is composed[0].composition for each in composed)
+
+
+async def test_values_are_judged_elsewhere_for_the_tenant_and_only_whole_ones(composer: MakeComposer) -> None:
+    judges = Judges()
+    composing = composer(Trials(), judges)
+    schema = {"type": "array", "uniqueItems": True}
+    answers = [await composing.compose(tenant, form_of(schema), ToolStyle.GENERIC) for tenant in (ONE, OTHER)]
+    for answer in answers:
+        first, second = answer.reader(), answer.reader()
+        first.feed("[1,")
+        second.feed("[2]")
+        assert await answer.finish(second, "stop") == ([], "stop")
+        assert await answer.finish(first, "length") == ([], "length")
+    assert judges.judged == [(ONE, json.dumps(schema), "[2]"), (OTHER, json.dumps(schema), "[2]")]
+
+
+async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed(composer: MakeComposer) -> None:
+    longest, done = 0.0, False
+
+    async def tick() -> None:
+        nonlocal longest
+        while not done:
+            begun = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - begun)
+
+    ticking = asyncio.create_task(tick())
+    begun = time.perf_counter()
+    await composer(Trials()).compose(ONE, form_of(SLOW), ToolStyle.GENERIC)
+    took, done = time.perf_counter() - begun, True
+    await ticking
+    # Composed in the loop itself, it would be all of it.
+    assert longest < max(0.8 * took, 0.05)
+
+
+async def test_one_tenants_schemas_are_composed_one_at_a_time(composer: MakeComposer) -> None:
+    composing, ended = composer(Trials()), list[str]()
+
+    async def compose(namespace: bytes, schema: dict[str, Any], name: str) -> None:
+        await composing.compose(namespace, form_of(schema), ToolStyle.GENERIC)
+        ended.append(name)
+
+    variants = [{**SLOW, "description": str(index)} for index in range(4)]
+    greedy = [compose(ONE, schema, "greedy") for schema in variants]
+    await asyncio.gather(*greedy, compose(OTHER, LARGE, "modest"))
+    assert ended.index("modest") <= 1
+
+
+class Unwritten(dict[str, Any]):
+    """Writing megabytes in one go stops the interpreter."""
+
+    def items(self) -> Any:
+        raise AssertionError("written before its size was looked at")
+
+
+@pytest.mark.parametrize("of", ["schema", "tag", "tool"])
+async def test_nothing_far_above_a_bound_is_written_out(composer: MakeComposer, of: str) -> None:
+    large = Unwritten({"type": "object", "description": "d" * 1_000_000})
+    form = form_of(large)
+    if of == "tag":
+        form = AnswerForm(format=StructuralTag(large))
+    if of == "tool":
+        tool = Tool("f", "", large, False, "tools[0].function.parameters")
+        form = AnswerForm(tools=(tool,), tool_choice="auto")
+    with pytest.raises(GrammarTooLarge, match="has more than 262144 bytes"):
+        await composer(Trials()).compose(ONE, form, ToolStyle.GENERIC)
+
+
+@pytest.mark.parametrize("schema", [{"enum": list(range(10_001))}, {"enum": ["a" * 300_000]}])
+async def test_what_is_refused_reaches_no_trial(composer: MakeComposer, schema: dict[str, Any]) -> None:
+    trials = Trials()
+    with pytest.raises(GrammarTooLarge):
+        await composer(trials).compose(ONE, form_of(schema), ToolStyle.GENERIC)
+    assert trials.checked == []
+
+
+async def test_a_trial_without_a_verdict_ends_the_request(composer: MakeComposer) -> None:
+    with pytest.raises(TrialsUnavailable):
+        await composer(Trials(TrialsUnavailable("down"))).compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
+
+
+@pytest.mark.parametrize(
+    ("format_", "param"),
+    [
+        (JsonObject(), "response_format"),
+        (JsonSchema({"type": "object"}, False, "structured_outputs.json"), "structured_outputs.json"),
+        (Regex("a"), "structured_outputs.regex"),
+        (Choice(("a", "b")), "structured_outputs.choice"),
+        (ContextFreeGrammar('start: "a"'), "structured_outputs.grammar"),
+        (
+            StructuralTag({"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}),
+            "structured_outputs.structural_tag",
+        ),
+    ],
+)
+async def test_a_trial_knows_the_field_of_its_grammar(
+    composer: MakeComposer, format_: OutputFormat, param: str
+) -> None:
+    trials = Trials()
+    await composer(trials).compose(ONE, AnswerForm(format=format_), ToolStyle.GENERIC)
+    assert trials.checked[0][2] == param
+
+
+async def test_tools_and_a_format_are_one_grammar_named_tools(composer: MakeComposer) -> None:
+    trials = Trials()
+    tool = Tool("f", "", {"type": "object"}, False, "tools[0].function.parameters")
+    form = AnswerForm(format=JsonObject(), tools=(tool,), tool_choice="auto")
+    await composer(trials).compose(ONE, form, ToolStyle.HERMES)
+    assert [param for *_, param in trials.checked] == ["tools"]

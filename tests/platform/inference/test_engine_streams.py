@@ -1,0 +1,103 @@
+"""What the engine does is metered to its last word, also after everybody has left."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from loraplex.engine.fake_engine import FakeEngine, FakeScript, Fault
+from loraplex.engine.messages import Delta, EngineRequest, Event, Finished, Started
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.inference import engine_streams
+from loraplex.platform.inference.engine_streams import EngineStreams
+from loraplex.platform.observability.token_meter import TokenMeter
+
+
+def request(name: str, max_tokens: int = 5) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return EngineRequest(request_id=name, namespace=bytes(32), prompt_token_ids=[1, 2, 3], sampling=sampling)
+
+
+def streams(engine: FakeEngine, *requests: EngineRequest) -> tuple[EngineStreams, TokenMeter]:
+    meter = TokenMeter([len(each.prompt_token_ids) for each in requests])
+    return EngineStreams(engine, requests, meter), meter
+
+
+async def test_events_of_all_prompts_and_then_none() -> None:
+    opened, meter = streams(FakeEngine(), request("a"), request("b"))
+    seen: list[tuple[int, Event]] = []
+    while (told := await opened.next()) is not None:
+        seen.append(told)
+    for prompt in (0, 1):
+        events = [event for each, event in seen if each == prompt]
+        assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
+    assert (meter.prompt_tokens, meter.completion_tokens, meter.finished) == (6, 10, 2)
+    assert await opened.next() is None
+    await opened.close()
+
+
+async def test_tokens_that_nobody_read_count_when_the_client_leaves() -> None:
+    engine = FakeEngine(FakeScript(token_interval_s=0.001))
+    opened, meter = streams(engine, request("a", 1000))
+    assert await opened.next() is not None
+    await asyncio.sleep(0.05)
+    await opened.close()
+    made = (await engine.stats()).generation_tokens
+    assert engine.running == 0 and engine.aborts == 1
+    # The reader stopped at a full queue; the rest is in the engine's last word.
+    assert meter.completion_tokens == made > engine_streams.WAITING_EVENTS
+    assert meter.finished == 0
+
+
+async def test_a_cancelled_listener_loses_no_event() -> None:
+    engine = FakeEngine(FakeScript(token_interval_s=0.01))
+    opened, meter = streams(engine, request("a", 20))
+    tokens = 0
+    while True:
+        try:
+            async with asyncio.timeout(0.004):
+                told = await opened.next()
+        except TimeoutError:
+            continue
+        if told is None:
+            break
+        tokens += len(told[1].token_ids) if isinstance(told[1], Delta) else 0
+    await opened.close()
+    assert tokens == meter.completion_tokens == 20
+
+
+async def test_what_was_never_begun_is_never_submitted() -> None:
+    engine = FakeEngine()
+    opened, meter = streams(engine, request("a"))
+    await opened.close()
+    assert engine.requests == [] and meter.prompt_tokens == 0
+
+
+async def test_an_engine_that_does_not_end_a_request_is_waited_for_in_vain_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_streams, "ABORT_S", 0.1)
+
+    class Deaf(FakeEngine):
+        async def abort(self, request_id: str) -> None:
+            return
+
+    opened, meter = streams(Deaf(FakeScript(faults=(Fault(kind="stall", after_tokens=2),))), request("a"))
+    while meter.completion_tokens < 2:
+        await opened.next()
+    async with asyncio.timeout(2):
+        await opened.close()
+    assert meter.completion_tokens == 2
+
+
+async def test_a_stream_that_raises_ends_like_a_lost_one() -> None:
+    class Broken(FakeEngine):
+        async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
+            yield Started(request.request_id, None, 0)
+            raise RuntimeError("a defect")
+
+    opened, meter = streams(Broken(), request("a"))
+    assert isinstance((await opened.next() or (0, None))[1], Started)
+    assert await opened.next() is None
+    assert meter.prompt_tokens == 3
+    await opened.close()

@@ -1,0 +1,81 @@
+"""Admission as metrics: what was decided by which limit, what it cost; no label from outside."""
+
+import asyncio
+from uuid import UUID, uuid4
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.platform.fake_admissions import FakeAdmissions
+
+from loraplex.platform.observability.admission_metrics import AdmissionMetrics
+from loraplex.platform.observability.metered_admissions import MeteredAdmissions
+from loraplex.tenants.api_keys.keys import FoundKey
+from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited, ValkeyUnavailable
+from loraplex.tenants.ids import uuid7
+from loraplex.tenants.quotas.reservation import AdmissionRequest, Usage
+
+
+def request() -> AdmissionRequest:
+    key = FoundKey(
+        api_key_id=uuid4(),
+        key_id="k",
+        environment="live",
+        secret_sha256=bytes(32),
+        scopes=[],
+        allowed_cidrs=[],
+        expires_at=None,
+        revoked_at=None,
+        tenant_id=UUID(int=1),
+        tenant_name="acme",
+        weight=1.0,
+        tier="standard",
+        suspended_at=None,
+        policy_epoch=1,
+    )
+    return AdmissionRequest(id=uuid7(), request_id="r", key=key, prompt_tokens=30, completion_tokens=70)
+
+
+async def test_what_is_waited_for_ends_when_work_may_begin() -> None:
+    registry, fake = CollectorRegistry(), FakeAdmissions()
+    metered, told = MeteredAdmissions(fake, AdmissionMetrics(registry)), list[str]()
+
+    async def slowly() -> None:
+        await asyncio.sleep(0.06)
+
+    fake.booking = slowly
+    await metered.admit(request(), lambda: told.append("let in"))
+    assert told == ["let in"]
+    waited = registry.get_sample_value("loraplex_admission_seconds_sum", {})
+    booked = registry.get_sample_value("loraplex_admission_booked_seconds_sum", {})
+    assert waited is not None and booked is not None and booked - waited >= 0.05
+
+
+async def test_decisions_and_tokens() -> None:
+    registry, fake = CollectorRegistry(), FakeAdmissions()
+    metered = MeteredAdmissions(fake, AdmissionMetrics(registry))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"loraplex_admission_{name}", labels)
+
+    admission = await metered.admit(request())
+    usage = Usage(outcome="completed", prompt_tokens=30, cached_tokens=0, completion_tokens=20)
+    await metered.settle(admission, usage)
+    await metered.release(admission)
+    assert fake.settled == [(admission, usage)] and fake.released == [admission]
+    limited = RateLimited("", limit="tokens_per_minute", level="key", limit_value=1, retry_after_s=1)
+    foreign = QuotaExhausted("", limit="canary", level="tenant", limit_value=1, retry_after_s=None)
+    for refusal in (limited, foreign, PolicyStale(""), ValkeyUnavailable("")):
+        fake.refusals = [refusal]
+        with pytest.raises(type(refusal)):
+            await metered.admit(request())
+    none = {"limit": "none", "level": "none"}
+    assert value("decisions_total", decision="admitted", **none) == 1
+    assert value("decisions_total", decision="rate_limited", limit="tokens_per_minute", level="key") == 1
+    assert [value("decisions_total", decision=each, **none) for each in ("exhausted", "stale", "unavailable")]
+    assert value("seconds_count") == 5 and value("booked_seconds_count") == 1
+    assert (value("reserved_tokens_total"), value("used_tokens_total")) == (100, 50)
+    assert value("used_share_bucket", le="0.4") == 0 and value("used_share_bucket", le="0.5") == 1
+    assert (value("seconds_count"), value("settle_seconds_count")) == (5, 1)
+    fake.degraded = True
+    await metered.admit(request())
+    assert value("degraded_requests_total") == 1

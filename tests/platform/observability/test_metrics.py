@@ -1,0 +1,188 @@
+"""Metric names and buckets are vLLM's; counters survive a restarted engine; old label sets vanish."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.platform.engines.managed_engine import Managed
+
+from loraplex.engine.fake_engine import FakeScript
+from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats
+from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.observability.metrics import Metrics, one_two_five
+from loraplex.platform.observability.request_stats import RequestTimings
+
+EXPECTED = [
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:num_requests_waiting_by_reason",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+    "vllm:lora_requests_info",
+    "vllm:prompt_tokens",
+    "vllm:generation_tokens",
+    "vllm:prompt_tokens_cached",
+    "vllm:prompt_tokens_by_source",
+    "vllm:prefix_cache_queries",
+    "vllm:prefix_cache_hits",
+    "vllm:num_preemptions",
+    "vllm:request_success",
+    "vllm:corrupted_requests",
+    "vllm:admission_rejections",
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_inference_time_seconds",
+    "vllm:request_decode_time_seconds",
+    "vllm:iteration_tokens_total",
+    "vllm:request_max_num_generation_tokens",
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+    "vllm:request_params_max_tokens",
+    "vllm:request_prefill_kv_computed_tokens",
+    "vllm:request_params_n",
+    "loraplex_engine_restarts",
+    "loraplex_engine_heartbeat_age_seconds",
+    "loraplex_adapter_residency",
+    "loraplex_adapter_loads",
+    "loraplex_grammar_trials",
+    "loraplex_grammar_trial_seconds",
+    "loraplex_grammar_compilations",
+    "loraplex_grammar_compile_seconds",
+    "loraplex_grammar_failures",
+    "loraplex_grammar_mask_seconds",
+    "loraplex_grammar_late_masks",
+    "loraplex_grammar_forced_tokens",
+    "loraplex_requests_waiting_for_grammar",
+    "loraplex_dependency_up",
+    "loraplex_build_info",
+    "loraplex_aborted_requests",
+    "loraplex_engine_up",
+]
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = metrics.render().decode()
+    families = text_string_to_metric_families(text)
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    wanted = {"model_name": "m", "engine": "0", **labels}
+    return samples(metrics)[(name, tuple(sorted(wanted.items())))]
+
+
+@pytest.fixture
+def engine() -> Managed:
+    return Managed(FakeScript())
+
+
+@pytest.fixture
+def metrics(engine: Managed) -> Metrics:
+    return Metrics("m", "1.2.3", 4096, EnginePool([engine]))
+
+
+def test_every_promised_family_is_exported(metrics: Metrics) -> None:
+    metrics.set_dependency("postgresql", True)
+    names = {family.name for family in text_string_to_metric_families(metrics.render().decode())}
+    assert set(EXPECTED) <= names
+
+
+def test_a_request_is_counted_once(metrics: Metrics) -> None:
+    timings = RequestTimings(
+        arrival=10.0,
+        n=1,
+        max_tokens=16,
+        prompt_tokens=30,
+        cached_tokens=16,
+        completion_tokens=3,
+        largest_choice=3,
+        finish_reason="stop",
+        queue_s=0.01,
+        prefill_s=0.03,
+        first_token=10.05,
+        last_token=10.25,
+        finished=10.3,
+        token_gaps=[0.1, 0.1],
+    )
+    metrics.record(timings)
+    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
+    assert value(metrics, "vllm:time_to_first_token_seconds_bucket", le="0.04") == 0
+    assert value(metrics, "vllm:time_to_first_token_seconds_bucket", le="0.06") == 1
+    assert value(metrics, "vllm:inter_token_latency_seconds_count") == 2
+    assert value(metrics, "vllm:request_time_per_output_token_seconds_sum") == pytest.approx(0.1)
+    assert value(metrics, "vllm:request_prefill_kv_computed_tokens_sum") == 14
+    assert value(metrics, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(0.3)
+    assert value(metrics, "vllm:request_queue_time_seconds_sum") == pytest.approx(0.01)
+    assert value(metrics, "vllm:request_prefill_time_seconds_sum") == pytest.approx(0.03)
+    assert value(metrics, "vllm:request_inference_time_seconds_sum") == pytest.approx(0.23)
+    assert value(metrics, "vllm:request_max_num_generation_tokens_sum") == 3
+
+
+def test_a_request_without_tokens_and_an_unknown_reason(metrics: Metrics) -> None:
+    metrics.record(RequestTimings(arrival=0.0, n=2, max_tokens=4, finish_reason="tool_calls", finished=1.0))
+    assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
+    assert value(metrics, "vllm:time_to_first_token_seconds_count") == 0
+    assert value(metrics, "vllm:request_queue_time_seconds_count") == 0
+
+
+def test_counters_never_fall_when_an_engine_restarts(metrics: Metrics, engine: Managed) -> None:
+    seen = []
+    for tokens in (5, 9, 2, None, 1, 3):
+        engine.last_stats = None if tokens is None else EngineStats(generation_tokens=tokens)
+        seen.append(value(metrics, "vllm:generation_tokens_total"))
+    assert seen == [5, 9, 11, 11, 12, 14]
+
+
+def test_gauges_and_adapters_follow_the_snapshot(metrics: Metrics, engine: Managed) -> None:
+    engine.last_stats = EngineStats(
+        running=2,
+        waiting=5,
+        waiting_for_adapter=2,
+        referenced_blocks=3,
+        total_blocks=12,
+        running_adapters=["a", "b"],
+    )
+    assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
+    assert value(metrics, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
+    assert value(metrics, "vllm:num_requests_waiting_by_reason", reason="deferred") == 2
+    engine.last_stats = EngineStats(running_adapters=["c"])
+    infos = [dict(labels) for name, labels in samples(metrics) if name == "vllm:lora_requests_info"]
+    assert [info["running_lora_adapters"] for info in infos] == ["c"]
+
+
+def test_steps_are_counted_by_their_tokens(metrics: Metrics, engine: Managed) -> None:
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 0
+    counts = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
+    counts[0], counts[3], counts[-1] = 4, 2, 1
+    engine.last_stats = EngineStats(step_tokens=20_000, step_tokens_histogram=counts)
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", le="16.0") == 4
+    assert value(metrics, "vllm:iteration_tokens_total_bucket", le="32.0") == 6
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 7
+    assert value(metrics, "vllm:iteration_tokens_total_sum") == 20_000
+
+
+def test_buckets_reach_the_model_length() -> None:
+    assert one_two_five(120) == (1, 2, 5, 10, 20, 50, 100)
+    assert one_two_five(1) == (1,)
+
+
+def test_trials_are_counted_by_result(metrics: Metrics) -> None:
+    for result in ("accepted", "accepted", "too_costly"):
+        metrics.record_trial(result, 0.25)
+    exported = samples(metrics)
+    counted = {
+        dict(labels)["result"]: n for (name, labels), n in exported.items() if name.endswith("_trials_total")
+    }
+    assert counted == {"accepted": 2, "too_costly": 1, "invalid": 0, "unavailable": 0, "abandoned": 0}
+    assert exported["loraplex_grammar_trial_seconds_sum", ()] == 0.75
+
+
+def test_who_waits_for_a_grammar_is_deferred() -> None:
+    engine = Managed(FakeScript())
+    engine.last_stats = EngineStats(waiting=5, waiting_for_adapter=1, waiting_for_grammar=2)
+    metrics = Metrics("m", "1.2.3", 4096, EnginePool([engine]))
+    by_reason = "vllm:num_requests_waiting_by_reason"
+    assert value(metrics, by_reason, reason="deferred") == 3
+    assert value(metrics, by_reason, reason="capacity") == 2

@@ -1,0 +1,193 @@
+"""Values of the kinds that hold others (messages, prompts, formats, tools), at their bounds and one step outside."""
+
+from typing import Any
+
+from tests.platform.parameters.request_parts import CALL, NAMED, SCHEMA, USER, allowed_tools, schema, tool
+
+from loraplex.platform.parameters.chat_messages import MAX_CALLS, MAX_PARTS, Messages
+from loraplex.platform.parameters.prompts_parameter import Prompts
+from loraplex.platform.parameters.response_format import BOUNDS, ResponseFormat, StructuredOutputs
+from loraplex.platform.parameters.tools import MAX_DESCRIPTION_BYTES, ToolChoices, ToolDefinitions
+
+NestedKind = Messages | Prompts | ResponseFormat | StructuredOutputs | ToolDefinitions | ToolChoices
+
+
+def inside(kind: NestedKind) -> list[Any]:
+    """Values at the bounds."""
+    match kind:
+        case Messages(most):
+            return messages_inside(most)
+        case Prompts(most):
+            return prompts_inside(most)
+        case ResponseFormat():
+            return response_format_inside()
+        case StructuredOutputs():
+            return structured_outputs_inside()
+        case ToolDefinitions(most):
+            return tool_definitions_inside(most)
+        case ToolChoices(most):
+            return tool_choices_inside(most)
+
+
+def outside(kind: NestedKind) -> list[Any]:
+    """Values one step outside, and values of other types."""
+    match kind:
+        case Messages(most):
+            return messages_outside(most)
+        case Prompts(most):
+            return prompts_outside(most)
+        case ResponseFormat():
+            return response_format_outside()
+        case StructuredOutputs():
+            return structured_outputs_outside()
+        case ToolDefinitions(most):
+            return tool_definitions_outside(most)
+        case ToolChoices(most):
+            return tool_choices_outside(most)
+
+
+def messages_inside(most: int) -> list[Any]:
+    return [
+        [USER],
+        [USER] * most,
+        [{"role": "user", "content": [{"type": "text", "text": "a"}] * MAX_PARTS}],
+        [{"role": "assistant", "tool_calls": [CALL] * MAX_CALLS}],
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [CALL],
+                "content": None,
+                "refusal": None,
+                "audio": None,
+            },
+            {"role": "tool", "tool_call_id": "c", "content": ""},
+        ],
+        [
+            {
+                "role": "assistant",
+                "content": "a",
+                "annotations": [],
+                "parsed": {},
+                "function_call": None,
+            }
+        ],
+    ]
+
+
+def prompts_inside(most: int) -> list[Any]:
+    return ["a", ["a"] * most, [1], [[1], [2, 3]]]
+
+
+def response_format_inside() -> list[Any]:
+    return [
+        {"type": "text"},
+        {"type": "json_object"},
+        schema(name="n" * 64, description="", strict=None),
+        schema(description="d" * MAX_DESCRIPTION_BYTES, strict=True),
+    ]
+
+
+def structured_outputs_inside() -> list[Any]:
+    return [
+        {"json": {"type": "object"}, "regex": None},
+        {"json": '{"type": "object"}'},
+        {"regex": "a" * BOUNDS.max_pattern_bytes, "close": False},
+        {"choice": ["a"] * BOUNDS.max_choices, "close": True},
+        {"grammar": "a" * BOUNDS.max_text_bytes},
+        {"structural_tag": {}},
+        {"structural_tag": "{}"},
+        {"close": True},
+    ]
+
+
+def tool_definitions_inside(most: int) -> list[Any]:
+    return [
+        [],
+        [tool(f"f{index}") for index in range(most)],
+        [tool("f" * 64, description="d" * MAX_DESCRIPTION_BYTES, parameters={}, strict=True)],
+        [tool(description=None, parameters=None, strict=None)],
+    ]
+
+
+def tool_choices_inside(most: int) -> list[Any]:
+    many = allowed_tools(*(f"f{index}" for index in range(most)), mode="required")
+    return ["none", "auto", "required", NAMED, allowed_tools("f"), many]
+
+
+def messages_outside(most: int) -> list[Any]:
+    return [
+        [],
+        [USER] * (most + 1),
+        USER,
+        "hello",
+        [1],
+        [{"role": "user"}],
+        [{**USER, "role": "operator"}],
+        [{"role": "assistant", "tool_calls": [CALL] * (MAX_CALLS + 1)}],
+        [{**USER, "tool_calls": [CALL]}],
+        [{"role": "tool", "content": "a"}],
+        [{"role": "tool", "content": "a", "tool_call_id": "c"}],
+    ]
+
+
+def prompts_outside(most: int) -> list[Any]:
+    return ["", [], [""], [[]], ["a"] * (most + 1), [1, "a"], [-1], [True], 1, {}]
+
+
+def response_format_outside() -> list[Any]:
+    bad: list[Any] = [
+        schema(name="n" * 65),
+        schema(schema=None),
+        schema(schema=True),
+        schema(strict="yes"),
+        schema(description="d" * (MAX_DESCRIPTION_BYTES + 1)),
+        {**SCHEMA, "type": "json_object"},
+    ]
+    return [*bad, {}, {"type": "xml"}, {"type": "json_schema"}, "text", [], {"type": "text", "x": 1}]
+
+
+def structured_outputs_outside() -> list[Any]:
+    both = {"json": {}, "regex": "a"}
+    wrong: list[Any] = [
+        {"json": "["},
+        {"json": "[]"},
+        {"json": '{"a": NaN}'},
+        {"json": 1},
+        {"json": True},
+    ]
+    long = {"regex": "a" * (BOUNDS.max_pattern_bytes + 1)}
+    longer: list[Any] = [
+        {"grammar": "a" * (BOUNDS.max_text_bytes + 1)},
+        {"json": " " * (BOUNDS.max_bytes + 1)},
+    ]
+    lists: list[Any] = [
+        {"choice": []},
+        {"choice": ["a"] * (BOUNDS.max_choices + 1)},
+        {"choice": [""]},
+    ]
+    return [*wrong, *longer, *lists, both, long, {}, [], {"regex": ""}, {"close": 1}, {"xml": "a"}]
+
+
+def tool_definitions_outside(most: int) -> list[Any]:
+    return [
+        [tool(f"f{index}") for index in range(most + 1)],
+        [tool(), tool()],
+        [tool("f" * 65)],
+        [tool("a b")],
+        [tool(description="d" * (MAX_DESCRIPTION_BYTES + 1))],
+        [tool(parameters=[])],
+        [tool(parameters=True)],
+        [tool(strict=1)],
+        [tool(other=1)],
+        [{**tool(), "type": "custom"}],
+        [{"type": "function"}],
+        [{"function": {"name": "f"}}],
+        [1],
+        tool(),
+    ]
+
+
+def tool_choices_outside(most: int) -> list[Any]:
+    many = allowed_tools(*["f"] * (most + 1))
+    modes: list[Any] = [allowed_tools(), allowed_tools("f", mode="none"), many]
+    return [*modes, "any", 1, [], {}, tool("a b"), {"type": "function"}, {**NAMED, "x": 1}, tool(x=1)]

@@ -1,0 +1,102 @@
+"""Values of the plain kinds of parameters, at their bounds and one step outside."""
+
+import math
+from typing import Any
+
+from loraplex.platform.parameters.value_types import (
+    Boolean,
+    Choice,
+    Flags,
+    Identifier,
+    Integer,
+    Kind,
+    LogitBias,
+    Metadata,
+    Number,
+    Refused,
+    StopStrings,
+    Text,
+    TokenIds,
+)
+
+
+def inside(kind: Kind) -> list[Any]:
+    """Values at the bounds."""
+    match kind:
+        case Integer(low, high):
+            return [low, high]
+        case Number(low, high, low_allowed):
+            return [low if low_allowed else math.nextafter(low, high), high, (low + high) / 2]
+        case Boolean(only):
+            return [True, False] if only is None else [only]
+        case Text(longest, shortest):
+            return ["a" * shortest, "a" * longest, "é" * (longest // 2)]
+        case Choice(values):
+            return list(values)
+        case StopStrings(most, longest):
+            return ["a", "a" * longest, ["a"] * most, []]
+        case TokenIds(most):
+            return [[0] * most, [], [2**31 - 1]]
+        case LogitBias(most, bias):
+            return [{str(i): bias.low for i in range(most)}, {"0": bias.high}, {}]
+        case Metadata(most, _, value):
+            return [{f"{i:064}": "a" * value.longest for i in range(most)}, {"a": ""}]
+        case Flags(names):
+            return [{}, dict.fromkeys(names, True), dict.fromkeys(names)]
+        case Refused(_, harmless):
+            return list(harmless)
+        case Identifier(longest):
+            return ["a", "a" * longest, "_-Z9"]
+    raise AssertionError(f"no bounds for {kind}")
+
+
+def outside(kind: Kind) -> list[Any]:
+    """Values one step outside, and values of other types."""
+    match kind:
+        case Integer(low, high):
+            return [low - 1, high + 1, float(low), "1", True, [low]]
+        case Number(low, high, low_allowed):
+            beyond = [math.nextafter(low, -math.inf), math.nextafter(high, math.inf), math.inf, math.nan]
+            return [*beyond, 10**400, "1", True, *([] if low_allowed else [low])]
+        case Boolean(only):
+            return [0, 1, "true", *([] if only is None else [not only])]
+        case Text(longest, shortest):
+            return [
+                "a" * (longest + 1),
+                "é" * (longest // 2 + 1),
+                1,
+                ["a"],
+                *(["a" * (shortest - 1)] if shortest else []),
+            ]
+        case Choice():
+            return ["", "other", 1, []]
+        case StopStrings(most, longest):
+            return ["", [""], "a" * (longest + 1), ["a"] * (most + 1), [1], {"a": 1}]
+        case TokenIds(most):
+            return [[0] * (most + 1), [-1], [2**31], [True], [1.0], "1"]
+        case LogitBias(most, bias):
+            return [
+                {str(i): 0 for i in range(most + 1)},
+                {"-1": 0},
+                {"x": 0},
+                {"0": bias.high + 0.1},
+                {"²": 0},
+                [],
+            ]
+        case Metadata(most, key, value):
+            many = {str(i): "" for i in range(most + 1)}
+            return [
+                many,
+                {"a" * (key.longest + 1): ""},
+                {"a": "a" * (value.longest + 1)},
+                {"": ""},
+                {"a": 1},
+                [],
+            ]
+        case Flags(names):
+            return [{"other": True}, {names[0]: 1}, []]
+        case Refused():
+            return [{"type": "json_object"}, [{}], "auto", True, 2]
+        case Identifier(longest):
+            return ["", "a" * (longest + 1), "a b", "é", "a.b", "a\n", 1]
+    raise AssertionError(f"no bounds for {kind}")

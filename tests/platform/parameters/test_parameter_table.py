@@ -1,0 +1,154 @@
+"""Every row of the table at its bounds and one step outside, generated from the table itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.platform.parameters import nested_bounds, plain_bounds
+from tests.platform.parameters.nested_bounds import NestedKind
+from tests.platform.parameters.request_parts import NAMED, USER, allowed_tools, schema, tool
+
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.errors import (
+    InvalidParameter,
+    MissingParameter,
+    UnknownParameter,
+)
+from loraplex.platform.parameters.parameter_table import (
+    PARAMETERS,
+    Endpoint,
+    Parameter,
+    read_parameters,
+    render_markdown,
+    sampling_fields,
+)
+from loraplex.platform.parameters.value_types import Kind
+
+README = Path(__file__).parents[3] / "platform" / "api" / "openai" / "README.md"
+BEGIN, END = "<!-- parameters: generated -->\n", "<!-- end of parameters -->\n"
+BASE: dict[Endpoint, dict[str, Any]] = {
+    "chat": {"model": "m", "messages": [USER]},
+    "completions": {"model": "m", "prompt": "hello"},
+    "tokenize": {"model": "m"},
+}
+
+
+def inside(kind: Kind) -> list[Any]:
+    return nested_bounds.inside(kind) if isinstance(kind, NestedKind) else plain_bounds.inside(kind)
+
+
+def outside(kind: Kind) -> list[Any]:
+    return nested_bounds.outside(kind) if isinstance(kind, NestedKind) else plain_bounds.outside(kind)
+
+
+def cases(values: str) -> list[Any]:
+    return [
+        pytest.param(endpoint, row, id=f"{endpoint}-{row.name}-{values}")
+        for row in PARAMETERS
+        for endpoint in sorted(row.endpoints)
+    ]
+
+
+def body(endpoint: Endpoint, row: Parameter, value: object) -> dict[str, object]:
+    needed = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}.get(row.name, {})
+    return {**BASE[endpoint], **needed, row.name: value}
+
+
+@pytest.mark.parametrize(("endpoint", "row"), cases("inside"))
+def test_bounds_are_accepted(endpoint: Endpoint, row: Parameter) -> None:
+    for value in inside(row.kind):
+        values = read_parameters(
+            endpoint,
+            {
+                **({"messages": [USER]} if endpoint == "tokenize" and row.name in ("model", "tools") else {}),
+                **body(endpoint, row, value),
+            },
+        )
+        if endpoint != "tokenize":
+            SamplingParams(max_tokens=2_000_000, **sampling_fields(endpoint, values)).validate(
+                vocab_size=2**31
+            )
+
+
+@pytest.mark.parametrize(("endpoint", "row"), cases("outside"))
+def test_one_step_outside_is_refused_by_name(endpoint: Endpoint, row: Parameter) -> None:
+    for value in outside(row.kind):
+        with pytest.raises(InvalidParameter) as refused:
+            read_parameters(endpoint, body(endpoint, row, value))
+        assert (refused.value.param or "").startswith(row.name), value
+        assert row.name in str(refused.value)
+
+
+@pytest.mark.parametrize(("endpoint", "row"), cases("null"))
+def test_null_counts_as_absent(endpoint: Endpoint, row: Parameter) -> None:
+    if endpoint in row.required:
+        with pytest.raises(MissingParameter) as missing:
+            read_parameters(endpoint, body(endpoint, row, None))
+        assert missing.value.param == row.name
+    elif endpoint != "tokenize":
+        assert read_parameters(endpoint, body(endpoint, row, None))[row.name] == row.default
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "tokenize"])
+@pytest.mark.parametrize("name", ["temprature", "functions", "", "x" * 1000, "__class__"])
+def test_unknown_names_are_refused(endpoint: Endpoint, name: str) -> None:
+    with pytest.raises(UnknownParameter) as unknown:
+        read_parameters(endpoint, {**BASE[endpoint], name: 1})
+    assert unknown.value.param == name[:64]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "param"),
+    [
+        ("response_format", schema(x=1), "response_format.json_schema.x"),
+        ("structured_outputs", {"json_object": True}, "structured_outputs.json_object"),
+        ("tools", [tool(), tool("g", mode=1)], "tools[1].function.mode"),
+        ("tools", [{**tool(), "cache": 1}], "tools[0].cache"),
+        ("tool_choice", {**NAMED, "x": 1}, "tool_choice.x"),
+        ("tool_choice", {**allowed_tools("f"), "mode": "auto"}, "tool_choice.mode"),
+    ],
+)
+def test_unknown_fields_inside_are_named_by_their_path(name: str, value: object, param: str) -> None:
+    with pytest.raises(UnknownParameter) as unknown:
+        read_parameters("chat", {**BASE["chat"], name: value})
+    assert unknown.value.param == param
+
+
+def test_defaults_of_a_profile_apply_where_the_request_is_silent() -> None:
+    values = read_parameters("chat", {**BASE["chat"], "temperature": 0.5, "top_p": None})
+    changed = values.with_defaults({"temperature": 0.1, "top_p": 0.2, "top_k": 3, "no parameter": 1})
+    assert (changed["temperature"], changed["top_p"], changed["top_k"]) == (0.5, 0.2, 3)
+    assert "no parameter" not in changed and values["top_k"] == 0 and values.with_defaults({}) is values
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"stream_options": {}}, "stream_options"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
+    ],
+)
+def test_parameters_that_do_not_go_together(extra: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidParameter) as refused:
+        read_parameters("chat", {**BASE["chat"], **extra})
+    assert refused.value.param == param
+
+
+def test_tokenize_takes_messages_or_prompt() -> None:
+    for extra in ({}, {"prompt": "a", "messages": [USER]}):
+        with pytest.raises(InvalidParameter):
+            read_parameters("tokenize", {"model": "m", **extra})
+
+
+def test_tools_are_tokenized_with_messages_only() -> None:
+    assert read_parameters("tokenize", {"model": "m", "messages": [USER], "tools": [tool()]})["tools"]
+    with pytest.raises(InvalidParameter) as refused:
+        read_parameters("tokenize", {"model": "m", "prompt": "a", "tools": [tool()]})
+    assert refused.value.param == "tools"
+
+
+def test_the_documented_table_is_the_table() -> None:
+    text = README.read_text()
+    written = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+    assert written.strip() == render_markdown().strip(), "write render_markdown() between the marks"

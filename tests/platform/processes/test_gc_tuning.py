@@ -1,0 +1,18 @@
+"""What a process made before it serves is left out of later collections."""
+
+import subprocess
+import sys
+
+CODE = """
+import gc
+from loraplex.platform.processes.gc_tuning import freeze_start
+made = [[] for _ in range(1000)]
+freeze_start()
+frozen = gc.get_freeze_count()
+assert frozen > 1000, frozen
+assert not any(each is made for each in gc.get_objects())
+"""
+
+
+def test_objects_of_the_start_are_frozen() -> None:
+    subprocess.run([sys.executable, "-c", CODE], check=True, timeout=60)

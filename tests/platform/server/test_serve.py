@@ -1,0 +1,318 @@
+"""`loraplex serve` as a process, with real PostgreSQL and Valkey and the scripted engine: answers, drains, leaves nothing."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import psycopg
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
+from loraplex.tenants.database import Database
+
+RUN = "from loraplex.platform.cli.main import main; main()"
+START_S = 60.0
+
+
+def descendants(pid: int) -> set[int]:
+    """All live processes below `pid`, from /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if fields[0] != "Z":
+                parents[int(entry.name)] = int(fields[1])
+    found: set[int] = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def module(pid: int) -> str:
+    """What a process of ours runs, from its command line `python -m MODULE ...`."""
+    arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return arguments[arguments.index("-m") + 1]
+
+
+def until(condition: Callable[[], object], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+class Serve:
+    """A running `loraplex serve`."""
+
+    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
+        self.process = process
+        self.folder = folder
+        self.url = ""
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        match = re.search(r"http://[^/]+", line)
+        assert match, f"{line!r}: {(self.folder / 'stderr').read_text()}"
+        self.url = match[0]
+        until(self._answers, START_S)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/livez").status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory, chat_tokenizer: Any) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    chat_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    model: Path | None,
+    script: FakeScript,
+    *arguments: str,
+    wait: bool = True,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Serve]:
+    folder.mkdir(exist_ok=True)
+    (folder / "script.json").write_bytes(msgspec.json.encode(script))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("LORAPLEX_")}
+    environment |= {f"LORAPLEX_{key.upper()}": value for key, value in (settings or {}).items()}
+    environment["LORAPLEX_FAKE_ENGINE"] = str(folder / "script.json")
+    options = ["--port", "0", "--data-dir", str(folder / "data")]
+    options += ["--model", str(model)] if model is not None else []
+    command = [sys.executable, "-c", RUN, "serve", *options, *arguments]
+    with (folder / "stderr").open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    serve = Serve(process, folder)
+    try:
+        if wait:
+            serve.wait_ready()
+        yield serve
+    finally:
+        process.kill()
+        process.wait()
+
+
+def script(**changes: Any) -> FakeScript:
+    info = msgspec.structs.replace(DEFAULT_INFO, vocab_size=400)
+    return FakeScript(info=info, **changes)
+
+
+def make_key(database_url: str, name: str = "acme", scopes: Sequence[str] = (INFERENCE,)) -> str:
+    """A tenant and its key, in the database that the server uses."""
+
+    async def make(session: AsyncSession) -> str:
+        tenant = await TenantRepository(session).create(name)
+        return (await KeyRepository(session).create(tenant.id, "test", scopes)).plaintext
+
+    return in_database(database_url, make)
+
+
+def make_operator_key(database_url: str) -> str:
+    async def make(session: AsyncSession) -> str:
+        return (await KeyRepository(session).create(None, "test", [OPERATOR])).plaintext
+
+    return in_database(database_url, make)
+
+
+def in_database(database_url: str, work: Callable[[AsyncSession], Awaitable[str]]) -> str:
+    async def run() -> str:
+        database = Database(database_url)
+        async with database.as_operator() as session:
+            made = await work(session)
+        await database.close()
+        return made
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def stores(database_url: str, valkey_url: str) -> dict[str, str]:
+    """Running stores, as production has them."""
+    return {"database_url": database_url, "redis_url": valkey_url}
+
+
+def chat(url: str, key: str, **fields: Any) -> httpx.Response:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, **fields}
+    return httpx.post(
+        f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}, timeout=20
+    )
+
+
+def test_answers_probes_metrics_and_drains(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    with serving(
+        tmp_path / "s", model_folder, script(token_interval_s=0.05), settings={"drain_s": "10", **stores}
+    ) as serve:
+        until(lambda: len(descendants(serve.process.pid)) == 2, 10)
+        pids = descendants(serve.process.pid)
+        assert sorted(module(pid) for pid in pids) == [
+            "loraplex.platform.engines.main",
+            "loraplex.platform.preparation.process",
+        ]
+        assert "libtorch" not in Path(f"/proc/{serve.process.pid}/maps").read_text()
+        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200, 10)
+        key = make_key(stores["database_url"])
+        answer = chat(serve.url, key)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 5
+        metrics = httpx.get(f"{serve.url}/metrics").text
+        assert (
+            'vllm:request_success_total{engine="0",finished_reason="length",model_name="tiny"} 1.0' in metrics
+        )
+        facts = json.loads((tmp_path / "s" / "data" / "base_model.json").read_text())
+        assert facts["served_name"] == "tiny" and facts["path"] == str(model_folder)
+        check_drain(serve, key)
+        until(lambda: not any(lives(pid) for pid in pids), 5)
+        with psycopg.connect(stores["database_url"]) as connection:
+            row = connection.execute("SELECT last_used_at > created_at FROM api_keys").fetchone()
+        assert row == (True,)
+
+
+def check_drain(serve: Serve, key: str) -> None:
+    """A running stream finishes after SIGTERM while new requests and readiness are refused."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 40,
+        "stream": True,
+    }
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.stream(
+        "POST", f"{serve.url}/v1/chat/completions", json=body, headers=headers, timeout=20
+    ) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        serve.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert httpx.get(f"{serve.url}/readyz").status_code == 503
+        assert httpx.get(f"{serve.url}/livez").status_code == 200
+        refused = chat(serve.url, key)
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert serve.process.wait(15) == 0
+
+
+def test_streams_that_do_not_finish_get_an_error_event(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    with serving(
+        tmp_path / "s", model_folder, script(token_interval_s=0.2), settings={"drain_s": "0.5", **stores}
+    ) as serve:
+        key = make_key(stores["database_url"])
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": 1000, "stream": True}
+        headers = {"authorization": f"Bearer {key}"}
+        with httpx.stream(
+            "POST", f"{serve.url}/v1/completions", json=body, headers=headers, timeout=20
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            serve.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert any('"error"' in line for line in rest), rest
+        assert rest[-1] != "data: [DONE]"
+        assert serve.process.wait(10) == 0
+
+
+def test_a_killed_engine_returns_and_a_killed_serve_leaves_nothing(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    with serving(tmp_path / "s", model_folder, script(token_interval_s=0.05)) as serve:
+        facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
+        key = make_key(facts["database_url"])
+        pids = descendants(serve.process.pid)
+        assert len(pids) >= 3
+        (engine,) = (p for p in pids if "engine_main" in Path(f"/proc/{p}/cmdline").read_text())
+        os.kill(engine, signal.SIGKILL)
+        until(
+            lambda: (
+                httpx.get(f"{serve.url}/metrics").text.find(
+                    'restarts_total{engine="0",model_name="tiny"} 1.0'
+                )
+                > 0
+            ),
+            5,
+        )
+        until(lambda: httpx.get(f"{serve.url}/readyz").status_code == 200, 10)
+        assert chat(serve.url, key).status_code == 200
+        pids |= descendants(serve.process.pid)
+        serve.process.kill()
+        serve.process.wait()
+        until(lambda: not any(lives(pid) for pid in pids), 5)
+
+
+def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, stores: dict[str, str]) -> None:
+    address = f"ipc://{tmp_path}/shared/e.sock"
+    fake = script(token_interval_s=0.02)
+    with serving(
+        tmp_path / "e", model_folder, fake, "--role", "engine", "--engine", address, wait=False
+    ) as engine:
+        arguments = ("--role", "gateway", "--engine", address, "--served-model-name", "tiny")
+        with serving(tmp_path / "g", None, fake, *arguments, settings=stores) as one:
+            key = make_key(stores["database_url"])
+            with serving(tmp_path / "g", None, fake, *arguments, settings=stores) as two:
+                assert chat(one.url, key).status_code == 200
+                assert chat(two.url, key).status_code == 200
+                two.process.kill()
+                two.process.wait()
+                assert chat(one.url, key).status_code == 200
+                engine.process.send_signal(signal.SIGTERM)
+                assert engine.process.wait(10) == 0
+                until(lambda: httpx.get(f"{one.url}/readyz").status_code == 503, 10)
+                assert chat(one.url, key).status_code == 503
+
+
+def test_a_signal_during_the_start_ends_it_cleanly(tmp_path: Path, model_folder: Path) -> None:
+    with serving(tmp_path / "s", model_folder, script(), wait=False) as serve:
+        until(lambda: descendants(serve.process.pid), 30)
+        pids = descendants(serve.process.pid)
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.process.wait(20) == 0
+        until(lambda: not any(lives(pid) for pid in pids), 5)
+
+
+@pytest.mark.parametrize("setting", ["database_url", "redis_url"])
+def test_an_address_that_is_none_is_a_wrong_setting(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str], setting: str
+) -> None:
+    settings = {**stores, setting: "mysql://user:canary@host/name"}
+    with serving(tmp_path / "s", model_folder, script(), wait=False, settings=settings) as serve:
+        assert serve.process.wait(START_S) == 2
+        told = (serve.folder / "stderr").read_text()
+    assert f"{setting.upper()} begins with 'mysql'" in told
+    assert "Traceback" not in told and "canary" not in told
