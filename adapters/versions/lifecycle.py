@@ -25,8 +25,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.versions import VersionStates, owners_of
-from loraplex.tenants.registry.waiting_versions import WaitingVersion, WaitingVersions
+from loraplex.tenants.registry.versions import VersionStates, WaitingVersion, WaitingVersions, owners_of
 
 AdapterKey: TypeAlias = tuple[bytes, str]
 """The tenant's cache namespace and the digest: `AdapterRef.key`."""

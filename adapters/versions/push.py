@@ -22,8 +22,7 @@ from loraplex.adapters.validation.validate import PICKLE_FILE, examine
 from loraplex.engine.models.config import ModelConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.names import check_adapter_name
-from loraplex.tenants.registry.adapter_profile import AdapterProfile
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion, Blob, UnusedBlobs, lock_digest
 from loraplex.tenants.registry.resolution import PRODUCTION

@@ -24,8 +24,7 @@ from loraplex.engine.messages import AdapterRef, ProbeReport
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
-from loraplex.tenants.registry.versions import Findings, VersionStates
-from loraplex.tenants.registry.waiting_versions import WaitingVersion, WaitingVersions
+from loraplex.tenants.registry.versions import Findings, VersionStates, WaitingVersion, WaitingVersions
 
 SYSTEM: Final = Actor("system", "validation")
 INTERRUPTED: Final = refused(

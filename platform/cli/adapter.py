@@ -34,8 +34,7 @@ from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapter_profile import AdapterProfile
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository, AliasState
 from loraplex.tenants.registry.versions import VersionStates
 

@@ -8,7 +8,7 @@ from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.tenants.models import TOOL_STYLES
-from loraplex.tenants.registry.adapter_profile import ProfileChange
+from loraplex.tenants.registry.adapters import ProfileChange
 
 NO_STYLE = "none"
 LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)

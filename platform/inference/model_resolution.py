@@ -10,7 +10,7 @@ from uuid import UUID
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ModelNotFound
 from loraplex.platform.inference.dependencies import GatewayServices
-from loraplex.tenants.registry.served_adapters import ServedAdapters
+from loraplex.tenants.registry.resolution import ServedAdapters
 
 
 @dataclass(frozen=True, slots=True)

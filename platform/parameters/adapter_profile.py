@@ -10,7 +10,7 @@ from loraplex.platform.errors import UnknownParameter
 from loraplex.platform.parameters.parameter_table import Parameter, table
 from loraplex.platform.parameters.value_types import Choice, refuse
 from loraplex.tenants.models import TOOL_STYLES
-from loraplex.tenants.registry.adapter_profile import ProfileChange
+from loraplex.tenants.registry.adapters import ProfileChange
 
 FIELDS: Final = ("tool_style", "defaults")
 DEFAULTABLE: Final = (

@@ -1,19 +1,65 @@
-"""The keys of a tenant as one of its own keys manages them. Invariant: nobody hands out, or takes over, a scope, network or
-time that the managing key does not have in the same transaction; one that was revoked a moment ago manages nothing.
+"""API keys as another key of their tenant manages them, and the restrictions (networks, expiry) that bound both.
+
+Invariant: a key that creates, rotates or changes another grants no scope, network or time beyond its own, read in the same
+transaction; a revoked key manages nothing.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import UUID
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.api_keys.key_bounds import KeyBounds
-from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository, is_live
+from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository, check_expiry, is_live
+from loraplex.tenants.api_keys.networks import are_covered, check_networks
 from loraplex.tenants.api_keys.scopes import KEYS_WRITE, OPERATOR_SCOPES, TENANT_SCOPES, effective_scopes
-from loraplex.tenants.errors import ExpiredKey, RevokedKey, ScopeNotHeld
+from loraplex.tenants.errors import BoundNotHeld, ExpiredKey, RevokedKey, ScopeNotHeld
 from loraplex.tenants.models import ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBounds:
+    """`networks` () is from everywhere, `expires_at` None is for ever."""
+
+    networks: tuple[str, ...]
+    expires_at: datetime | None
+
+    @classmethod
+    def of(cls, record: ApiKey) -> "KeyBounds":
+        return cls(tuple(record.allowed_cidrs), record.expires_at)
+
+    def changed(self, change: KeyChange) -> "KeyBounds":
+        """What `change` would make of them. Raises `InvalidField`."""
+        networks, expires_at = self.networks, self.expires_at
+        if "allowed_cidrs" in change:
+            networks = tuple(check_networks("allowed_cidrs", change["allowed_cidrs"]))
+        if "expires_at" in change and change["expires_at"] != expires_at:
+            expires_at = check_expiry(change["expires_at"])
+        return KeyBounds(networks, expires_at)
+
+    def exceeded_by(self, other: "KeyBounds") -> str | None:
+        """The field in which `other` reaches further, if any."""
+        if self.networks and not (other.networks and are_covered(other.networks, self.networks)):
+            return "allowed_cidrs"
+        if self.expires_at is not None and (other.expires_at is None or other.expires_at > self.expires_at):
+            return "expires_at"
+        return None
+
+    def require(self, granted: "KeyBounds") -> None:
+        """Raises `BoundNotHeld` where `granted` reaches further than these, those of the managing key."""
+        match self.exceeded_by(granted):
+            case "allowed_cidrs":
+                raise BoundNotHeld(
+                    "allowed_cidrs",
+                    f"allowed_cidrs must lie within those of the key that manages: {', '.join(self.networks)}",
+                )
+            case "expires_at":
+                end = "" if self.expires_at is None else self.expires_at.isoformat()
+                raise BoundNotHeld(
+                    "expires_at", f"expires_at must not be later than that of the key that manages: {end}"
+                )
 
 
 class ManagedKeys:

@@ -22,8 +22,7 @@ from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import Reservation, Tenant, UsageTotal
 from loraplex.tenants.quotas.counter_request import Actual, Hold, PeriodTotal, Seed
 from loraplex.tenants.quotas.periods import periods_around
-from loraplex.tenants.quotas.policies import TenantPolicy
-from loraplex.tenants.quotas.policy_rows import ROWS_AT_ONCE, policy_of, policy_rows
+from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_of, policy_rows
 from loraplex.tenants.quotas.rows import Booked, Known, ReservationRow, Reserved, ReservedUnder, UsageRow
 
 UNKNOWN = "unknown"

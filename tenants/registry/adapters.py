@@ -1,8 +1,12 @@
-"""A tenant's adapters: names and immutable versions. Invariant: every statement is bound to one tenant; a version number, once given, names one digest for ever, and from its first alias on one profile."""
+"""Adapters of a tenant: names, profiles and immutable versions.
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+Invariant: every statement is bound to one tenant; a version number names one digest for ever, and one profile from its first
+alias on. A profile holds choices from closed sets and no text, so that it cannot write into a prompt.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict
 from uuid import UUID
 
 from sqlalchemy import Select, func, select
@@ -22,7 +26,22 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Tenant
 from loraplex.tenants.names import ADAPTER_NAME, check_adapter_name, is_name
-from loraplex.tenants.registry.adapter_profile import AdapterProfile, ProfileChange
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterProfile:
+    """`tool_style` None: the base model's. `defaults`: sampling parameters used where a request names none."""
+
+    tool_style: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ProfileChange(TypedDict, total=False):
+    """The fields to change; an absent one stays as it is."""
+
+    tool_style: str | None
+    defaults: Mapping[str, Any]
+
 
 MAX_VERSION = 2**31 - 1
 GONE_STATES = ("rejected", "deleting")

@@ -1,11 +1,20 @@
-"""The `model` field of a request, read as a reference to an adapter: `<adapter>`, `<adapter>:<alias>`,
-`<adapter>@<version>`. Invariant: names hold neither `:` nor `@`, so a reference reads one way only.
+"""Resolves the `model` of a request within a tenant: `<adapter>`, `<adapter>:<alias>` or `<adapter>@<version>` to one version.
+
+Invariant: names hold neither `:` nor `@`, so a reference has one reading; only ready versions are served.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
 
+from sqlalchemy import Row, Select, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.models import Adapter, AdapterAlias, AdapterVersion, AliasTarget
 from loraplex.tenants.names import ADAPTER_NAME, ALIAS_NAME
+from loraplex.tenants.registry.aliases import choose_target
 
 PRODUCTION = "production"
 REFERENCE = re.compile(rf"({ADAPTER_NAME.strip('^$')})(?::({ALIAS_NAME.strip('^$')})|@([1-9][0-9]{{0,8}}))?")
@@ -29,3 +38,108 @@ def parse_model_reference(model: str) -> ModelReference | None:
     if version is not None:
         return ModelReference(name, None, int(version))
     return ModelReference(name, alias or PRODUCTION, None)
+
+
+@dataclass(frozen=True)
+class ResolvedAdapter:
+    """What a model reference means now; `alias` is None for a pinned version."""
+
+    adapter_id: UUID
+    name: str
+    version: int
+    digest: str
+    tool_style: str | None
+    defaults: Mapping[str, Any]
+    alias: str | None
+
+    @property
+    def reference(self) -> str:
+        """How a request names it."""
+        if self.alias is None:
+            return f"{self.name}@{self.version}"
+        return self.name if self.alias == PRODUCTION else f"{self.name}:{self.alias}"
+
+
+class ServedAdapters:
+    """The ready versions of `tenant_id`, seen by one session."""
+
+    def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+
+    async def resolve(self, model: str, sticky: str = "") -> ResolvedAdapter | None:
+        """What `<adapter>`, `<adapter>:<alias>` or `<adapter>@<version>` means; None unless it is ready here.
+
+        Where an alias splits its requests, `sticky` decides, the same way every time.
+        """
+        reference = parse_model_reference(model)
+        if reference is None:
+            return None
+        if reference.alias is None:
+            query = self._ready().where(
+                Adapter.name == reference.name, AdapterVersion.version == reference.version
+            )
+            row = (await self._session.execute(query)).one_or_none()
+            return None if row is None else resolved(row, None)
+        query = self._aliased().where(Adapter.name == reference.name, AdapterAlias.alias == reference.alias)
+        rows = (await self._session.execute(query)).all()
+        return chosen(rows, reference.alias, sticky) if rows else None
+
+    async def list(self) -> list[ResolvedAdapter]:
+        """What each alias of each live adapter mostly means now, by names; those without a ready version are left out."""
+        query = self._aliased().order_by(
+            Adapter.name, AdapterAlias.alias, AliasTarget.weight.desc(), AdapterVersion.version.desc()
+        )
+        first: dict[tuple[str, str | None], ResolvedAdapter] = {}
+        for row in await self._session.execute(query):
+            found = resolved(row, row.alias)
+            first.setdefault((found.name, found.alias), found)
+        return [*first.values()]
+
+    def _aliased(self) -> Select[Any]:
+        return (
+            self._ready()
+            .add_columns(AdapterAlias.alias, AliasTarget.weight)
+            .join(
+                AliasTarget,
+                (AliasTarget.adapter_id == AdapterVersion.adapter_id)
+                & (AliasTarget.version == AdapterVersion.version),
+            )
+            .join(
+                AdapterAlias,
+                (AdapterAlias.adapter_id == AliasTarget.adapter_id)
+                & (AdapterAlias.alias == AliasTarget.alias)
+                & (AdapterAlias.generation == AliasTarget.generation),
+            )
+        )
+
+    def _ready(self) -> Select[Any]:
+        version = AdapterVersion
+        return (
+            select(
+                *(Adapter.id, Adapter.name, version.version, version.digest),
+                *(version.tool_style, version.defaults),
+            )
+            .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
+            .where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
+            .where(AdapterVersion.tenant_id == self._tenant_id, AdapterVersion.state == "ready")
+        )
+
+
+def chosen(rows: "list[Row[Any]]", alias: str, sticky: str) -> ResolvedAdapter:
+    """The row of the version that `sticky` is sent to; each row has its weight."""
+    by_version = {row.version: row for row in rows}
+    targets = {version: row.weight for version, row in by_version.items()}
+    return resolved(by_version[choose_target(rows[0].id, alias, targets, sticky)], alias)
+
+
+def resolved(row: "Row[Any]", alias: str | None) -> ResolvedAdapter:
+    return ResolvedAdapter(
+        adapter_id=row.id,
+        name=row.name,
+        version=row.version,
+        digest=row.digest,
+        tool_style=row.tool_style,
+        defaults=row.defaults,
+        alias=alias,
+    )

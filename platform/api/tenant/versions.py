@@ -21,8 +21,7 @@ from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.errors import VersionNotFound
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapter_profile import ProfileChange
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange
 from loraplex.tenants.registry.deletion import AdapterDeletion
 
 BY_NUMBER: Final[Order[AdapterVersion, int]] = by_number(lambda record: record.version)

@@ -17,7 +17,7 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InvalidName
 from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.served_adapters import ServedAdapters
+from loraplex.tenants.registry.resolution import ServedAdapters
 
 PeftFactory = Callable[..., tuple[PeftModel, Path]]
 BASE = "b" * 64

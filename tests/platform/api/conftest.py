@@ -34,8 +34,7 @@ from loraplex.platform.server.secret import derive
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.registry.adapter_profile import AdapterProfile
-from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 
 BASE_MODEL = "demo/base"

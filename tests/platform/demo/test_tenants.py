@@ -17,7 +17,7 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevokedKey
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.served_adapters import ServedAdapters
+from loraplex.tenants.registry.resolution import ServedAdapters
 
 BASE_DIGEST = "b" * 64
 NAMES = {"harbor": "pirate", "ledger": "records", "acme": "support"}

@@ -10,8 +10,7 @@ from tests.tenants.registry_records import add, digest, make_tenant
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InvalidName, VersionNotFound
 from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapter_profile import AdapterProfile
-from loraplex.tenants.registry.adapters import AdapterRepository, profile_of
+from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.resolution import parse_model_reference
 

@@ -6,11 +6,10 @@ from tests.tenants.registry_records import add, digest, make_tenant, set_state
 
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, ProfileFixed, VersionNotReady
-from loraplex.tenants.registry.adapter_profile import AdapterProfile
-from loraplex.tenants.registry.adapters import AdapterRepository, profile_of
+from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
-from loraplex.tenants.registry.served_adapters import ServedAdapters
+from loraplex.tenants.registry.resolution import ServedAdapters
 
 
 async def resolved(

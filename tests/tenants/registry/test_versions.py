@@ -14,9 +14,14 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound, VersionStateChanged
 from loraplex.tenants.models import VERSION_STATES, AdapterVersion, AuditEntry
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.served_adapters import ServedAdapters
-from loraplex.tenants.registry.versions import TRANSITIONS, Findings, VersionStates
-from loraplex.tenants.registry.waiting_versions import WaitingVersion, WaitingVersions
+from loraplex.tenants.registry.resolution import ServedAdapters
+from loraplex.tenants.registry.versions import (
+    TRANSITIONS,
+    Findings,
+    VersionStates,
+    WaitingVersion,
+    WaitingVersions,
+)
 
 ACTOR = Actor("key", "abc123")
 FINDINGS = Findings("d" * 64, 8, {"r": 8})

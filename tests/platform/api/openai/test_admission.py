@@ -356,7 +356,7 @@ async def test_a_split_alias_sends_a_user_the_same_way(start_gateway: Any, monke
     async def resolve(self: Any, model: str, sticky: str = "") -> None:
         seen.append(sticky)
 
-    monkeypatch.setattr("loraplex.tenants.registry.served_adapters.ServedAdapters.resolve", resolve)
+    monkeypatch.setattr("loraplex.tenants.registry.resolution.ServedAdapters.resolve", resolve)
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate", "user": "u-1"})
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate"}, **{"x-request-id": "r-1"})
     assert seen == ["u-1", "r-1"]

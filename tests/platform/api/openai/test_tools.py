@@ -18,7 +18,7 @@ from loraplex.platform.api.openai.parsed_output import READ_AT_ONCE
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
 from loraplex.platform.parameters.parameter_table import read_parameters
 from loraplex.platform.parameters.value_size import size_of
-from loraplex.tenants.registry.adapter_profile import AdapterProfile
+from loraplex.tenants.registry.adapters import AdapterProfile
 
 MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "How warm is it in Rome and in Oslo?"}]
