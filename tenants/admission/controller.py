@@ -12,6 +12,7 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.admission.circuit_breaker import Breaker
+from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.counter_rebuild import Seeding
 from loraplex.tenants.admission.denial_log import Denials
 from loraplex.tenants.admission.in_flight import Ended, OpenRequests
@@ -27,18 +28,18 @@ from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.usage_ledger import Books
-from loraplex.tenants.quotas.counter_request import NOTHING_USED, Actual
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import (
+    NOTHING_USED,
+    Actual,
     Admission,
     AdmissionRequest,
-    AdmissionSettings,
     LetIn,
     Usage,
+    UsageRow,
     not_told,
 )
-from loraplex.tenants.quotas.rows import UsageRow
 from loraplex.tenants.rate_state import Rate, RateState
 from loraplex.tenants.valkey import Valkey
 

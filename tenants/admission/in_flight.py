@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from loraplex.tenants.quotas.counter_request import Actual, Hold
-from loraplex.tenants.quotas.reservation import Admission
-from loraplex.tenants.quotas.rows import UsageRow
+from loraplex.tenants.quotas.reservation import Actual, Admission, Hold, UsageRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.admission.circuit_breaker import Breaker
+from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.in_flight import OpenRequests
 from loraplex.tenants.admission.local_limiter import LocalShare
 from loraplex.tenants.admission.reaper import Reaper
@@ -20,7 +21,6 @@ from loraplex.tenants.admission.settlement import Settlements
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.usage_ledger import Books
-from loraplex.tenants.quotas.reservation import AdmissionSettings
 
 HOLDS_AT_ONCE = 256
 LOG = structlog.get_logger("loraplex.admission_upkeep")

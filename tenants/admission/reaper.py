@@ -13,7 +13,7 @@ import structlog
 from loraplex.tenants.admission.in_flight import OpenRequests
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.ledger.usage_ledger import Books
-from loraplex.tenants.quotas.counter_request import NOTHING_USED
+from loraplex.tenants.quotas.reservation import NOTHING_USED
 
 LOG = structlog.get_logger("loraplex.reaper")
 

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from loraplex.tenants.counters.counter_replies import Decision, Denied, Explanation, UntoldLimit
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
-from loraplex.tenants.quotas.counter_request import CounterRequest
 from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, LimitName
+from loraplex.tenants.quotas.reservation import CounterRequest
 from loraplex.tenants.rate_state import Rate, RateState
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 import structlog
 
 from loraplex.tenants.admission.circuit_breaker import Breaker
+from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.counter_rebuild import Seeding
 from loraplex.tenants.admission.denial_log import Denials
 from loraplex.tenants.admission.local_limiter import LocalShare
@@ -29,19 +30,19 @@ from loraplex.tenants.errors import (
     QuotaUnavailable,
     ValkeyUnavailable,
 )
-from loraplex.tenants.ledger.usage_ledger import Books
-from loraplex.tenants.quotas.counter_request import CounterRequest, Hold
+from loraplex.tenants.ledger.usage_ledger import Books, Reserved, ReservedUnder
 from loraplex.tenants.quotas.limits import COUNTED, PERIODIC, LimitName
 from loraplex.tenants.quotas.periods import Periods, periods_of
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import (
     Admission,
     AdmissionRequest,
-    AdmissionSettings,
+    CounterRequest,
+    Hold,
     LetIn,
+    ReservationRow,
     not_told,
 )
-from loraplex.tenants.quotas.rows import ReservationRow, Reserved, ReservedUnder
 from loraplex.tenants.rate_state import RateState
 
 # Together the pauses are longer than a gateway holds the lock of a seeding.

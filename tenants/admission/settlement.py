@@ -22,7 +22,7 @@ from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import first_line
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.usage_ledger import Books
-from loraplex.tenants.quotas.counter_request import NOTHING_USED
+from loraplex.tenants.quotas.reservation import NOTHING_USED
 
 AT_ONCE = 64
 FINISH_SECONDS = 5.0

@@ -15,7 +15,6 @@ from sqlalchemy.orm import selectinload
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, is_key_id, parse_key
 from loraplex.tenants.api_keys.networks import check_networks
 from loraplex.tenants.api_keys.scopes import check_scopes
-from loraplex.tenants.default_limits import key_limit
 from loraplex.tenants.errors import (
     CountReached,
     ExpiredKey,
@@ -339,3 +338,11 @@ def check_new_expiry(record: ApiKey, expires_at: datetime | None) -> datetime | 
     if record.replaced_by is not None and kept is not None and (end is None or end > kept):
         raise InvalidField("expires_at", f"key {record.key_id} was replaced: it ends at {kept.isoformat()}")
     return end
+
+
+DEFAULT_MAX_KEYS = 10_000
+
+
+def key_limit(own: int | None) -> int:
+    """`own`: what the operator has set."""
+    return DEFAULT_MAX_KEYS if own is None else own

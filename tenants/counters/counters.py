@@ -22,9 +22,10 @@ from loraplex.tenants.counters.reply_decoding import (
     member,
 )
 from loraplex.tenants.counters.script_runner import ScriptName, ScriptRunner, load_script
+from loraplex.tenants.counters.snapshot import Seed
 from loraplex.tenants.errors import ValkeyUnavailable
-from loraplex.tenants.quotas.counter_request import NOTHING_USED, Actual, CounterRequest, Hold, Seed
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Subject
+from loraplex.tenants.quotas.reservation import NOTHING_USED, Actual, CounterRequest, Hold
 from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, Valkey, tenant_key
 
 LEASE_S = 45.0

@@ -5,7 +5,9 @@ reservations and seeds see each other.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from uuid import UUID
 
 import msgspec
@@ -13,6 +15,7 @@ from sqlalchemy import select
 
 from loraplex.tenants.billing.pricing import amount_nano
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
+from loraplex.tenants.counters.snapshot import PeriodTotal, Seed
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.ids import uuid7_from
@@ -20,10 +23,9 @@ from loraplex.tenants.ledger import statements
 from loraplex.tenants.ledger.write_batching import Coalescer
 from loraplex.tenants.ledger.writer_connection import WriterConnection
 from loraplex.tenants.models import Reservation, Tenant, UsageTotal
-from loraplex.tenants.quotas.counter_request import Actual, Hold, PeriodTotal, Seed
 from loraplex.tenants.quotas.periods import periods_around
 from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_of, policy_rows
-from loraplex.tenants.quotas.rows import Booked, Known, ReservationRow, Reserved, ReservedUnder, UsageRow
+from loraplex.tenants.quotas.reservation import Actual, Hold, ReservationRow, UsageRow
 
 UNKNOWN = "unknown"
 MOST_REAPED = 256
@@ -31,6 +33,39 @@ MOST_REAPED = 256
 CLOCKS_APART = timedelta(seconds=30)
 # What was let in so long after the counters were asked is of a clock that is ahead of theirs.
 AHEAD = timedelta(seconds=1)
+
+
+class Reserved(Enum):
+    """What became of a reservation."""
+
+    KEPT = "kept"
+    EPOCH_LOCKED = "epoch_locked"
+    EPOCH_MOVED = "epoch_moved"
+    POLICY_STALE = "policy_stale"
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedUnder:
+    """`epoch`: the tenant's when the row was written, held until it was; later seedings know the row."""
+
+    outcome: Reserved
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """`written` False: the books had a record of this request already. `epoch`: the tenant's, held while it was written;
+    None if it has none yet."""
+
+    written: bool
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A request that the books know; `actual` None while it is open."""
+
+    actual: Actual | None
 
 
 class Books:

@@ -1,18 +1,96 @@
-"""What a request asks to be admitted with, what it is given, and what it used in the end.
+"""What a request reserves of its limits, and what it used in the end: in the caller's terms, the counters' and the ledger's.
 
-Invariant: an admission carries all that settling it needs; nothing is looked up again.
+Invariant: an admission carries all that settling it needs; nothing is looked up again. Amounts in nano- or pico-units of money.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from loraplex.tenants.api_keys.keys import FoundKey
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.quotas.counter_request import Hold
+from loraplex.tenants.quotas.limits import MAX_INTEGER, Subject
 from loraplex.tenants.rate_state import RateState
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+def check_amounts(tokens: int, amount_nano: int) -> None:
+    """Raises `InvalidField`."""
+    for name, value in (("tokens", tokens), ("amount_nano", amount_nano)):
+        if not 0 <= value <= MAX_INTEGER:
+            raise InvalidField(name, f"{name} must be between 0 and {MAX_INTEGER}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterRequest:
+    """One admission. `id` names its reservation: asking again with the same id changes nothing.
+
+    `subjects`: the tenant, the key and, unless it is for the base model, the adapter, in this order. `tokens` and
+    `amount_nano` are what the request may use at most. `request_id` is what a denial is explained by.
+    """
+
+    id: UUID
+    tenant_id: UUID
+    request_id: str
+    policy_epoch: int
+    subjects: tuple[Subject, ...]
+    tokens: int
+    amount_nano: int
+
+    def __post_init__(self) -> None:
+        levels = tuple(subject.level for subject in self.subjects)
+        if levels not in (("tenant", "key"), ("tenant", "key", "adapter")):
+            raise InvalidField("subjects", "subjects must be a tenant, a key and at most one adapter")
+        if not REQUEST_ID.fullmatch(self.request_id):
+            raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
+        check_amounts(self.tokens, self.amount_nano)
+
+    @property
+    def api_key_id(self) -> UUID:
+        return self.subjects[1].id
+
+    @property
+    def adapter_id(self) -> UUID | None:
+        return self.subjects[2].id if len(self.subjects) == 3 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """An open reservation: what is held, for whom, and in which periods it was admitted.
+
+    `epoch` is the one it was admitted under. None: it was admitted without the counters.
+    """
+
+    id: UUID
+    api_key_id: UUID
+    adapter_id: UUID | None
+    tokens: int
+    amount_nano: int
+    day: str
+    month: str
+    epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        check_amounts(self.tokens, self.amount_nano)
+
+
+@dataclass(frozen=True, slots=True)
+class Actual:
+    """What a request really used."""
+
+    tokens: int
+    amount_nano: int
+
+    def __post_init__(self) -> None:
+        check_amounts(self.tokens, self.amount_nano)
+
+
+NOTHING_USED = Actual(0, 0)
+
 
 Outcome = Literal["completed", "aborted", "failed"]
 # Told when the counters have let a request in and the books do not have it yet; perhaps more than once.
@@ -65,21 +143,50 @@ class Usage:
             raise InvalidField("usage", "tokens must not be negative, nor more of them cached than prompted")
 
 
+LATE = "late"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionSettings:
-    """Times in seconds. A gateway that is silent for `lease_s` is taken for dead and its open requests are given up.
+class ReservationRow:
+    """What a request may use at most. `epoch` is that of the counters that admitted it; None when no counters did."""
 
-    `valkey_s` is how long an admission waits for Valkey, and 0.8 times that once more for a second attempt; `most_pending`,
-    how many settlements may wait for PostgreSQL before nothing more is admitted. Every `compare_s` the counters of
-    `compared_at_once` tenants are compared with the books.
-    """
+    id: UUID
+    tenant_id: UUID
+    api_key_id: UUID
+    adapter_id: UUID | None
+    digest: str | None
+    gateway_id: UUID
+    prompt_tokens: int
+    completion_tokens: int
+    amount_nano: int
+    day: str
+    month: str
+    admitted_at: datetime
+    lease_s: float
+    epoch: int | None
+    policy_epoch: int
 
-    lease_s: float = 45.0
-    heartbeat_s: float = 10.0
-    gateway_live_s: float = 30.0
-    valkey_s: float = 0.05
-    probe_s: float = 0.5
-    retry_s: float = 1.0
-    most_pending: int = 10_000
-    compare_s: float = 5.0
-    compared_at_once: int = 32
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """What a request used. `outcome` None: it never began, so its reservation is taken back and nothing is written."""
+
+    id: UUID
+    tenant_id: UUID
+    api_key_id: UUID
+    adapter_id: UUID | None
+    adapter_version: int | None = None
+    digest: str | None
+    outcome: str | None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    amount_pico: int = 0
+    day: str
+    month: str
+    admitted_at: datetime
+
+    @property
+    def late_id(self) -> UUID:
+        """The id under which usage is written that arrives after the request was given up: always the same."""
+        return uuid5(self.id, LATE)

@@ -13,7 +13,6 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.default_limits import adapter_limit
 from loraplex.tenants.errors import (
     AdapterNotFound,
     CountReached,
@@ -305,3 +304,11 @@ def profile_of(version: AdapterVersion) -> AdapterProfile:
 
 def set_profile(version: AdapterVersion, profile: AdapterProfile) -> None:
     version.tool_style, version.defaults = profile.tool_style, dict(profile.defaults)
+
+
+DEFAULT_MAX_ADAPTERS = 10_000
+
+
+def adapter_limit(own: int | None) -> int:
+    """`own`: what the operator has set."""
+    return DEFAULT_MAX_ADAPTERS if own is None else own

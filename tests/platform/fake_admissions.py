@@ -5,10 +5,9 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
-from loraplex.tenants.quotas.counter_request import Hold
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
-from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, LetIn, Usage, not_told
+from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, Hold, LetIn, Usage, not_told
 from loraplex.tenants.rate_state import RateState
 
 

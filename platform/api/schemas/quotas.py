@@ -7,11 +7,12 @@ from uuid import UUID
 
 from loraplex.platform.api.management.pagination import Listing
 from loraplex.platform.api.management.responses import Document, UtcTime
+from loraplex.tenants.api_keys.keys import key_limit
 from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UntoldLimit
-from loraplex.tenants.default_limits import adapter_limit, key_limit
 from loraplex.tenants.quotas.delegated_quotas import Holdings, QuotaState
 from loraplex.tenants.quotas.limits import COUNTED, Level, LimitName, Limits
 from loraplex.tenants.quotas.threshold_events import Event
+from loraplex.tenants.registry.adapters import adapter_limit
 
 
 class LimitDocument(Document):

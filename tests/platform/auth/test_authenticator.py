@@ -22,6 +22,7 @@ from loraplex.tenants.api_keys.last_used import KeyUse
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.counters.counter_replies import Admitted, StalePolicy
 from loraplex.tenants.counters.counters import Counters
+from loraplex.tenants.counters.snapshot import Seed
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
@@ -31,8 +32,8 @@ from loraplex.tenants.errors import (
     TenantSuspended,
     UnknownKey,
 )
-from loraplex.tenants.quotas.counter_request import CounterRequest, Seed
 from loraplex.tenants.quotas.limits import NO_LIMITS, Subject
+from loraplex.tenants.quotas.reservation import CounterRequest
 from loraplex.tenants.valkey import open_valkey
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"

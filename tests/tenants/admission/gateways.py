@@ -17,6 +17,7 @@ from tests.tenants.counters.counting import age
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository
 from loraplex.tenants.billing.pricing import Price
@@ -26,7 +27,7 @@ from loraplex.tenants.ids import uuid7
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
-from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, AdmissionSettings, Usage
+from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, Usage
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
 
 PRICE = Price(prompt=3_000, cached_prompt=1_000, completion=7_001)

@@ -11,8 +11,8 @@ from tests.tenants.admission.gateways import SETTINGS, House, check_books, make_
 from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale
-from loraplex.tenants.quotas.reservation import Admission
-from loraplex.tenants.quotas.rows import ReservationRow, Reserved, ReservedUnder
+from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
+from loraplex.tenants.quotas.reservation import Admission, ReservationRow
 
 MOST_STEPS = 400
 

@@ -20,8 +20,8 @@ from loraplex.tenants.counters.counter_replies import Settled, Unseeded
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RateLimited
-from loraplex.tenants.quotas.counter_request import Actual
 from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.reservation import Actual
 from loraplex.tenants.valkey import open_valkey, ping, tenant_key
 
 NODES = 3

@@ -19,8 +19,9 @@ from tests.tenants.counters.counting import (
 
 from loraplex.tenants.counters.counter_replies import Settled, Unseeded
 from loraplex.tenants.counters.counters import LEASE_S, Counters
-from loraplex.tenants.quotas.counter_request import Actual, Hold, PeriodTotal, Seed
+from loraplex.tenants.counters.snapshot import PeriodTotal, Seed
 from loraplex.tenants.quotas.limits import MAX_INTEGER, Limits
+from loraplex.tenants.quotas.reservation import Actual, Hold
 
 
 async def todays_hold(counters: Counters, customer: Customer, tokens: int) -> Hold:

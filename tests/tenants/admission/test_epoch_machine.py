@@ -24,8 +24,9 @@ from tests.tenants.counters.counting import POLICY, Customer, age, hold_of, keys
 
 from loraplex.tenants.counters.counter_replies import Admitted, Denied, Unseeded
 from loraplex.tenants.counters.counters import LEASE_S, Counters
-from loraplex.tenants.quotas.counter_request import Actual, CounterRequest, Seed
+from loraplex.tenants.counters.snapshot import Seed
 from loraplex.tenants.quotas.limits import NO_LIMITS, Limits
+from loraplex.tenants.quotas.reservation import Actual, CounterRequest
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")

@@ -13,7 +13,8 @@ from loraplex.tenants.admission.counter_rebuild import Seeding
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.ledger.statements import NEXT_EPOCH
-from loraplex.tenants.quotas.rows import ReservationRow, Reserved
+from loraplex.tenants.ledger.usage_ledger import Reserved
+from loraplex.tenants.quotas.reservation import ReservationRow
 from loraplex.tenants.valkey import tenant_key
 
 

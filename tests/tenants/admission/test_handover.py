@@ -10,10 +10,11 @@ from tests.tenants.counters.counting import EMPTY, POLICY, Customer, admit, age,
 
 from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.counters.counters import Counters
+from loraplex.tenants.counters.snapshot import Seed
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import ValkeyUnavailable
-from loraplex.tenants.quotas.counter_request import Actual, CounterRequest, Hold, Seed
 from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.reservation import Actual, CounterRequest, Hold
 
 # So slow that a test's seconds give nothing back.
 RATES = Limits(requests_per_minute=60, tokens_per_minute=6000)

@@ -10,12 +10,12 @@ import pytest
 from tests.tenants.admission.gateways import House, check_books, make_house, open_client, usage, used
 from tests.tenants.counters.counting import age
 
+from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.counters.counter_replies import Heartbeat
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RateLimited, ValkeyUnavailable
-from loraplex.tenants.quotas.counter_request import Hold
-from loraplex.tenants.quotas.reservation import AdmissionSettings
+from loraplex.tenants.quotas.reservation import Hold
 
 QUICK = AdmissionSettings(valkey_s=10.0, heartbeat_s=0.05, probe_s=0.05, retry_s=0.05)
 PATIENCE_SECONDS = 20.0

@@ -19,11 +19,12 @@ from tests.tenants.admission.gateways import PRICE, check_books, closed, make_ho
 from loraplex.platform.datastores.embedded import EmbeddedServices
 from loraplex.platform.datastores.embedded.binaries import find_valkey
 from loraplex.tenants.admission.circuit_breaker import FAILURES
+from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.api_keys.keys import FoundKey
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited
-from loraplex.tenants.quotas.reservation import Admission, AdmissionSettings
+from loraplex.tenants.quotas.reservation import Admission
 
 SETTINGS = AdmissionSettings()
 START_SECONDS = 20.0

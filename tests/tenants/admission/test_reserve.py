@@ -11,6 +11,7 @@ import pytest
 from tests.tenants.artificial_time import run, running_loop
 
 from loraplex.tenants.admission.circuit_breaker import FAILURES, Breaker
+from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.denial_log import Denials
 from loraplex.tenants.admission.local_limiter import LocalShare
 from loraplex.tenants.admission.reserve import Gate
@@ -18,11 +19,10 @@ from loraplex.tenants.api_keys.keys import FoundKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.errors import QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.quotas.counter_request import CounterRequest
+from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
 from loraplex.tenants.quotas.limits import Limits
 from loraplex.tenants.quotas.policies import TenantPolicy
-from loraplex.tenants.quotas.reservation import AdmissionRequest, AdmissionSettings
-from loraplex.tenants.quotas.rows import ReservationRow, Reserved, ReservedUnder
+from loraplex.tenants.quotas.reservation import AdmissionRequest, CounterRequest, ReservationRow
 
 CALLERS, CALLS = 16, 20
 BOUND_S = 0.1

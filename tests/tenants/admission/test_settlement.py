@@ -23,7 +23,8 @@ from loraplex.platform.datastores.embedded import EmbeddedServices
 from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, ValkeyUnavailable
-from loraplex.tenants.quotas.rows import Booked, UsageRow
+from loraplex.tenants.ledger.usage_ledger import Booked
+from loraplex.tenants.quotas.reservation import UsageRow
 
 
 async def test_usage_waits_for_books_that_are_closed(

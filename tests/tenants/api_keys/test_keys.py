@@ -261,7 +261,7 @@ async def test_pages_show_every_key_once(database: Database) -> None:
 async def test_keys_have_a_bound_where_no_operator_set_one(
     database: Database, monkeypatch: pytest.MonkeyPatch, with_row: bool
 ) -> None:
-    monkeypatch.setattr("loraplex.tenants.default_limits.DEFAULT_MAX_KEYS", 2)
+    monkeypatch.setattr("loraplex.tenants.api_keys.keys.DEFAULT_MAX_KEYS", 2)
     tenant_id = await make_tenant(database)
     if with_row:
         async with database.as_operator() as session:

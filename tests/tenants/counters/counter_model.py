@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from math import inf
 from uuid import UUID
 
-from loraplex.tenants.quotas.counter_request import CounterRequest, Hold, PeriodTotal
+from loraplex.tenants.counters.snapshot import PeriodTotal
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, LimitName, Subject
+from loraplex.tenants.quotas.reservation import CounterRequest, Hold
 
 TOLERANCE = 1e-6
 

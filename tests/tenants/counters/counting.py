@@ -7,8 +7,9 @@ from redis.asyncio import Redis
 
 from loraplex.tenants.counters.counter_replies import Admitted, CounterAnswer, Decision, Denied, LimitUse
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.quotas.counter_request import CounterRequest, Hold, Seed
+from loraplex.tenants.counters.snapshot import Seed
 from loraplex.tenants.quotas.limits import NO_LIMITS, Limits, Subject
+from loraplex.tenants.quotas.reservation import CounterRequest, Hold
 from loraplex.tenants.valkey import tenant_key
 
 POLICY = 3

@@ -32,9 +32,10 @@ from loraplex.tenants.counters.counter_replies import (
     Unseeded,
 )
 from loraplex.tenants.counters.counters import LEASE_S, Counters
-from loraplex.tenants.quotas.counter_request import Actual, CounterRequest, Seed
+from loraplex.tenants.counters.snapshot import Seed
 from loraplex.tenants.quotas.limits import COUNTED, Level, Limits, Subject
 from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.quotas.reservation import Actual, CounterRequest
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")

@@ -25,9 +25,9 @@ from tests.tenants.counters.counting import (
 from loraplex.tenants.counters.counter_replies import Admitted, Denied, Ended, Settled, StalePolicy, Unseeded
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.quotas.counter_request import Actual
 from loraplex.tenants.quotas.limits import COUNTED, MAX_BUDGET, MAX_INTEGER, MAX_RATE, NO_LIMITS, Limits
 from loraplex.tenants.quotas.periods import periods_of
+from loraplex.tenants.quotas.reservation import Actual
 from loraplex.tenants.valkey import open_valkey, tenant_key
 
 LEVELS = ("tenant", "key", "adapter")

@@ -7,8 +7,8 @@ from tests.tenants.counters.counting import EMPTY, Customer, admit, age, deny, h
 
 from loraplex.tenants.counters.counter_replies import Heartbeat, Settled
 from loraplex.tenants.counters.counters import LEASE_S, Counters
-from loraplex.tenants.quotas.counter_request import Actual
 from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.reservation import Actual
 from loraplex.tenants.valkey import tenant_key
 
 ONE = Limits(concurrent_requests=1)

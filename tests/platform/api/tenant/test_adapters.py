@@ -102,7 +102,7 @@ async def test_an_adapter_in_use_is_not_deleted(tenant: ManagedTenant) -> None:
 async def test_adapters_have_a_bound_where_no_operator_set_one(
     tenant: ManagedTenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraplex.tenants.default_limits.DEFAULT_MAX_ADAPTERS", 1)
+    monkeypatch.setattr("loraplex.tenants.registry.adapters.DEFAULT_MAX_ADAPTERS", 1)
     assert (await tenant.http.post("adapters", json={"name": "first"})).status_code == 201
     refused = await tenant.http.post("adapters", json={"name": "second"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "limit_reached")
