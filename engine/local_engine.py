@@ -33,7 +33,7 @@ from loraplex.engine.messages import (
 )
 from loraplex.engine.output.output_processor import ChoiceKey, OutputProcessor, TokenOutput
 from loraplex.engine.sampling_params import MAX_CHOICES
-from loraplex.engine.step_thread import StepThread
+from loraplex.engine.threads import StepThread
 
 IDLE_WAIT_S = 0.2
 STATS_INTERVAL_S = 0.05

@@ -1,13 +1,17 @@
-"""Threads beside the step thread: daemons that may run on every core of the process, at a priority of their own.
+"""The threads of an engine: one `StepThread` loads the model and runs the step loop; side threads are daemons on any core.
 
-Invariant: a thread made by the step thread inherits its core, which OpenMP bound; none of these keeps it.
+Invariant: only the step thread enters a parallel region with a team of more than one thread. OpenMP keeps a team per thread;
+with more team members than cores it stops spinning at barriers, and a step takes half as long again.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
+from queue import SimpleQueue
+from typing import TypeVar
 
 FAREWELL_S = 1.0
 
@@ -40,3 +44,35 @@ def join_all(threads: Iterable[threading.Thread]) -> None:
     deadline = time.monotonic() + FAREWELL_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
+
+
+Result = TypeVar("Result")
+
+
+class StepThread:
+    """Runs calls one after another. A daemon: a call that never returns does not keep the process."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._run, name="engine-steps", daemon=True).start()
+
+    def submit(self, call: Callable[[], Result]) -> "Future[Result]":
+        """Queue a call; the future carries its result or its exception."""
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._calls.put(run)
+        return future
+
+    def _run(self) -> None:
+        while True:
+            self._calls.get()()

@@ -1,6 +1,7 @@
 """`AdapterManifest`: adapter_config.json, parsed strictly into what decides an adapter's arithmetic.
 
-Names in it are a tenant's: they are matched as literal dotted names and never run as regular expressions.
+Invariant: each key is read, harmless or refused by name; an unknown key must be empty, since it may change what the adapter
+computes. Module names are matched as literal dotted names and never run as regular expressions.
 """
 
 import json
@@ -13,8 +14,65 @@ from typing import cast
 from loraplex.adapters.errors import MalformedJson, ManifestRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.manifest_fields import HARMLESS, PLAIN_INITIALISATIONS, READ, REFUSED
 from loraplex.adapters.validation.strict_json import parse_json
+
+READ = frozenset(
+    {
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "init_lora_weights",
+    }
+)
+
+HARMLESS = frozenset(
+    {
+        "base_model_name_or_path",
+        "eva_config",
+        "inference_mode",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+    }
+)
+
+REFUSED = {
+    "alora_invocation_tokens": "activated LoRA is not supported",
+    "arrow_config": "Arrow routing among adapters is not supported",
+    "auto_mapping": "custom base classes are not supported",
+    "corda_config": "CorDA changes the base weights; convert the adapter to plain LoRA before saving it",
+    "ensure_weight_tying": "tied adapters are not supported",
+    "fan_in_fan_out": "must be false: the base model has no Conv1D",
+    "kasa_config": "KaSA is not supported",
+    "layer_replication": "replicated layers are not supported",
+    "loftq_config": "LoftQ changes the base weights; convert the adapter to plain LoRA before saving it",
+    "lora_bias": "biases of LoRA modules are not supported",
+    "lora_ga_config": "LoRA-GA changes the base weights; convert the adapter to plain LoRA before saving it",
+    "megatron_config": "Megatron layers are not supported",
+    "modules_to_save": "whole trained modules are not supported, only low-rank ones",
+    "monteclora_config": "MonteCLoRA is not supported",
+    "target_parameters": "adapters on bare parameters are not supported",
+    "trainable_token_indices": "trained single tokens are not supported",
+    "use_bdlora": "block-diagonal LoRA is not supported",
+    "use_dora": "DoRA is not supported",
+    "use_qalora": "QA-LoRA is not supported",
+    "velora_config": "VeLoRA is not supported",
+}
+
+# Other initialisations move a part of the base weights into the adapter, which then fits no unchanged base model.
+PLAIN_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+
 
 ALL_LINEAR = "all-linear"
 MAX_ALPHA = 1e6

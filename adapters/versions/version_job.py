@@ -1,6 +1,6 @@
-"""`VersionWork`: one uploaded folder on its way to a verdict: validated, tried by an engine, stored, and told.
+"""`VersionWork`: takes one uploaded folder through validation, the engine's probe and storage, and records the outcome.
 
-Invariant: only the adapter's own faults reject it; what our side cannot do now is done later, until `give_up_s`.
+Invariant: only the adapter's own faults reject it; what fails on the server's side is retried until `give_up_s`.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from loraplex.adapters.errors import AdaptersError, BlobMissing
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.local_store import keep_canonical
 from loraplex.adapters.validation.result import Rejected, Validated, Verdict, refused
-from loraplex.adapters.versions.canary import CANARY, canary_check
 from loraplex.adapters.versions.pending_folders import HeldUpload
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import AdapterRef, ProbeReport
@@ -25,6 +24,27 @@ from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
 from loraplex.tenants.registry.versions import Findings, VersionStates, WaitingVersion, WaitingVersions
+
+CANARY = "canary"
+
+
+def canary_check(report: ProbeReport) -> Check:
+    """Adapters that change nothing pass with a warning, as in validation."""
+    if report.code is not None:
+        return Check(CANARY, False, f"{report.code}: {report.message}{_figures(report)}")
+    done = f"{report.modules} modules agree with the reference{_figures(report)}"
+    answer = f"{report.generated_tokens} tokens were generated"
+    if not report.effect:
+        return Check(CANARY, True, f"{done}; {answer}; the adapter changes nothing", warning=True)
+    return Check(CANARY, True, f"{done}; {answer}")
+
+
+def _figures(report: ProbeReport) -> str:
+    if not report.max_error:
+        return ""
+    errors = ", ".join(f"{kind} {error:.2g}" for kind, error in sorted(report.max_error.items()))
+    return f" (greatest relative errors: {errors}; allowed: {report.bound:.2g})"
+
 
 SYSTEM: Final = Actor("system", "validation")
 INTERRUPTED: Final = refused(

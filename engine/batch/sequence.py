@@ -1,7 +1,7 @@
-"""`Sequence`: one choice of one request, from arrival to its last token.
+"""`Sequence`: one choice of one request, from arrival to its last token; `RequestChoices`: all sequences of one request.
 
-Invariant: the KV of `token_ids[:num_computed_tokens]` lies in `block_table`; of what follows, `num_in_flight` tokens are
-being computed by launched steps, and the rest is still to be planned.
+Invariant: the KV of `token_ids[:num_computed_tokens]` lies in `block_table`; the next `num_in_flight` tokens are computed by
+launched steps, the rest is unplanned. The first sequence's prompt is computed before its siblings start.
 """
 
 import sys
@@ -112,3 +112,21 @@ class Sequence:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+
+@dataclass(slots=True)
+class RequestChoices:
+    """`siblings` are not queued yet; `admitted` is set once any choice has run."""
+
+    sequences: list[Sequence]
+    siblings: list[Sequence]
+    admitted: bool = False
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
+
+    def take_siblings(self) -> list[Sequence]:
+        """The siblings that have not ended, which from now on queue like any other."""
+        siblings, self.siblings = self.siblings, []
+        return [s for s in siblings if s.status is not SequenceStatus.FINISHED]

@@ -17,7 +17,7 @@ def rms_norm(
 ) -> torch.Tensor:
     """See `reference.rms_norm`; of x + delta, of which x is left as it is."""
     if delta is not None:
-        from loraplex.engine.kernels.triton import triton_expand_rms_norm as folded
+        from loraplex.engine.kernels.triton import rms_norm as folded
 
         return folded.expand_rms_norm(x, residual, weight, epsilon, joined(delta))
     body = body_for(x)

@@ -11,7 +11,7 @@ from loraplex.engine.lora.device_batch import PendingDelta
 def silu_mul(gate_up: torch.Tensor, delta: PendingDelta | None = None) -> torch.Tensor:
     """See `reference.silu_mul`; of gate_up + delta, of which gate_up is left as it is."""
     if delta is not None:
-        from loraplex.engine.kernels.triton import triton_expand_silu_mul as folded
+        from loraplex.engine.kernels.triton import silu_mul as folded
 
         return folded.expand_silu_mul(gate_up, joined(delta))
     body = body_for(gate_up)

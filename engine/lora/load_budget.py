@@ -1,11 +1,40 @@
-"""`LoadLedger`: loads under way in bytes and seconds: how many may begin, and what each costs.
+"""`LoadLedger`: adapter loads in progress, in bytes and seconds: how many may begin, and what each costs.
 
-Invariant: sizes and rates are measured; until an adapter's size is known the mean of those seen stands for it.
+Invariant: sizes and rates are measured; the mean of the sizes seen stands for an adapter whose size is unknown.
 """
 
 from collections import OrderedDict
 
-from loraplex.engine.lora.load_rate import LoadRate
+SMOOTHING = 0.2
+"""Weight of the newest load: one slow disk read in five changes the price, one in fifty hardly."""
+
+
+class LoadRate:
+    """An exponential mean of seconds per byte, weighted by bytes: small adapters say little of a rate."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        """What is taken for true until a load is measured."""
+        self._bytes = bytes_per_second
+        self._seconds = 1.0
+        self._measured = False
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self._bytes / self._seconds
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """A load of `nbytes` took `seconds`."""
+        if nbytes <= 0 or seconds < 0:
+            return
+        weight = SMOOTHING if self._measured else 1.0
+        self._bytes += weight * (nbytes - self._bytes)
+        self._seconds += weight * (max(seconds, 1e-9) - self._seconds)
+        self._measured = True
+
+    def seconds(self, nbytes: float) -> float:
+        """What a load of `nbytes` takes."""
+        return nbytes / self.bytes_per_second
+
 
 Key = tuple[bytes, str]
 

@@ -1,8 +1,10 @@
-"""`SampledRows`: what the rows of a batch ask of the sampler, as tensors; most of it stays while the batch keeps its rows.
+"""Sampling parameters of a batch as tensors, and its counter-based random numbers (Salmon et al. 2011, Parallel random numbers).
 
-Invariant: whatever depends on a sequence's newest token is made anew for every step: random numbers, penalties, endings.
+Invariant: what depends on a sequence's newest token is computed for every step. A random number is a pure function of (seed,
+choice, position): a row draws the same one alone, in any batch, in any slot and after a preemption.
 """
 
+import hashlib
 from collections.abc import Iterable
 
 import torch
@@ -12,8 +14,16 @@ from loraplex.engine.batch.host_transfers import Staging
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.sampling.logit_bias import bias_tensors, ending_tensors, is_below_minimum
 from loraplex.engine.sampling.penalties import TokenHistories, has_penalty, penalty_tensors
-from loraplex.engine.sampling.random_numbers import uniform
 from loraplex.engine.sampling.truncation import Truncation, Truncations
+
+_MANTISSA_BITS = 53
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits. `position` counts the output tokens before the one to draw."""
+    digest = hashlib.blake2b(b"%d:%d:%d" % (seed, choice, position), digest_size=8).digest()
+    return float(int.from_bytes(digest, "little") >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
+
 
 LOWEST_TEMPERATURE = 1e-5
 """Below it sampling is greedy: the quotient would leave float32."""

@@ -89,7 +89,7 @@ def _rank(weights: Tensor, truncations: Truncations, lowest: Tensor) -> None:
     """
     _, index, *filters = truncations.tensors
     if weights.is_cuda:
-        from loraplex.engine.kernels.triton.triton_truncation import raise_cutoffs
+        from loraplex.engine.kernels.triton.logit_masks import raise_cutoffs
 
         raise_cutoffs(weights, lowest, index, *filters)
         return

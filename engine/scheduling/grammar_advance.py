@@ -1,22 +1,77 @@
-"""What one sampled token brings under a grammar: the tokens that must follow it, and the document's end or its closing.
+"""What one sampled token brings under a grammar: the tokens that must follow it, and the end or the forced close of its document.
 
-Invariant: every token appended was accepted by the mask, or is an end token after a whole document. If the request
-asked for it and no token adds more than `MOST_GROWTH` to the way to the end, a document that could be closed within
-the remaining tokens at its start can be closed after every token, as long as the looks for it are affordable.
+Invariant: every appended token was accepted by the mask, or is an end token after a whole document. If the request asked for
+a close and no token adds more than `MOST_GROWTH` to the way to the end, a document that could be closed within the remaining
+tokens at its start can be closed after every token, as long as searching for the way is affordable.
 
-The grammar is above `min_tokens` and `ignore_eos`: a document that nothing can follow ends the row. Its
-`stop_token_ids` end a row as ever, in the middle of the document too.
+The grammar has precedence over `min_tokens` and `ignore_eos`: a document that nothing can follow ends the row.
+`stop_token_ids` end a row in the middle of the document too. `ClosingPath` is a `TokenMask` that allows one token after
+another of a way already found, for rows whose every token is sampled because its log-probability was requested.
 """
 
+from collections import abc
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from torch import Tensor
 import time
 from collections.abc import Iterable
 
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import FinishReason
-from loraplex.engine.scheduling.closing_path import ClosingPath
 from loraplex.engine.scheduling.stop_conditions import finish_reason
 from loraplex.engine.token_mask import TokenMask
+
+
+class ClosingPath:
+    """`end_token` is allowed after the path, for a path that is empty: something has to be sampled."""
+
+    closes = False
+
+    def __init__(self, path: abc.Sequence[int], end_token: int | None, position: int = 0) -> None:
+        self._path = tuple(path)
+        self._end_token = end_token
+        self._position = position
+
+    @property
+    def family(self) -> object:
+        return self
+
+    def fill(self, bitmask: "Tensor", row: int) -> None:
+        token = self._next()
+        bitmask[row] = 0
+        if token is not None:
+            bit = 1 << (token % 32)
+            bitmask[row, token // 32] = bit - (1 << 32) if token % 32 == 31 else bit
+
+    def accept(self, token_id: int) -> bool:
+        accepted = token_id == self._next()
+        self._position += accepted
+        return accepted
+
+    def rollback(self, count: int) -> None:
+        self._position -= count
+
+    def fork(self) -> Self:
+        return type(self)(self._path, self._end_token, self._position)
+
+    def is_complete(self) -> bool:
+        return self._position >= len(self._path)
+
+    def is_final(self) -> bool:
+        """False for an empty path at its start, where the end token is yet to come."""
+        return self.is_complete() and self._position > 0
+
+    def forced_tokens(self) -> abc.Sequence[int]:
+        return ()
+
+    def closing_tokens(self, most: int) -> abc.Sequence[int] | None:
+        return None
+
+    def _next(self) -> int | None:
+        return self._end_token if self.is_complete() else self._path[self._position]
+
 
 MOST_GROWTH = 64
 """Tokens by which one token is taken to lengthen the shortest way to the end, at most: it may open an object with many

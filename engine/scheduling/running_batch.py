@@ -6,7 +6,7 @@ Invariant: a sequence in it holds blocks for every token that is planned; the ol
 from bisect import bisect_left, insort
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
-from loraplex.engine.batch.step_rows import StepRows
+from loraplex.engine.batch.step_plan import StepRows
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.kv_cache.block_table import SequenceBlocks
 from loraplex.engine.scheduling.adapter_scheduler import AdapterGate

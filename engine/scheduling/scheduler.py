@@ -6,10 +6,16 @@ progresses; every sequence added ends exactly once, with its blocks, pin and pla
 
 from collections.abc import Callable, Collection, Mapping
 
-from loraplex.engine.batch.request_choices import RequestChoices
-from loraplex.engine.batch.sequence import Sequence, SequenceStatus
-from loraplex.engine.batch.step_plan import PlannedRow, SampledToken, StepOutput, StepPlan, step_outputs
-from loraplex.engine.batch.step_rows import StepRows, by_urgency
+from loraplex.engine.batch.sequence import RequestChoices, Sequence, SequenceStatus
+from loraplex.engine.batch.step_plan import (
+    PlannedRow,
+    SampledToken,
+    StepOutput,
+    StepPlan,
+    StepRows,
+    by_urgency,
+    step_outputs,
+)
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import (
     EngineError,

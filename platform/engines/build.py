@@ -17,9 +17,8 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.local_engine import LocalEngine
 from loraplex.engine.model_loading import LoadedModel, load_model
-from loraplex.engine.step_thread import StepThread
 from loraplex.engine.structured_output.grammar_compilation import NICENESS as MASK_COMPILATION_NICENESS
-from loraplex.engine.threads import start_side_thread
+from loraplex.engine.threads import StepThread, start_side_thread
 from loraplex.engine.token_mask import TokenMaskFactory
 from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import Vocabulary

@@ -1,8 +1,17 @@
-"""RMSNorm (Zhang & Sennrich 2019) with the residual added before it, in Triton: one program per row."""
+"""RMSNorm (Zhang & Sennrich 2019) with the residual added before it, in Triton, with and without SGMV's expand folded in.
+
+One program per row. The folded form serves steps of few adapters, where launches cost more than bytes: rows that share an
+adapter read it from cache.
+"""
 
 import torch
 import triton
 import triton.language as tl
+
+from loraplex.engine.kernels.triton.lora_expand import row_delta
+from loraplex.engine.kernels.triton.lora_pages import entry_at, hidden_ranks, is_aligned, page_type, rank_at
+from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
+from loraplex.engine.lora.site import PAGE_RANKS
 
 WARP_COLUMNS = 512
 """Columns per warp: two loads of 16 bytes a thread, so that a row of 4096 has all its bytes on the way at once."""
@@ -72,3 +81,117 @@ def rms_norm(
 def warps_for(block: int) -> int:
     """Warps of a program for rows of `block` columns, a power of two."""
     return min(max(block // WARP_COLUMNS, 1), MAX_WARPS)
+
+
+TILE_VALUES = 32768
+"""Weights on their way at once: 64 KiB of bf16, in at most half of the registers of a program's threads."""
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def expand_rms_norm_kernel(  # type: ignore[no-untyped-def]
+    x,  # [rows, size]
+    residual,  # [rows, size], written; only with `has_residual`
+    weight,
+    out,
+    table,  # see LoraSite
+    row_slots,
+    hidden,  # [splits, rows, hidden_ranks] fp32
+    num_rows,
+    size,
+    epsilon,
+    pages,
+    hidden_ranks,
+    has_residual: tl.constexpr,
+    splits: tl.constexpr,
+    split_lanes: tl.constexpr,
+    page_type: tl.constexpr,
+    assembly: tl.constexpr,
+    aligned: tl.constexpr,
+    block_r: tl.constexpr,
+    page_ranks: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Row `program_id(0)`, whole."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(row_slots + row).to(tl.int64)
+    columns = tl.arange(0, block)
+    within = columns < size
+    place = row * size + columns
+    values = tl.load(x + place, mask=within, other=0.0).to(tl.float32)
+    scales = tl.load(weight + columns, mask=within, other=0.0)
+    if has_residual:
+        before = tl.load(residual + place, mask=within, other=0.0).to(tl.float32)
+    entry = entry_at(table, tl.maximum(slot, 0), 1, 0, pages)
+    delta = row_delta(
+        tl.zeros((block,), dtype=tl.float32),
+        hidden + row * hidden_ranks,
+        entry,
+        rank_at(entry, slot),
+        size,
+        columns,
+        within,
+        pages,
+        tl.cast(num_rows, tl.int64) * hidden_ranks,
+        splits,
+        split_lanes,
+        page_type,
+        assembly,
+        aligned,
+        block_r,
+        page_ranks,
+    )
+    # Rounded as the projection's output is wherever it is stored.
+    values = (values + delta).to(x.dtype.element_ty).to(tl.float32)
+    if has_residual:
+        rounded = (values + before).to(residual.dtype.element_ty)
+        tl.store(residual + place, rounded, mask=within)
+        values = rounded.to(tl.float32)
+    result = normalized(values, scales, size, epsilon)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=within)
+
+
+def expand_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float, delta: PendingDelta
+) -> torch.Tensor:
+    """`rms_norm` of x + delta. x and residual are contiguous."""
+    site, batch = delta.site, delta.batch
+    out = torch.empty_like(x)
+    rows, size = x.shape
+    block: int = triton.next_power_of_2(size)
+    splits = triton.cdiv(site.inputs, SPLIT_K)
+    expand_rms_norm_kernel[(rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        site.table,
+        batch.row_slots,
+        delta.hidden,
+        batch.num_rows,
+        size,
+        epsilon,
+        site.max_pages,
+        hidden_ranks(site),
+        has_residual=residual is not None,
+        splits=splits,
+        split_lanes=triton.next_power_of_2(splits),
+        page_type=page_type(site, x.dtype),
+        assembly=x.is_cuda,
+        aligned=is_aligned(size),
+        block_r=ranks_at_once(block),
+        page_ranks=PAGE_RANKS,
+        block=block,
+        num_warps=warps_for_expand(block),
+        enable_fp_fusion=True,
+    )
+    return out
+
+
+def ranks_at_once(block: int) -> int:
+    """Ranks of a tile, a power of two."""
+    return min(max(TILE_VALUES // block, 1), PAGE_RANKS)
+
+
+def warps_for_expand(block: int) -> int:
+    """Warps of a program for rows of `block` columns: twice those of a norm alone."""
+    return min(max(2 * block // WARP_COLUMNS, 1), MAX_WARPS)

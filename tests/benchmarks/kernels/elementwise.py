@@ -111,7 +111,7 @@ def cutoff_problem(model: LayerShape, rows: int) -> Problem:
     top_k, top_p = 50, 0.9
 
     def make(tensors: TensorSource) -> Operands:
-        from loraplex.engine.kernels.triton.triton_truncation import raise_cutoffs
+        from loraplex.engine.kernels.triton.logit_masks import raise_cutoffs
 
         logits = tensors.normal(rows, model.vocab, dtype=torch.float32, scale=3.0)
         weights = (logits - logits.amax(1, keepdim=True)).exp_()

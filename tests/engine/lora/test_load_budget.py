@@ -2,8 +2,7 @@
 
 import pytest
 
-from loraplex.engine.lora.load_budget import LOADS_AT_FIRST, LoadLedger
-from loraplex.engine.lora.load_rate import LoadRate
+from loraplex.engine.lora.load_budget import LOADS_AT_FIRST, LoadLedger, LoadRate
 
 
 def key(name: str) -> tuple[bytes, str]:

@@ -1,6 +1,6 @@
 """The uniform numbers are a fixed function and look uniform."""
 
-from loraplex.engine.sampling.random_numbers import uniform
+from loraplex.engine.sampling.sampling_batch import uniform
 
 
 def test_the_numbers_are_the_same_for_ever() -> None:

@@ -12,8 +12,7 @@ from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import EngineRequest, FinishReason
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduling.closing_path import ClosingPath
-from loraplex.engine.scheduling.grammar_advance import follow
+from loraplex.engine.scheduling.grammar_advance import ClosingPath, follow
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.grammar.backends.compiled_cache import CompiledCache
+from loraplex.grammar.backends.compiler import CompiledCache
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from loraplex.engine.kernels.group_rows import group_rows
 from loraplex.engine.kernels.rms_norm import rms_norm
 from loraplex.engine.kernels.rotary import rotary_write_kv
 from loraplex.engine.kernels.silu_mul import silu_mul
-from loraplex.engine.kernels.triton import triton_expand_rms_norm
+from loraplex.engine.kernels.triton import rms_norm as triton_rms_norm
 from loraplex.engine.layers.lora_linear import LoraLinear
 from loraplex.engine.lora.device_batch import DeviceLoraBatch
 
@@ -127,7 +127,7 @@ def test_partial_sums_of_long_inputs(
         given = operands(24, 24, inputs=1040)
         close(silu_mul(given.part, given.delta), silu_mul(given.whole))
     elif reader == "rms_norm":
-        monkeypatch.setattr(triton_expand_rms_norm, "TILE_VALUES", 4 * 128)
+        monkeypatch.setattr(triton_rms_norm, "TILE_VALUES", 4 * 128)
         given = operands(100, inputs=2100)
         weight = torch.ones(100, device=device)
         ours = rms_norm(given.part, None, weight, EPSILON, given.delta)

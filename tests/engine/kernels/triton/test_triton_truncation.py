@@ -26,7 +26,7 @@ FILTERS = [
 
 
 def raised(weights: torch.Tensor, filters: list[Truncation]) -> torch.Tensor:
-    from loraplex.engine.kernels.triton.triton_truncation import raise_cutoffs
+    from loraplex.engine.kernels.triton.logit_masks import raise_cutoffs
 
     lowest, *rest = (tensor.to(weights.device) for tensor in Truncations.of(filters).tensors)
     raise_cutoffs(weights, lowest, *rest)
