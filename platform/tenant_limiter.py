@@ -1,14 +1,50 @@
-"""How much of one kind of work a gateway does at once, in all and for one tenant: no tenant takes disk or threads from the others.
+"""Concurrency limits per tenant and in total: `Turns` queues a tenant's transactions, `TenantSlots` refuses what finds no slot.
 
-Invariant: nothing waits here; what finds no slot is refused.
+Invariant: a slow or busy tenant queues behind itself or is refused; it exhausts neither the connection pool, disk nor threads.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID
 
 from loraplex.platform.errors import Overloaded
+
+AT_ONCE: Final = 4
+MOST_WAITING: Final = 64
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One tenant's; `users` have it or wait for it."""
+
+    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    users: int = 0
+
+
+class Turns:
+    """Of all tenants that have a request here."""
+
+    def __init__(self) -> None:
+        self._turns: dict[UUID, _Turn] = {}
+
+    @asynccontextmanager
+    async def taken(self, tenant_id: UUID) -> AsyncIterator[None]:
+        """Waits for one of the tenant's `AT_ONCE` turns. Raises `Overloaded` when `MOST_WAITING` of its requests wait."""
+        turn = self._turns.setdefault(tenant_id, _Turn())
+        if turn.users >= AT_ONCE + MOST_WAITING:
+            raise Overloaded(f"{MOST_WAITING} requests of this tenant wait already; try again.")
+        turn.users += 1
+        try:
+            async with turn.free:
+                yield
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[tenant_id]
 
 
 class TenantSlots:
@@ -35,3 +71,20 @@ class TenantSlots:
         finally:
             self._taken[tenant_id] -= 1
             self._taken += Counter()
+
+
+class InFlight:
+    """Counts prompts between acceptance and end; refuses beyond `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.count = 0
+
+    def enter(self, prompts: int) -> None:
+        """Raises `Overloaded`."""
+        if self.count + prompts > self._limit:
+            raise Overloaded(f"More than {self._limit} prompts are in flight; try again.")
+        self.count += prompts
+
+    def leave(self, prompts: int) -> None:
+        self.count -= prompts

@@ -17,8 +17,8 @@ from moto.server import ThreadedMotoServer
 from psycopg import sql
 
 from loraplex.adapters.storage.object_store import S3Options
-from loraplex.platform.datastores.embedded import EmbeddedServices
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.database import Database
 

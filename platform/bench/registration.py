@@ -18,7 +18,7 @@ from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.fixtures import write_random_adapter
 from loraplex.platform.bench.local_server import OwnServer
 from loraplex.platform.bench.workload import vocabulary_text
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.server.base_model_file import read_base_model
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository

@@ -24,19 +24,47 @@ from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.engine.errors import EngineError
 from loraplex.platform.cli.command_context import open_database
-from loraplex.platform.cli.profile_options import Defaults, ToolStyle, profile_change
 from loraplex.platform.config import load_settings
 from loraplex.platform.datastores.blob_storage import OpenBlobs
+from loraplex.platform.errors import GatewayError
+from loraplex.platform.parameters.adapter_profile import read_profile_change
+from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, read_base_model
 from loraplex.platform.startup_errors import DependencyFailed, StartError
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError
-from loraplex.tenants.models import AdapterVersion
-from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository
+from loraplex.tenants.models import TOOL_STYLES, AdapterVersion
+from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange
 from loraplex.tenants.registry.aliases import AliasRepository, AliasState
 from loraplex.tenants.registry.versions import VersionStates
+
+NO_STYLE = "none"
+LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)
+
+ToolStyle = Annotated[
+    str | None,
+    typer.Option("--tool-style", help=f"{', '.join(TOOL_STYLES)}, or {NO_STYLE}: that of the base model."),
+]
+Defaults = Annotated[
+    str | None,
+    typer.Option("--defaults", help="Sampling defaults as JSON, for example '{\"temperature\": 0.2}'."),
+]
+
+
+def profile_change(tool_style: str | None, defaults: str | None) -> ProfileChange:
+    """What the given options change. Raises `typer.BadParameter`."""
+    body: dict[str, object] = {}
+    try:
+        if tool_style is not None:
+            body["tool_style"] = None if tool_style == NO_STYLE else tool_style
+        if defaults is not None:
+            body["defaults"] = parse_object(defaults.encode(), LIMITS)
+        return read_profile_change(body)
+    except GatewayError as error:
+        raise typer.BadParameter(str(error)) from error
+
 
 DIGEST_CACHE = "model_digests.json"
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from loraplex.platform.config import Settings, load_settings
 from loraplex.platform.datastores.connections import ensure_schema, open_stores
-from loraplex.platform.datastores.embedded import running_redis_url
+from loraplex.platform.datastores.embedded.servers import running_redis_url
 from loraplex.platform.startup_errors import StartError
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField, TenantsError

@@ -1,18 +1,222 @@
-"""`loraplex doctor`: can loraplex serve here? Exit code 1 when something it needs is missing."""
+"""`loraplex doctor`: checks whether this machine can serve. Exit code 1 when something it needs is missing.
 
+Invariant: a check reports; it never raises, and changes nothing but folders it is about to use.
+"""
+
+import asyncio
+import importlib.metadata
 import json
-from dataclasses import asdict
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+from uuid import UUID
 
+import psycopg
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from loraplex.adapters.errors import AdaptersError
+from loraplex.adapters.validation.result import Rejected
+from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.platform.cli.command_context import exit_codes
-from loraplex.platform.cli.environment_checks import CHECKS, Check
-from loraplex.platform.config import load_settings
+from loraplex.platform.config import Settings, foreign_environment, load_settings
+from loraplex.platform.datastores.embedded.binaries import find_postgres, find_valkey
+from loraplex.platform.datastores.embedded.errors import EmbeddedError
+from loraplex.platform.datastores.embedded.identity import choose_identity
+from loraplex.platform.datastores.migrations import current_revision, newest_revision
+from loraplex.tenants.database import parse_database_url
+from loraplex.tenants.errors import TenantsError
+from loraplex.tenants.valkey import open_valkey, ping
+
+GIB = 1 << 30
+LEAST_MEMORY_BYTES = GIB
+GOOD_MEMORY_BYTES = 4 * GIB
+LEAST_DISK_BYTES = GIB
+GOOD_DISK_BYTES = 10 * GIB
+OLDEST_POSTGRES = 14
+CONNECT_SECONDS = 5
+NOBODY = UUID(int=0)
+NO_FOLDER = Path("/nonexistent")
+
+Status = Literal["ok", "warning", "failed"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; `failed` means that loraplex cannot serve here."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+def check_python(settings: Settings) -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", "ok" if sys.version_info >= (3, 11) else "failed", f"{version} (3.11 or newer)")
+
+
+def check_torch(settings: Settings) -> Check:
+    try:
+        return Check("torch", "ok", importlib.metadata.version("torch"))
+    except importlib.metadata.PackageNotFoundError:
+        return Check("torch", "failed", "not installed")
+
+
+def check_gpu(settings: Settings) -> Check:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        return Check("gpu", "ok", ", ".join(names))
+    status: Status = "failed" if settings.device == "cuda" else "ok"
+    return Check("gpu", status, "no CUDA device: the CPU path is used")
+
+
+def check_triton(settings: Settings) -> Check:
+    import torch
+
+    try:
+        return Check("triton", "ok", importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        status: Status = "failed" if torch.cuda.is_available() else "ok"
+        return Check("triton", status, "not installed: needed on a GPU only (pip install 'loraplex[cuda]')")
+
+
+def check_cpu(settings: Settings) -> Check:
+    import torch
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    status: Status = "warning" if capability in ("DEFAULT", "NO AVX") else "ok"
+    return Check("cpu", status, f"{os.cpu_count()} cores, {capability}")
+
+
+def check_memory(settings: Settings) -> Check:
+    free = available_memory()
+    return Check(
+        "memory", grade(free, LEAST_MEMORY_BYTES, GOOD_MEMORY_BYTES), f"{free / GIB:.1f} GiB available"
+    )
+
+
+def check_disk(settings: Settings) -> Check:
+    free = shutil.disk_usage(existing_parent(settings.data_dir)).free
+    return Check("disk", grade(free, LEAST_DISK_BYTES, GOOD_DISK_BYTES), f"{free / GIB:.1f} GiB free")
+
+
+def check_data_dir(settings: Settings) -> Check:
+    folder = settings.data_dir
+    target = existing_parent(folder)
+    if not target.is_dir():
+        return Check("data directory", "failed", f"{target} is not a directory")
+    if not os.access(target, os.W_OK | os.X_OK):
+        return Check("data directory", "failed", f"{target} is not writable")
+    if folder.exists() and stat.S_IMODE(folder.stat().st_mode) & 0o022:
+        return Check("data directory", "warning", f"{folder} can be written by others: chmod 700")
+    return Check("data directory", "ok", str(folder) if folder.exists() else f"{folder} will be made")
+
+
+def check_postgres(settings: Settings) -> Check:
+    name = "postgresql"
+    if settings.database_url is None:
+        return check_embedded(name, lambda: f"embedded {find_postgres().major}{run_as(settings)}")
+    try:
+        return Check(name, *inspect_database(settings.database_url.get_secret_value()))
+    except (psycopg.Error, TenantsError) as error:
+        return Check(name, "failed", first_line(error))
+
+
+def check_valkey(settings: Settings) -> Check:
+    name = "valkey"
+    if settings.redis_url is None:
+        return check_embedded(name, lambda: f"embedded, {find_valkey().name}")
+    try:
+        asyncio.run(ping_once(settings.redis_url.get_secret_value()))
+    except TenantsError as error:
+        return Check(name, "failed", first_line(error))
+    return Check(name, "ok", "REDIS_URL answers")
+
+
+def check_uploads(settings: Settings) -> Check:
+    """Lets a process confine itself as for an upload, and read a folder that there is not."""
+    processes = ValidationProcesses((), "", environment=foreign_environment())
+    try:
+        verdict = asyncio.run(processes.validate(NOBODY, NO_FOLDER))
+    except AdaptersError as error:
+        return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
+    confined = isinstance(verdict, Rejected) and verdict.check == "files"
+    if not confined:
+        return Check("uploads", "warning", "the process that validates uploads does not work here")
+    return Check("uploads", "ok", "validated by processes without network")
+
+
+CHECKS: tuple[Callable[[Settings], Check], ...] = (
+    *(check_python, check_torch, check_triton, check_gpu, check_cpu, check_memory),
+    *(check_data_dir, check_disk, check_postgres, check_valkey, check_uploads),
+)
+
+
+def check_embedded(name: str, describe: Callable[[], str]) -> Check:
+    try:
+        return Check(name, "ok", describe())
+    except EmbeddedError as error:
+        return Check(name, "failed", str(error))
+
+
+def run_as(settings: Settings) -> str:
+    identity = choose_identity(settings.data_dir / "embedded" / "postgres")
+    return f", run as uid {identity.uid}" if identity.dropped else ""
+
+
+def inspect_database(url: str) -> tuple[Status, str]:
+    plain = parse_database_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain, connect_timeout=CONNECT_SECONDS) as connection:
+        version = connection.info.server_version // 10_000
+    if version < OLDEST_POSTGRES:
+        return "failed", f"PostgreSQL {version} is too old: {OLDEST_POSTGRES} or newer"
+    current, newest = current_revision(url), newest_revision(url)
+    if current != newest:
+        return (
+            "warning",
+            f"PostgreSQL {version}; schema {current or 'none'}, needs {newest}: run `loraplex migrate`",
+        )
+    return "ok", f"PostgreSQL {version}, schema {current}"
+
+
+async def ping_once(url: str) -> None:
+    client = open_valkey(url)
+    try:
+        await ping(client)
+    finally:
+        await client.aclose()
+
+
+def available_memory() -> int:
+    """MemAvailable of /proc/meminfo, else free pages, in bytes."""
+    facts = Path("/proc/meminfo")
+    if facts.exists():
+        for line in facts.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def grade(amount: int, least: int, good: int) -> Status:
+    return "failed" if amount < least else "warning" if amount < good else "ok"
+
+
+def existing_parent(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
 
 COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
 

@@ -12,7 +12,8 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex.platform.config import Settings
-from loraplex.platform.datastores.embedded import EmbeddedError, EmbeddedServices
+from loraplex.platform.datastores.embedded.errors import EmbeddedError
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import current_revision, newest_revision, upgrade
 from loraplex.platform.startup_errors import DependencyFailed
 

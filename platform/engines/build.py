@@ -1,4 +1,4 @@
-"""Puts the real engine together: decoder, adapter source and grammar compiler.
+"""Builds the real engine: decoder, adapter source and grammar compiler, and logs its memory worksheet with measured bytes.
 
 Imported only inside the engine process, since it imports torch, which the gateway process never does.
 """
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import structlog
+import torch
+from rich.console import Console
 
 from loraplex.adapters.loader import PeftAdapterSource
+from loraplex.engine.capacity.memory_advice import memory_advice
 from loraplex.engine.client import EngineClient
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.engine import Engine
@@ -22,7 +25,24 @@ from loraplex.engine.threads import StepThread, start_side_thread
 from loraplex.engine.token_mask import TokenMaskFactory
 from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import Vocabulary
-from loraplex.platform.engines.memory_report import report_memory
+from loraplex.platform.engines.memory_worksheet import worksheet_document, worksheet_table
+
+
+def report_memory(engine: Engine, config: EngineConfig, console: Console | None = None) -> None:
+    """A table where `console`, by default standard error, is a terminal, else one event of the log."""
+    model = engine.model
+    measured = {"weights": model.weights_bytes, "KV cache": engine.runner.kv_cache_bytes}
+    if model.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(model.device)
+        measured |= {"all tensors": torch.cuda.memory_allocated(model.device), "device": total - free}
+    advice = memory_advice(model.config, config, model.memory)
+    shown = console or Console(stderr=True)
+    if shown.is_terminal:
+        shown.print("\n", worksheet_table(model.memory, measured))
+    else:
+        structlog.get_logger("loraplex.engine").info(
+            "memory", **worksheet_document(model.memory, advice, measured)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,56 @@
-"""Admission of one call: asked once everything about its size is known. The engine may begin when the counters have let
-the call in, while the books are still being written.
+"""Admission of one inference call, after all its sizes are known, and the call's caller and response headers.
 
-Invariant: nothing of an answer leaves before its admission is in the books, and what was admitted is settled or given
-back, also when the client leaves while it is being admitted.
+The engine may start once the counters admit the call, while the ledger is written. Invariant: nothing of a response leaves
+before its reservation is in the ledger; what was admitted is settled or cancelled, also when the client leaves meanwhile.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import structlog
 
+from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.inference.background_tasks import DetachedWork
-from loraplex.platform.inference.inference_call import InferenceCall
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.rate_limit_headers import rate_headers, refusal_headers, unavailable_headers
 from loraplex.tenants.admission.controller import RequestAdmissions
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable, TenantsError
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, LetIn
+
+
+@dataclass(slots=True, kw_only=True)
+class InferenceCall:
+    """`request_id` is the id on the answer. `headers` go out with the answer, also with one that tells of an error.
+
+    `renewed` and `confirmed` authenticate a caller once more, without any cache, and raise what a first authentication does;
+    `renewed` also has what is cached of its tenant forgotten.
+    """
+
+    caller: Caller
+    request_id: str
+    renewed: Callable[[Caller], Awaitable[Caller]]
+    confirmed: Callable[[Caller], Awaitable[Caller]]
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def renew(self) -> None:
+        """From here on `caller` is what its key says now. Whoever is none any more is told nothing but that."""
+        self.caller = await self._asked(self.renewed)
+
+    async def confirm(self) -> None:
+        """As `renew`, where nothing says that anything has changed."""
+        self.caller = await self._asked(self.confirmed)
+
+    async def _asked(self, ask: Callable[[Caller], Awaitable[Caller]]) -> Caller:
+        try:
+            return await ask(self.caller)
+        except Exception:
+            self.headers.clear()
+            raise
+
 
 LOG = structlog.get_logger("loraplex.admission")
 

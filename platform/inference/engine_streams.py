@@ -10,7 +10,7 @@ import structlog
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.messages import EngineRequest, Event
-from loraplex.platform.observability.token_meter import TokenMeter
+from loraplex.platform.observability.request_stats import TokenMeter
 
 WAITING_EVENTS = 8
 ABORT_S = 6.0

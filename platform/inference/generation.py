@@ -9,36 +9,19 @@ from collections.abc import AsyncGenerator
 from typing import TypeAlias
 
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
-from loraplex.platform.errors import AdapterMismatch, EngineFailed, Overloaded
+from loraplex.platform.errors import AdapterMismatch, EngineFailed
 from loraplex.platform.inference.admission import Entry
 from loraplex.platform.inference.dependencies import GatewayServices
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
-from loraplex.platform.observability.request_stats import RequestTimings
-from loraplex.platform.observability.token_meter import TokenMeter
+from loraplex.platform.observability.request_stats import RequestTimings, TokenMeter
+from loraplex.platform.tenant_limiter import InFlight
 from loraplex.tenants.quotas.reservation import Usage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 
 ChoiceEvent: TypeAlias = Delta | Finished
-
-
-class InFlight:
-    """Counts prompts between acceptance and end; refuses beyond `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.count = 0
-
-    def enter(self, prompts: int) -> None:
-        """Raises `Overloaded`."""
-        if self.count + prompts > self._limit:
-            raise Overloaded(f"More than {self._limit} prompts are in flight; try again.")
-        self.count += prompts
-
-    def leave(self, prompts: int) -> None:
-        self.count -= prompts
 
 
 class Generation:

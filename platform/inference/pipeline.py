@@ -17,18 +17,17 @@ from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
-from loraplex.platform.inference.admission import RequestAdmission
+from loraplex.platform.inference.admission import InferenceCall, RequestAdmission
 from loraplex.platform.inference.dependencies import GatewayServices
-from loraplex.platform.inference.generation import Generation, InFlight
-from loraplex.platform.inference.inference_call import InferenceCall
+from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel, resolve_model
 from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
 from loraplex.platform.inference.structured_output.output_planner import AnswerComposer
+from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.output_constraints import answer_form
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, sampling_fields
-from loraplex.platform.parameters.prompts_parameter import Prompt
-from loraplex.platform.parameters.value_size import size_of
-from loraplex.platform.turns import Turns
+from loraplex.platform.parameters.value_types import Prompt
+from loraplex.platform.tenant_limiter import InFlight, Turns
 
 INLINE_CHARACTERS = 8_192
 

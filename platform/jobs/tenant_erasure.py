@@ -1,7 +1,7 @@
-"""Erases what is left of a deleted tenant: its running requests, cached blocks, blobs, rows and counters.
+"""Erases what is left of a deleted tenant: running requests, cached blocks, blobs, uploads, rows and counters.
 
-Invariant: every step may be repeated, and the tenant counts as erased only after all of them: whoever dies in the middle is
-followed by whoever looks next.
+Invariant: every step may be repeated, and the tenant counts as erased only after all of them: another gateway continues where
+one died. Files are erased by folder, without a list of them, so that nothing unknown remains.
 """
 
 import asyncio
@@ -10,10 +10,30 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import UUID
 
+from loraplex.adapters.storage.blob_store import BlobStore
+from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.engine.client import EngineClient
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import Valkey, erase_tenant
+
+
+class StoredFiles:
+    """The files of all tenants."""
+
+    def __init__(self, blobs: BlobStore, parts: UploadParts) -> None:
+        self._blobs = blobs
+        self._parts = parts
+
+    async def tenants(self) -> list[UUID]:
+        """Whose blobs are on this machine, or were."""
+        return await asyncio.to_thread(self._blobs.storage.tenants)
+
+    async def erase(self, tenant_id: UUID) -> None:
+        """Removes all files of a tenant; harmless when there are none. Raises `BlobStoreUnavailable`."""
+        await self._parts.delete_tenant(tenant_id)
+        await self._blobs.delete_tenant(tenant_id)
+
 
 ROWS_PER_TRANSACTION: Final = 1000
 POLL_S: Final = 0.1

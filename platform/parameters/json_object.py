@@ -1,30 +1,36 @@
-"""From the bytes of a request to one JSON object, within bounds: size, depth, number of values, finite numbers (RFC 8259).
+"""Parses a request body into one JSON object within bounds: size, depth, number of values, finite numbers (RFC 8259).
 
-A name that occurs twice in an object is refused, so that no two readers of one body can disagree about it.
+Invariant: a name that occurs twice in an object is refused, so that no two readers of one body can disagree about it.
 """
 
-import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn
 
-from starlette.requests import ClientDisconnect, Request
+from loraplex.platform.errors import InvalidBody, InvalidParameter
 
-from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone, InvalidBody, InvalidParameter
 
-T = TypeVar("T")
-
-LARGE_BODY = 65_536
-MANY_VALUES = 20_000
-"""Looking at each value takes half a microsecond of the interpreter: bodies that may hold more are looked through elsewhere, and
-parsed here in one call of a few milliseconds."""
-
-CheckElsewhere: TypeAlias = Callable[[bytes], Awaitable[None]]
-"""Raises what `parse_object` raises for a body."""
+def size_of(value: object, most: int) -> int:
+    """Characters of all strings and names, and one for every value. Counting ends above `most`."""
+    size, left = 0, [value]
+    while left and size <= most:
+        inner = left.pop()
+        size += 1
+        if isinstance(inner, str):
+            size += len(inner)
+        elif isinstance(inner, Mapping | Sequence) and size + len(inner) > most:
+            # Each counts one at least: not even a list of them is made.
+            return size + len(inner)
+        elif isinstance(inner, Mapping):
+            size += sum(map(len, inner))
+            left.extend(inner.values())
+        elif isinstance(inner, Sequence):
+            left.extend(inner)
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,53 +45,6 @@ class BodyLimits:
     max_depth: int = 64
     max_values: int = 200_000
     max_digits: int = 400
-
-
-async def read_object(
-    request: Request,
-    limits: BodyLimits,
-    check: Callable[[dict[str, Any]], T],
-    check_elsewhere: CheckElsewhere,
-) -> T:
-    """What `check` makes of the body's object; large bodies are parsed off the event loop, and those of many values are
-    looked through by `check_elsewhere`.
-
-    Raises what `check` does, and `BodyTooLarge`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client left before its end.
-    """
-    try:
-        async with asyncio.timeout(limits.max_s):
-            body = await _read_bytes(request, limits.max_bytes)
-    except TimeoutError:
-        raise BodyTimeout(f"The body did not arrive within {limits.max_s:g} s.") from None
-    except ClientDisconnect as error:
-        raise ClientGone("The client closed the connection within its request.") from error
-    if _most_values(body) > MANY_VALUES:
-        await check_elsewhere(body)
-        return await asyncio.to_thread(lambda: check(json.loads(body.decode())))
-    if len(body) > LARGE_BODY:
-        return await asyncio.to_thread(_checked, body, limits, check)
-    return _checked(body, limits, check)
-
-
-def _most_values(body: bytes) -> int:
-    """No JSON text of these bytes has more values, names not counted."""
-    return 1 + sum(map(body.count, (b",", b"[", b"{")))
-
-
-def _checked(body: bytes, limits: BodyLimits, check: Callable[[dict[str, Any]], T]) -> T:
-    return check(parse_object(body, limits))
-
-
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
-        raise BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
-    return bytes(body)
 
 
 def parse_object(body: bytes, limits: BodyLimits) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import Any, Final, Literal, TypeAlias
 from loraplex.engine.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
 from loraplex.platform.errors import InvalidParameter, MissingParameter, UnknownParameter
 from loraplex.platform.parameters.chat_messages import Messages
-from loraplex.platform.parameters.prompts_parameter import Prompts
 from loraplex.platform.parameters.response_format import ResponseFormat, StructuredOutputs
 from loraplex.platform.parameters.tools import ToolChoices, ToolDefinitions
 from loraplex.platform.parameters.value_types import (
@@ -22,6 +21,7 @@ from loraplex.platform.parameters.value_types import (
     LogitBias,
     Metadata,
     Number,
+    Prompts,
     Refused,
     StopStrings,
     Text,

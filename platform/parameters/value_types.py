@@ -1,6 +1,6 @@
-"""The shapes a request parameter may have. Each says what it allows in words and checks one JSON value.
+"""The types of request parameters: each states what it allows in words and checks one JSON value.
 
-A value outside is refused with the parameter's name, the value and what is allowed; nothing is clamped or coerced.
+Invariant: a value outside is refused with the parameter's name, the value and what is allowed; none is clamped or coerced.
 """
 
 import json
@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeGuard
 
 from loraplex.platform.errors import (
     InvalidParameter,
@@ -284,3 +284,38 @@ class Refused:
 def is_token_id(value: object) -> bool:
     """A non-negative integer that fits 31 bits."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+Prompt: TypeAlias = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Reads every form into a list of prompts, none of them empty."""
+
+    most: int = 64
+
+    @property
+    def allowed(self) -> str:
+        forms = "a string, a list of strings, a list of token ids or a list of such lists"
+        return f"{forms}; 1..{self.most} prompts, none of them empty"
+
+    def read(self, name: str, value: object) -> list[Prompt]:
+        if isinstance(value, str) or _is_token_list(value):
+            return [self._prompt(name, value)]
+        if not isinstance(value, list) or not 1 <= len(value) <= self.most:
+            refuse(name, value, self.allowed)
+        if len({type(each) for each in value}) != 1:
+            refuse(name, value, self.allowed)
+        return [self._prompt(f"{name}[{index}]", each) for index, each in enumerate(value)]
+
+    def _prompt(self, name: str, value: object) -> Prompt:
+        if isinstance(value, str) and value:
+            return value
+        if _is_token_list(value):
+            return value
+        refuse(name, value, self.allowed)
+
+
+def _is_token_list(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(map(is_token_id, value))

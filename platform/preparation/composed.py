@@ -15,7 +15,7 @@ from loraplex.grammar.constraints import (
     StructuralTag,
 )
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.parameters.value_size import size_of
+from loraplex.platform.parameters.json_object import size_of
 
 MOST_SIZE: Final = 8 << 20
 ENTRY_BYTES: Final = 4096

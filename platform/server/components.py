@@ -1,14 +1,167 @@
-"""Opens a gateway's admissions: their own clients of Valkey, and the upkeep that runs beside all requests."""
+"""Opens the components of a gateway from its settings: admission, compile checks, value validation, the version lifecycle."""
 
 import asyncio
-from contextlib import AsyncExitStack
-from uuid import uuid4
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from uuid import UUID, uuid4
 
-from loraplex.platform.config import Settings
+import structlog
+
+from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.validation.result import Verdict
+from loraplex.adapters.validation_process import ValidationProcesses
+from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifeCycle
+from loraplex.adapters.versions.pending_folders import HeldUploads
+from loraplex.adapters.versions.version_job import AdapterStore, LifeCycleLimits, Validation, VersionWork
+from loraplex.engine.checkpoints.config_reader import load_model_config
+from loraplex.engine.errors import ModelError
+from loraplex.engine.messages import EngineInfo
+from loraplex.grammar.judge.judges import JudgeOptions, Judges
+from loraplex.grammar.trial.messages import TrialLimits
+from loraplex.grammar.trial.trials import Trials
+from loraplex.grammar.trial.worker import TrialWorkerOptions
+from loraplex.platform.config import Settings, foreign_environment
+from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.inference.dependencies import AnswerJudges, GrammarTrials, RequestPreparation
+from loraplex.platform.inference.structured_output.compile_cache import (
+    MeasuredTrials,
+    NoTrials,
+    TrialRecorder,
+)
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
+from loraplex.platform.preparation.messages import Setup
+from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
 from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
 from loraplex.tenants.database import Database
+
+# Less processor time than time: a trial that had its share and failed is the grammar's fault, not a busy machine's.
+CPU_SHARE: Final = 0.8
+PATIENCE_IN_DEADLINES: Final = 3
+LEAST_PATIENCE_S: Final = 30.0
+
+
+def trial_limits(settings: Settings) -> TrialLimits:
+    """The operator's budget. Who waits has the patience for a trial behind another one."""
+    deadline_s = settings.grammar_deadline_s
+    return TrialLimits(
+        deadline_s=deadline_s,
+        cpu_s=max(1, int(CPU_SHARE * deadline_s)),
+        memory_bytes=settings.grammar_memory_bytes,
+        patience_s=max(LEAST_PATIENCE_S, PATIENCE_IN_DEADLINES * deadline_s),
+    )
+
+
+@asynccontextmanager
+async def open_trials(
+    settings: Settings, info: EngineInfo, tokenizer_json: str, recorder: TrialRecorder
+) -> AsyncIterator[GrammarTrials]:
+    """Trials for the model an engine serves. Their process starts meanwhile; checks wait for it.
+
+    `tokenizer_json` is the tokenizer as the engine has it too, for models that come without such a file.
+    """
+    if not info.eos_token_ids:
+        yield NoTrials()
+        return
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tokenizer.json"
+        await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
+        options = TrialWorkerOptions(
+            tokenizer=str(file),
+            vocab_size=info.vocab_size,
+            end_token_ids=tuple(info.eos_token_ids),
+            limits=trial_limits(settings),
+            environment=foreign_environment(),
+        )
+        trials = Trials(options)
+        await trials.start()
+        try:
+            yield MeasuredTrials(trials, recorder)
+        finally:
+            await trials.close()
+
+
+@asynccontextmanager
+async def open_preparation(setup: Setup) -> AsyncIterator[RequestPreparation]:
+    """The preparing process of a gateway. It starts meanwhile; who needs it waits for that."""
+    preparer = Preparer(PreparerOptions(setup=setup, environment=foreign_environment()))
+    starting = asyncio.create_task(preparer.start())
+    try:
+        yield preparer
+    finally:
+        starting.cancel()
+        # A start that failed was told to the log.
+        await asyncio.gather(starting, return_exceptions=True)
+        await preparer.close()
+
+
+@asynccontextmanager
+async def open_judges() -> AsyncIterator[AnswerJudges]:
+    """Judges of finished values. Their processes start when there is something to judge."""
+    judges = Judges(JudgeOptions(environment=foreign_environment()))
+    try:
+        yield judges
+    finally:
+        await judges.close()
+
+
+LOG = structlog.get_logger("loraplex.life_cycle")
+
+
+class NoValidation:
+    """For a model whose configuration this gateway cannot read: what fits it is not known here."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    async def validate(self, tenant_id: UUID, folder: Path) -> Verdict:
+        """Raises `ValidationUnavailable`."""
+        raise ValidationUnavailable(self._reason)
+
+
+@asynccontextmanager
+async def open_life_cycle(
+    database: Database,
+    engines: EnginePool,
+    store: AdapterStore,
+    root: Path,
+    namespace_of: Callable[[UUID], bytes],
+) -> AsyncIterator[VersionLifeCycle]:
+    """At work until left. `root` is that of the local storage, beside which uploads wait."""
+    limits = LifeCycleLimits()
+    validation = await asyncio.to_thread(_validation, engines.info())
+    work = VersionWork(database, validation, engines, store, namespace_of, limits)
+    life_cycle = VersionLifeCycle(
+        database, work, HeldUploads(root), limits, lambda: refused_by_engines(engines)
+    )
+    running = asyncio.create_task(life_cycle.run())
+    try:
+        yield life_cycle
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await life_cycle.close()
+
+
+def refused_by_engines(engines: EnginePool) -> list[AdapterKey]:
+    """The adapters that some engine has quarantined, as far as its last account tells."""
+    accounts = (engine.last_stats for engine in engines.engines)
+    return [key for stats in accounts if stats is not None for key in stats.quarantined_adapters]
+
+
+def _validation(info: EngineInfo) -> Validation:
+    try:
+        model = load_model_config(info.model_path)
+    except ModelError as error:
+        LOG.warning("no upload can be validated", reason=str(error))
+        return NoValidation(f"the base model's configuration cannot be read here: {error}")
+    return ValidationProcesses(
+        adaptable_modules(model).values(), info.model_digest, environment=foreign_environment()
+    )
 
 
 async def open_admissions(

@@ -38,18 +38,21 @@ from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.prompting.tokenizer import load_tokenizer
 from loraplex.platform.jobs.housekeeping import Janitor
-from loraplex.platform.jobs.tenant_erasure import TenantErasure
-from loraplex.platform.jobs.tenant_files import StoredFiles
+from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
+from loraplex.platform.observability.admission_metrics import MeteredAdmissions
 from loraplex.platform.observability.health import Health, Ping, health_router
-from loraplex.platform.observability.metered_admissions import MeteredAdmissions
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
-from loraplex.platform.server.components import open_admissions
-from loraplex.platform.server.grammar_trials import open_judges, open_preparation, open_trials
+from loraplex.platform.server.components import (
+    open_admissions,
+    open_judges,
+    open_life_cycle,
+    open_preparation,
+    open_trials,
+)
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
-from loraplex.platform.server.version_life_cycle import open_life_cycle
 from loraplex.platform.startup_errors import DependencyFailed, SettingsError
 from loraplex.tenants import valkey
 from loraplex.tenants.api_keys.last_used import writing_use

@@ -20,14 +20,13 @@ from loraplex.platform.auth.authenticator import Caller, tenant_caller
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
-from loraplex.platform.inference.admission import Entry, RequestAdmission
+from loraplex.platform.inference.admission import Entry, InferenceCall, RequestAdmission
 from loraplex.platform.inference.background_tasks import DetachedWork
 from loraplex.platform.inference.engine_streams import EngineStreams
-from loraplex.platform.inference.inference_call import InferenceCall
 from loraplex.platform.inference.model_resolution import ResolvedModel
-from loraplex.platform.observability.token_meter import TokenMeter
+from loraplex.platform.observability.request_stats import TokenMeter
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import Admissions, AdmissionSettings, Usage
 from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository

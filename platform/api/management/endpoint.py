@@ -24,7 +24,7 @@ from loraplex.platform.api.request_id import request_id_of
 from loraplex.platform.auth.authenticator import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import GatewayServices
-from loraplex.platform.turns import Turns
+from loraplex.platform.tenant_limiter import Turns
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.idempotency import IdempotencyRepository, RepeatableRequest

@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from loraplex.platform.api.request_body import read_object
 from loraplex.platform.errors import InvalidParameter, MissingParameter, UnknownParameter
-from loraplex.platform.parameters.json_object import BodyLimits, parse_object, read_object
+from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
 BODY_LIMITS: Final = BodyLimits(max_bytes=64 << 10, max_s=30.0, max_depth=16, max_values=5000)
 _NO_BODY: Final = hashlib.sha256(b"").digest()

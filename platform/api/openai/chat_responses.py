@@ -11,8 +11,7 @@ from loraplex.engine.messages import Delta, Finished
 from loraplex.grammar.parsing.deltas import Piece
 from loraplex.platform.api.openai.logprobs import chat_entries
 from loraplex.platform.api.openai.parsed_output import ended_by, piece_delta, read_whole
-from loraplex.platform.api.openai.response_envelope import AnswerHead, event_of
-from loraplex.platform.api.openai.usage import usage_of
+from loraplex.platform.api.openai.response_envelope import AnswerHead, event_of, usage_of
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer

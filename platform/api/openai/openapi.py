@@ -1,8 +1,22 @@
-"""The request bodies in the OpenAPI document, generated from the parameter table."""
+"""The inference plane in the OpenAPI document: request bodies from the parameter table, statuses, and both response forms."""
 
-from typing import Any
+from typing import Any, Final
 
+from loraplex.platform.api.management.responses import documented
 from loraplex.platform.parameters.parameter_table import Endpoint, table
+
+_ANY: Final[dict[str, Any]] = {"schema": {}}
+_STREAM: Final[dict[str, Any]] = {"schema": {"type": "string"}}
+READING: Final = documented()
+"""Of what reads names only."""
+ANSWERING: Final = {
+    200: {
+        "description": "The whole answer, or with `stream` its events.",
+        "content": {"application/json": _ANY, "text/event-stream": _STREAM},
+    },
+    **documented(422, 429, 504),
+}
+"""Of what an engine answers."""
 
 
 def body_schema(endpoint: Endpoint) -> dict[str, Any]:

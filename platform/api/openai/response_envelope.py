@@ -1,8 +1,23 @@
-"""What every object and chunk of one answer shares: id, kind, time and model, encoded once per answer."""
+"""What all objects and chunks of one response share: id, kind, time and model, encoded once, and token usage.
+
+A prompt counts once in `usage`, however many choices it has.
+"""
 
 from dataclasses import dataclass
 
 import msgspec
+
+from loraplex.platform.observability.request_stats import RequestTimings
+
+
+def usage_of(timings: RequestTimings) -> dict[str, object]:
+    """`prompt_tokens`, `completion_tokens`, their sum, and the cached part of the prompt."""
+    return {
+        "prompt_tokens": timings.prompt_tokens,
+        "completion_tokens": timings.completion_tokens,
+        "total_tokens": timings.prompt_tokens + timings.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": timings.cached_tokens},
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,19 @@ from starlette.responses import Response
 
 from loraplex.platform.api.openai.chat_responses import chat_chunks, collect_chat
 from loraplex.platform.api.openai.completion_responses import collect_completion, completion_chunks
-from loraplex.platform.api.openai.documented_answers import ANSWERING, READING
-from loraplex.platform.api.openai.openapi import body_schema
+from loraplex.platform.api.openai.openapi import ANSWERING, READING, body_schema
 from loraplex.platform.api.openai.response_envelope import AnswerHead
+from loraplex.platform.api.request_body import read_object
 from loraplex.platform.api.request_id import answer_headers_of, request_id_of
 from loraplex.platform.api.sse import EventStream, unless_disconnected
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import describe
+from loraplex.platform.inference.admission import InferenceCall
 from loraplex.platform.inference.dependencies import GatewayServices
-from loraplex.platform.inference.inference_call import InferenceCall
 from loraplex.platform.inference.model_resolution import list_models, resolve_model
 from loraplex.platform.inference.pipeline import Inference
-from loraplex.platform.parameters.json_object import read_object
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, read_parameters
-from loraplex.platform.tenant_limiter import TenantSlots
-from loraplex.platform.turns import Turns
+from loraplex.platform.tenant_limiter import TenantSlots, Turns
 
 SCOPE = "inference"
 # What is wrong with a request, found before it is admitted or without it.

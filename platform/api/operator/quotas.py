@@ -11,7 +11,7 @@ from loraplex.platform.api.management.etags import if_match, require_revision
 from loraplex.platform.api.management.openapi import described
 from loraplex.platform.api.management.request_bodies import body_of
 from loraplex.platform.api.management.responses import Answer, Document, documented
-from loraplex.platform.api.schemas.limit_fields import Count, CountedLimits
+from loraplex.platform.api.schemas.quotas import Count, CountedLimits
 from loraplex.platform.api.schemas.tenants import tenant_id_of
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.tenants.accounts.tenants import TenantRepository

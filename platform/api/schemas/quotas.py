@@ -1,18 +1,45 @@
-"""How limits, their use, refusals and crossed budgets are shown. Budgets in micro-units of money, times in UTC."""
+"""Schemas of limits, their use, refusals and threshold events. Budgets in micro-units of money, times in UTC."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
+from pydantic import Field
+
 from loraplex.platform.api.management.pagination import Listing
+from loraplex.platform.api.management.request_bodies import Body
 from loraplex.platform.api.management.responses import Document, UtcTime
 from loraplex.tenants.api_keys.keys import key_limit
 from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UntoldLimit
 from loraplex.tenants.quotas.delegated_quotas import Holdings, QuotaState
-from loraplex.tenants.quotas.limits import COUNTED, Level, LimitName, Limits
+from loraplex.tenants.quotas.limits import (
+    COUNTED,
+    MAX_BUDGET,
+    MAX_INTEGER,
+    MAX_RATE,
+    Level,
+    LimitName,
+    Limits,
+)
 from loraplex.tenants.quotas.threshold_events import Event
 from loraplex.tenants.registry.adapters import adapter_limit
+
+Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
+Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]
+Budget = Annotated[int | None, Field(ge=0, le=MAX_BUDGET)]
+
+
+class CountedLimits(Body):
+    """What requests are counted against; null is no limit."""
+
+    requests_per_minute: Rate = None
+    tokens_per_minute: Rate = None
+    concurrent_requests: Rate = None
+    tokens_per_day: Count = None
+    tokens_per_month: Count = None
+    budget_per_day: Budget = None
+    budget_per_month: Budget = None
 
 
 class LimitDocument(Document):

@@ -18,8 +18,8 @@ from loraplex.platform.api.management.pagination import page_parameters
 from loraplex.platform.api.management.request_bodies import body_of
 from loraplex.platform.api.management.responses import Answer, documented, respond
 from loraplex.platform.api.management.sorting import Order, by_time
-from loraplex.platform.api.schemas.limit_fields import CountedLimits
 from loraplex.platform.api.schemas.quotas import (
+    CountedLimits,
     EventDocument,
     ExplanationDocument,
     LimitsDocument,

@@ -26,7 +26,7 @@ from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.inference.dependencies import AnswerJudges, GrammarTrials, RequestPreparation
 from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
-from loraplex.platform.parameters.value_size import size_of
+from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.preparation.composed import Composed, compose_form, form_size
 from loraplex.platform.preparation.packed_form import pack_form
 

@@ -11,7 +11,7 @@ from loraplex.platform.cli import migrate
 from loraplex.platform.cli.command_context import open_database
 from loraplex.platform.config import load_settings
 from loraplex.platform.datastores.connections import open_stores
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import current_revision, newest_revision
 from loraplex.platform.startup_errors import DependencyFailed
 

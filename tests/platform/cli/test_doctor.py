@@ -11,7 +11,7 @@ from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.validation.result import Verdict
 from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.platform.cli import doctor
-from loraplex.platform.cli.environment_checks import GIB, grade
+from loraplex.platform.cli.doctor import GIB, grade
 from loraplex.platform.datastores.migrations import newest_revision
 
 

@@ -16,7 +16,7 @@ from loraplex.engine.errors import AdapterLoadFailed
 from loraplex.engine.lora.weights import LoraWeights
 from loraplex.engine.messages import AdapterRef
 from loraplex.engine.model_loading import load_model
-from loraplex.platform.engines.memory_report import report_memory
+from loraplex.platform.engines.build import report_memory
 
 
 class NoAdapters:

@@ -10,7 +10,7 @@ from loraplex.engine.messages import Delta, EngineRequest, Event, Finished, Star
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.inference import engine_streams
 from loraplex.platform.inference.engine_streams import EngineStreams
-from loraplex.platform.observability.token_meter import TokenMeter
+from loraplex.platform.observability.request_stats import TokenMeter
 
 
 def request(name: str, max_tokens: int = 5) -> EngineRequest:

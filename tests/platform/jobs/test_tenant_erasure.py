@@ -21,8 +21,7 @@ from loraplex.engine.messages import EngineRequest, Event, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.jobs import housekeeping as janitor_module
 from loraplex.platform.jobs.housekeeping import Janitor
-from loraplex.platform.jobs.tenant_erasure import TenantErasure
-from loraplex.platform.jobs.tenant_files import StoredFiles
+from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository

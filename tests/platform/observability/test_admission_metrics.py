@@ -7,8 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.platform.fake_admissions import FakeAdmissions
 
-from loraplex.platform.observability.admission_metrics import AdmissionMetrics
-from loraplex.platform.observability.metered_admissions import MeteredAdmissions
+from loraplex.platform.observability.admission_metrics import AdmissionMetrics, MeteredAdmissions
 from loraplex.tenants.api_keys.keys import FoundKey
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7

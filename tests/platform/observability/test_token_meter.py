@@ -1,7 +1,7 @@
 """Every token the engine told of counts once, whatever order and end."""
 
 from loraplex.engine.messages import Delta, Failed, Finished, Started, Usage
-from loraplex.platform.observability.token_meter import TokenMeter
+from loraplex.platform.observability.request_stats import TokenMeter
 
 
 def counted(meter: TokenMeter) -> tuple[int, int, int, int]:

@@ -5,9 +5,9 @@ from typing import Any
 from tests.platform.parameters.request_parts import CALL, NAMED, SCHEMA, USER, allowed_tools, schema, tool
 
 from loraplex.platform.parameters.chat_messages import MAX_CALLS, MAX_PARTS, Messages
-from loraplex.platform.parameters.prompts_parameter import Prompts
 from loraplex.platform.parameters.response_format import BOUNDS, ResponseFormat, StructuredOutputs
 from loraplex.platform.parameters.tools import MAX_DESCRIPTION_BYTES, ToolChoices, ToolDefinitions
+from loraplex.platform.parameters.value_types import Prompts
 
 NestedKind = Messages | Prompts | ResponseFormat | StructuredOutputs | ToolDefinitions | ToolChoices
 

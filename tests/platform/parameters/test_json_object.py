@@ -7,14 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from loraplex.platform.api.request_body import LARGE_BODY, MANY_VALUES, read_object
 from loraplex.platform.errors import GatewayError, InvalidBody, InvalidParameter
-from loraplex.platform.parameters.json_object import (
-    LARGE_BODY,
-    MANY_VALUES,
-    BodyLimits,
-    parse_object,
-    read_object,
-)
+from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
 LIMITS = BodyLimits(max_bytes=1000, max_depth=5, max_values=10)
 

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import pytest
 
-from loraplex.platform.parameters.value_size import size_of
+from loraplex.platform.parameters.json_object import size_of
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.config import Settings
 from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.server.grammar_trials import MeasuredTrials, open_trials, trial_limits
+from loraplex.platform.inference.structured_output.compile_cache import MeasuredTrials
+from loraplex.platform.server.components import open_trials, trial_limits
 
 SPEC = GrammarSpec(backend="llguidance", source="start: /a/")
 TENANT = b"n" * 32

@@ -14,7 +14,7 @@ from loraplex.adapters.storage.local_store import AdapterStorage
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.server.version_life_cycle import open_life_cycle, refused_by_engines
+from loraplex.platform.server.components import open_life_cycle, refused_by_engines
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion

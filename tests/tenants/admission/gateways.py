@@ -16,7 +16,7 @@ from sqlalchemy import text
 from tests.tenants.counters.counting import age
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository

@@ -16,8 +16,8 @@ import redis
 from structlog.testing import capture_logs
 from tests.tenants.admission.gateways import PRICE, check_books, closed, make_house, set_limits, usage, used
 
-from loraplex.platform.datastores.embedded import EmbeddedServices
 from loraplex.platform.datastores.embedded.binaries import find_valkey
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.admission.circuit_breaker import FAILURES
 from loraplex.tenants.admission.config import AdmissionSettings
 from loraplex.tenants.admission.controller import Admissions

@@ -22,7 +22,7 @@ from tests.tenants.admission.gateways import (
     used,
 )
 
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.counters.counters import Counters

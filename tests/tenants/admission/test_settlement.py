@@ -19,7 +19,7 @@ from tests.tenants.admission.gateways import (
 )
 from tests.tenants.counters.counting import age
 
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, ValkeyUnavailable

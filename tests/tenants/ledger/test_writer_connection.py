@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.errors import DatabaseUnavailable, RoleUnsafe
 from loraplex.tenants.ledger.writer_connection import WriterConnection
 

@@ -16,7 +16,7 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.platform.api.management.endpoint import Plane
 from loraplex.platform.api.management.responses import Answer
 from loraplex.platform.errors import Overloaded
-from loraplex.platform.turns import AT_ONCE, MOST_WAITING, Turns
+from loraplex.platform.tenant_limiter import AT_ONCE, MOST_WAITING, Turns
 from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound

@@ -15,7 +15,7 @@ from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.inference.dependencies import GatewayLimits
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
-from loraplex.platform.turns import AT_ONCE
+from loraplex.platform.tenant_limiter import AT_ONCE
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
     PolicyStale,

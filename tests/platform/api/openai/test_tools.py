@@ -16,8 +16,8 @@ from loraplex.grammar.parsing.tool_call_parser import CallReader
 from loraplex.grammar.spec import decode_spec
 from loraplex.platform.api.openai.parsed_output import READ_AT_ONCE
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
+from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.parameter_table import read_parameters
-from loraplex.platform.parameters.value_size import size_of
 from loraplex.tenants.registry.adapters import AdapterProfile
 
 MODEL = "demo/base"

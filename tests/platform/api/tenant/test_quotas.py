@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import httpx
 
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.platform.turns import AT_ONCE
+from loraplex.platform.tenant_limiter import AT_ONCE
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.admission.controller import Admissions
 from loraplex.tenants.billing.pricing import Price

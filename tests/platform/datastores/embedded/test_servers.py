@@ -13,7 +13,6 @@ import psycopg
 import pytest
 import redis
 
-from loraplex.platform.datastores.embedded import DataDirUnusable, EmbeddedServices, ServiceFailed
 from loraplex.platform.datastores.embedded import servers as services_module
 from loraplex.platform.datastores.embedded.binaries import (
     copy_postgres,
@@ -22,8 +21,10 @@ from loraplex.platform.datastores.embedded.binaries import (
     find_valkey,
 )
 from loraplex.platform.datastores.embedded.child import GUARDED_EXEC
+from loraplex.platform.datastores.embedded.errors import DataDirUnusable, ServiceFailed
 from loraplex.platform.datastores.embedded.guarded_exec import PARENT_GONE
 from loraplex.platform.datastores.embedded.postgres import processes_inside
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 
 OWNER = """
 import sys, time

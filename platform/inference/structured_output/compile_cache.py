@@ -1,0 +1,49 @@
+"""Compile checks of a gateway: recorded in its metrics, or refused where the model has no end token."""
+
+import time
+from typing import Protocol
+
+from loraplex.grammar.errors import GrammarRefused, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.spec import GrammarSpec
+from loraplex.platform.errors import UnsupportedParameter
+from loraplex.platform.inference.dependencies import GrammarTrials
+
+
+class TrialRecorder(Protocol):
+    """Told of every check: `accepted`, `invalid`, `too_costly`, `unavailable` or `abandoned`, and its seconds."""
+
+    def record_trial(self, result: str, seconds: float) -> None: ...
+
+
+class MeasuredTrials:
+    """`GrammarTrials` that are told to a recorder. A remembered verdict counts as well."""
+
+    def __init__(self, trials: GrammarTrials, recorder: TrialRecorder) -> None:
+        self._trials = trials
+        self._recorder = recorder
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        """See `GrammarTrials.check`."""
+        begun, result = time.monotonic(), "abandoned"
+        try:
+            await self._trials.check(namespace, spec, param=param)
+            result = "accepted"
+        except GrammarTooCostly:
+            result = "too_costly"
+            raise
+        except GrammarRefused:
+            result = "invalid"
+            raise
+        except TrialsUnavailable:
+            result = "unavailable"
+            raise
+        finally:
+            self._recorder.record_trial(result, time.monotonic() - begun)
+
+
+class NoTrials:
+    """For a model without an end token, whose documents could never end."""
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        """Refuses every grammar."""
+        raise UnsupportedParameter(f"`{param}` is not supported: the model has no end token.", param=param)
