@@ -10,6 +10,14 @@ from starlette.requests import ClientDisconnect, Request
 from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
+T = TypeVar("T")
+LARGE_BODY = 65_536
+MANY_VALUES = 20_000
+"""Looking at each value takes half a microsecond of the interpreter: bodies that may hold more are looked through elsewhere, and
+parsed here in one call of a few milliseconds."""
+CheckElsewhere: TypeAlias = Callable[[bytes], Awaitable[None]]
+"""Raises what `parse_object` raises for a body."""
+
 
 async def read_object(
     request: Request,
@@ -35,21 +43,6 @@ async def read_object(
     if len(body) > LARGE_BODY:
         return await asyncio.to_thread(_checked, body, limits, check)
     return _checked(body, limits, check)
-
-
-T = TypeVar("T")
-
-
-LARGE_BODY = 65_536
-
-
-MANY_VALUES = 20_000
-"""Looking at each value takes half a microsecond of the interpreter: bodies that may hold more are looked through elsewhere, and
-parsed here in one call of a few milliseconds."""
-
-
-CheckElsewhere: TypeAlias = Callable[[bytes], Awaitable[None]]
-"""Raises what `parse_object` raises for a body."""
 
 
 def _most_values(body: bytes) -> int:
