@@ -14,13 +14,13 @@ from loraplex.adapters.system_calls import refuse_system_calls
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.trial.confinement import first_to_be_killed, threads, yield_to_others
 
-LEAST_PRIORITY: Final = 19
+MIN_PRIORITY: Final = 19
 CPU_GRACE_S: Final = 2
 """From the signal at the limit to the one that nothing survives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationLimits:
+class SandboxLimits:
     """What one validation may cost, and how many run and wait.
 
     `cpu_s` is whole seconds, enough to read the largest adapter some times over; `deadline_s` counts from its start, on a
@@ -37,15 +37,15 @@ class ValidationLimits:
     queued_per_tenant: int = 16
 
 
-DEFAULT_VALIDATION_LIMITS: Final = ValidationLimits()
+DEFAULT_VALIDATION_LIMITS: Final = SandboxLimits()
 
 
-def confine(limits: ValidationLimits, parent_pid: int) -> None:
+def confine(limits: SandboxLimits, parent_pid: int) -> None:
     """Bound this process. Raises `OSError`, `ValueError` where the system refuses."""
     die_with_parent(parent_pid)
     if threads() != 1:
         raise OSError(f"{threads()} threads after the start: the filter would hold for one of them alone")
-    yield_to_others(LEAST_PRIORITY)
+    yield_to_others(MIN_PRIORITY)
     first_to_be_killed()
     bounds: Mapping[int, tuple[int, int]] = {
         resource.RLIMIT_CORE: (0, 0),

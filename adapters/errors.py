@@ -44,7 +44,7 @@ class FolderRejected(AdapterRejected):
         super().__init__("files", subject, message)
 
 
-class ManifestRejected(AdapterRejected):
+class PeftConfigRejected(AdapterRejected):
     """`field` is the key of adapter_config.json."""
 
     def __init__(self, field: str, message: str) -> None:

@@ -19,7 +19,7 @@ DEFAULT_LIMITS = AdapterLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadLimits:
+class UploadConfig:
     """`max_open` uploads of a tenant; a gateway reads `max_in_flight` bodies at once, `max_in_flight_per_tenant` of one tenant.
 
     A body that stalls for `stall_s`, takes longer than `body_s`, or after `grace_s` has been slower than

@@ -12,7 +12,7 @@ from typing import Final, NoReturn, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from loraplex.adapters.confinement import ValidationLimits, confine, hide_standard_error, status_bytes
+from loraplex.adapters.confinement import SandboxLimits, confine, hide_standard_error, status_bytes
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.result import Rejected, Validated
@@ -29,7 +29,7 @@ class ValidationJob(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[AdaptableModule, ...]
     base_model_digest: str
     adapter_limits: AdapterLimits
-    limits: ValidationLimits
+    limits: SandboxLimits
 
 
 class Unconfined(msgspec.Struct, frozen=True, tag="unconfined"):

@@ -16,14 +16,14 @@ from uuid import UUID
 
 import msgspec
 
-from loraplex.adapters.confinement import DEFAULT_VALIDATION_LIMITS, ValidationLimits
+from loraplex.adapters.confinement import DEFAULT_VALIDATION_LIMITS, SandboxLimits
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.result import Rejected, Verdict, refused
+from loraplex.adapters.validation.result import Rejected, ValidationResult, refused
 from loraplex.adapters.validation_child import Answer, Unconfined, ValidationJob, decode_answer, encode
 from loraplex.grammar.child_process import end_child, spawn_child
-from loraplex.grammar.trial.fair_queue import FairQueue
+from loraplex.grammar.trial.fair_queue import TenantFairQueue
 
 MODULE: Final = "loraplex.adapters.validation_child"
 MAX_ANSWER_BYTES: Final = 16 << 20
@@ -55,7 +55,7 @@ class ValidationProcesses:
         base_model_digest: str,
         *,
         environment: Mapping[str, str],
-        limits: ValidationLimits = DEFAULT_VALIDATION_LIMITS,
+        limits: SandboxLimits = DEFAULT_VALIDATION_LIMITS,
         adapter_limits: AdapterLimits = DEFAULT_LIMITS,
         module: str = MODULE,
     ) -> None:
@@ -66,14 +66,14 @@ class ValidationProcesses:
         self._limits = limits
         self._adapter_limits = adapter_limits
         self._module = module
-        self._queue: FairQueue[_Turn] = FairQueue(limits.concurrent, limits.concurrent_per_tenant)
+        self._queue: TenantFairQueue[_Turn] = TenantFairQueue(limits.concurrent, limits.concurrent_per_tenant)
 
     @property
     def waiting(self) -> int:
         """Folders that wait for a process."""
         return len(self._queue)
 
-    async def validate(self, tenant_id: UUID, folder: Path) -> Verdict:
+    async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """The verdict on a folder that nobody else changes. Cancelling kills the process.
 
         Raises `ValidationUnavailable` when too many wait, or when no process can be started and confined here.
@@ -105,7 +105,7 @@ class ValidationProcesses:
         while (turn := self._queue.take()) is not None:
             turn.has_come.set()
 
-    async def _run(self, folder: Path) -> Verdict:
+    async def _run(self, folder: Path) -> ValidationResult:
         try:
             process = await spawn_child(self._module, environment=self._environment)
         except OSError as error:
@@ -147,7 +147,7 @@ class ValidationProcesses:
                 pass
         return bytes(said)
 
-    def _judged(self, said: bytes, status: int) -> Verdict:
+    def _judged(self, said: bytes, status: int) -> ValidationResult:
         if status != 0:
             return self._judged_by_end(status)
         try:

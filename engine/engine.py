@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from loraplex.engine.adapter_probe.numeric_check import Canaries
+from loraplex.engine.adapter_probe.numeric_check import NumericCheck
 from loraplex.engine.adapter_probe.reference import error_bound
 from loraplex.engine.batch.forward_batch import AdapterPath
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepOutput, StepPlan
 from loraplex.engine.config import CacheConfig, EngineConfig
@@ -31,16 +31,16 @@ from loraplex.engine.lora.pool_factory import open_pool
 from loraplex.engine.lora.source import AdapterSource
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineInfo, EngineRequest, EngineStats, FinishReason
 from loraplex.engine.model_loading import LoadedModel
-from loraplex.engine.runner.cuda_graphs.buckets import MOST_ROWS
+from loraplex.engine.runner.cuda_graphs.buckets import MAX_ROWS
 from loraplex.engine.runner.cuda_graphs.capture import capture_decodes
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticShape
-from loraplex.engine.runner.launched_step import StepHandle
+from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.runner.model_runner import ModelRunner
 from loraplex.engine.sampling.sampler import Sampler
 from loraplex.engine.scheduling.fairness import FairShare, Policy
 from loraplex.engine.scheduling.scheduler import Scheduler
-from loraplex.engine.structured_output.bitmask_filling import MaskFiller
-from loraplex.engine.structured_output.grammar_compilation import MaskCompilation
+from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
+from loraplex.engine.structured_output.grammar_compilation import GrammarCompilation
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
 
@@ -90,7 +90,7 @@ class Engine:
             model.config.eos_token_ids,
             vocab_size=model.config.vocab_size,
         )
-        self.canaries = Canaries(
+        self.canaries = NumericCheck(
             model.decoder.sites,
             self.adapters,
             source,
@@ -100,14 +100,14 @@ class Engine:
             deterministic=config.deterministic,
             clock=clock,
         )
-        self._masks = MaskFiller(model.config.vocab_size, config.grammar.mask_timeout_s)
-        self._compilation: MaskCompilation | None = None
+        self._masks = BitmaskFiller(model.config.vocab_size, config.grammar.mask_timeout_s)
+        self._compilation: GrammarCompilation | None = None
         if mask_factory is not None:
-            self._compilation = MaskCompilation(mask_factory, config.grammar.compile_threads)
+            self._compilation = GrammarCompilation(mask_factory, config.grammar.compile_threads)
         self._uncompiled: dict[int, list[Sequence]] = {}
         self.runner = _runner(model, config, self.adapters, self._masks)
         self._overlaps = overlaps(config.scheduler.overlap, model.device)
-        self._in_flight: StepHandle | None = None
+        self._in_flight: LaunchedStep | None = None
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._steps = self._corrupted = self._aborted = 0
         self._step_seconds = 0.0
@@ -251,14 +251,14 @@ class Engine:
         if self._compilation is not None:
             self._compilation.close()
 
-    def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> StepHandle:
+    def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> LaunchedStep:
         """`rows`: those to be sampled; None while a step in flight may still end some."""
         self._steps += 1
         self._step_tokens += plan.num_tokens
         self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
         return self.runner.launch(plan, rows)
 
-    def _land(self, handle: StepHandle) -> list[StepOutput]:
+    def _land(self, handle: LaunchedStep) -> list[StepOutput]:
         outputs = self.scheduler.complete(handle.plan, handle.collect())
         for output in outputs:
             self._count(output)
@@ -355,18 +355,18 @@ def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> P
     )
 
 
-def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: MaskFiller) -> ModelRunner:
+def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: BitmaskFiller) -> ModelRunner:
     """A runner that has run every kernel once. What replayed steps pad with has a block that the pool never hands out."""
     block_size, device = config.cache.block_size, model.device
     is_replaying = replays(config.cuda_graphs, device)
     num_blocks = model.num_blocks + is_replaying
     kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
-    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, staging=Staging(device))
+    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, staging=HostTransfers(device))
     path = _adapter_path(model, config)
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     runner.warm_up()
     if is_replaying:
-        rows = min(config.scheduler.max_num_seqs, MOST_ROWS)
+        rows = min(config.scheduler.max_num_seqs, MAX_ROWS)
         shape = StaticShape(rows, -(-model.max_model_len // block_size), block_size, model.num_blocks)
         adapters = path if pool.max_bytes else None
         runner.replay(capture_decodes(model.decoder, kv_cache, shape, adapters))

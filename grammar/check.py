@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from loraplex.grammar.backends.emit_llguidance import emit as emit_llguidance
 from loraplex.grammar.backends.emit_xgrammar import emit as emit_xgrammar
 from loraplex.grammar.backends.vocabulary import Vocabulary
-from loraplex.grammar.constraints import JsonSchemaValue, Limits
-from loraplex.grammar.enforcement.enforcement_plan import Holding
-from loraplex.grammar.enforcement.planner import PREFERENCE, hold_schema
-from loraplex.grammar.errors import AnswerNotSatisfied, GrammarRefused
+from loraplex.grammar.constraints import JsonSchemaValue, SchemaLimits
+from loraplex.grammar.enforcement.enforcement_plan import EnforcementPlan
+from loraplex.grammar.enforcement.planner import PREFERENCE, plan_enforcement
+from loraplex.grammar.errors import GrammarRefused, SchemaNotSatisfied
 from loraplex.grammar.json_schema.validator import Validator
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
@@ -43,7 +43,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SchemaReport:
     """`refused_at`: for refused the JSON Pointer of the reason, if it has one; `reason` its text. `compile_ms` counts both."""
 
     enforcement: Literal["full", "validated", "refused"]
@@ -67,20 +67,20 @@ class Verdict:
 class Checker:
     """Holds schemas for one vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary, limits: Limits | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary, limits: SchemaLimits | None = None) -> None:
         from loraplex.grammar.backends.compiler import MaskCompiler
 
         self._compiler = MaskCompiler(vocabulary)
-        self._limits = limits or Limits()
+        self._limits = limits or SchemaLimits()
         self._tokenizer = vocabulary.tokenizer
         # The text of a control token is text here, as it would be in a model's answer.
         self._tokenizer.encode_special_tokens = True
 
-    def check(self, case: Case, *, strict: bool = False) -> Verdict:
+    def check(self, case: Case, *, strict: bool = False) -> SchemaReport:
         """Refusals are verdicts, not errors."""
         started = perf_counter()
         try:
-            holding = hold_schema(case.schema, strict=strict, param="schema", limits=self._limits)
+            holding = plan_enforcement(case.schema, strict=strict, param="schema", limits=self._limits)
             backend = next(backend for backend in PREFERENCE if backend in holding.backends)
             start = self._start(holding, backend)
         except GrammarRefused as error:
@@ -88,15 +88,15 @@ class Checker:
         judge = None if holding.judged is None else Validator(holding.judged)
         elapsed = (perf_counter() - started) * 1e3
         accepted = tuple(self._accepts(start, text) and _satisfies(judge, text) for text in case.documents)
-        return Verdict(holding.enforcement, backend, None, elapsed, accepted)
+        return SchemaReport(holding.enforcement, backend, None, elapsed, accepted)
 
-    def _start(self, holding: Holding, backend: Backend) -> "Mask":
+    def _start(self, holding: EnforcementPlan, backend: Backend) -> "Mask":
         emit = emit_llguidance if backend == "llguidance" else emit_xgrammar
         spec = GrammarSpec(backend=backend, source=emit(JsonValue(holding.schema)))
         return self._compiler.compile(NAMESPACE, encode_spec(spec))
 
-    def _refused(self, case: Case, error: GrammarRefused, started: float) -> Verdict:
-        return Verdict(
+    def _refused(self, case: Case, error: GrammarRefused, started: float) -> SchemaReport:
+        return SchemaReport(
             enforcement="refused",
             backend="none",
             refused_at=error.pointer,
@@ -120,7 +120,7 @@ def _satisfies(judge: Validator | None, text: str) -> bool:
         return True
     try:
         judge.judge(text)
-    except AnswerNotSatisfied:
+    except SchemaNotSatisfied:
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""`AnswerForm`: what a request asks its answer to be, read from the request and nothing decided yet."""
+"""`OutputConstraints`: what a request asks its answer to be, read from the request and nothing decided yet."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -63,7 +63,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
+class OutputConstraints:
     """`tool_choice` none means that no call can be written; named is `required` with the one tool in `tools`.
 
     `tools` are those that may be called. `parallel` allows more than one call per answer.
@@ -78,7 +78,7 @@ class AnswerForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchemaLimits:
     """Bounds checked before anything is compiled; every refusal names the number.
 
     `max_nodes_together` and `max_patterns_bytes` are for all schemas of a request, `max_pattern_bytes` for one pattern.

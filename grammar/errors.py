@@ -30,7 +30,7 @@ class GrammarTooLarge(GrammarRefused):
     pass
 
 
-class SchemaNotHeld(GrammarRefused):
+class SchemaNotEnforceable(GrammarRefused):
     pass
 
 
@@ -42,11 +42,11 @@ class GrammarTooCostly(GrammarRefused):
     pass
 
 
-class TrialsUnavailable(GrammarError):
+class WorkersUnavailable(GrammarError):
     pass
 
 
-class AnswerNotSatisfied(GrammarError):
+class SchemaNotSatisfied(GrammarError):
     pass
 
 

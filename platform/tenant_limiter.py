@@ -1,4 +1,4 @@
-"""Concurrency limits per tenant and in total: `Turns` queues a tenant's transactions, `TenantSlots` refuses what finds no slot.
+"""Concurrency limits per tenant and in total: `WaitingTenantLimiter` queues a tenant's transactions, `RefusingTenantLimiter` refuses what finds no slot.
 
 Invariant: a slow or busy tenant queues behind itself or is refused; it exhausts neither the connection pool, disk nor threads.
 """
@@ -14,7 +14,7 @@ from uuid import UUID
 from loraplex.platform.errors import Overloaded
 
 AT_ONCE: Final = 4
-MOST_WAITING: Final = 64
+MAX_WAITING: Final = 64
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class _Turn:
     users: int = 0
 
 
-class Turns:
+class WaitingTenantLimiter:
     """Of all tenants that have a request here."""
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class Turns:
 
     @asynccontextmanager
     async def taken(self, tenant_id: UUID) -> AsyncIterator[None]:
-        """Waits for one of the tenant's `AT_ONCE` turns. Raises `Overloaded` when `MOST_WAITING` of its requests wait."""
+        """Waits for one of the tenant's `AT_ONCE` turns. Raises `Overloaded` when `MAX_WAITING` of its requests wait."""
         turn = self._turns.setdefault(tenant_id, _Turn())
-        if turn.users >= AT_ONCE + MOST_WAITING:
-            raise Overloaded(f"{MOST_WAITING} requests of this tenant wait already; try again.")
+        if turn.users >= AT_ONCE + MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} requests of this tenant wait already; try again.")
         turn.users += 1
         try:
             async with turn.free:
@@ -47,7 +47,7 @@ class Turns:
                 del self._turns[tenant_id]
 
 
-class TenantSlots:
+class RefusingTenantLimiter:
     """`most` slots, `most_per_tenant` of them for one tenant; `work` says in the plural what they are for."""
 
     def __init__(self, most: int, most_per_tenant: int, work: str) -> None:
@@ -73,7 +73,7 @@ class TenantSlots:
             self._taken += Counter()
 
 
-class InFlight:
+class InFlightLimiter:
     """Counts prompts between acceptance and end; refuses beyond `limit`."""
 
     def __init__(self, limit: int) -> None:

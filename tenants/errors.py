@@ -195,7 +195,7 @@ class IdempotencyInUse(Conflict):
     pass
 
 
-class AnswerLost(Conflict):
+class StoredResponseUnreadable(Conflict):
     pass
 
 

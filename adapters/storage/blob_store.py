@@ -17,9 +17,14 @@ from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobCorrupt, BlobMissing, StorageError, UploadTooLarge
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.storage.hashing_writer import WrittenFile, write_chunks
-from loraplex.adapters.storage.local_cache import DEFAULT_COPY_LIMITS, CopyLimits, LocalCopies, mark_fetched
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, remove_staged
-from loraplex.adapters.storage.object_store import Objects
+from loraplex.adapters.storage.local_cache import (
+    DEFAULT_COPY_LIMITS,
+    LocalCache,
+    LocalCacheConfig,
+    mark_fetched,
+)
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore, remove_staged
+from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.storage.threads import on_thread
 
 LOG = structlog.get_logger("loraplex.blobs")
@@ -35,14 +40,14 @@ class BlobStore:
 
     def __init__(
         self,
-        storage: AdapterStorage,
-        bucket: Objects | None,
+        storage: LocalAdapterStore,
+        bucket: ObjectStore | None,
         base_model_digest: str,
         limits: AdapterLimits = DEFAULT_LIMITS,
-        copy_limits: CopyLimits = DEFAULT_COPY_LIMITS,
+        copy_limits: LocalCacheConfig = DEFAULT_COPY_LIMITS,
     ) -> None:
         self.storage = storage
-        self._copies = LocalCopies(storage, copy_limits)
+        self._copies = LocalCache(storage, copy_limits)
         self._has_grown = asyncio.Event()
         self._bucket = bucket
         self._base_model_digest = base_model_digest
@@ -77,7 +82,7 @@ class BlobStore:
             await self.publish(tenant_id, digest)
 
     async def ensure_local(self, tenant_id: UUID, digest: str) -> Path:
-        """The adapter's folder on this machine, fetched once for all who ask meanwhile; it stays for `CopyLimits.in_use_s`.
+        """The adapter's folder on this machine, fetched once for all who ask meanwhile; it stays for `LocalCacheConfig.in_use_s`.
 
         Raises `BlobMissing`, `BlobCorrupt`, `BlobStoreUnavailable`.
         """
@@ -140,7 +145,7 @@ class BlobStore:
         if not done.cancelled():
             done.exception()
 
-    async def _fetch(self, bucket: Objects, tenant_id: UUID, digest: str) -> Path:
+    async def _fetch(self, bucket: ObjectStore, tenant_id: UUID, digest: str) -> Path:
         async with self._fetching:
             staged = await on_thread(self.storage.make_staged)
             try:
@@ -157,7 +162,7 @@ class BlobStore:
                 await on_thread(remove_staged, staged)
 
     async def _download(
-        self, bucket: Objects, tenant_id: UUID, digest: str, file: str, staged: Path
+        self, bucket: ObjectStore, tenant_id: UUID, digest: str, file: str, staged: Path
     ) -> WrittenFile:
         most = self._limits.max_config_bytes if file == CONFIG_FILE else self._limits.max_weights_bytes
         pieces = bucket.pieces(_key(tenant_id, digest, file))

@@ -12,20 +12,20 @@ from uuid import UUID
 import structlog
 
 from loraplex.adapters.errors import StorageError
-from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.registry.deletion import Blob, UnusedBlobs
 
 LOG = structlog.get_logger("loraplex.adapters")
 ROUND_S: Final = 10.0
-MOST_AT_ONCE: Final = 1000
+MAX_AT_ONCE: Final = 1000
 
 RemoveBlob: TypeAlias = Callable[[UUID, str], Awaitable[None]]
 """Removes the files of (tenant, digest); harmless where there are none."""
 
 
-class BlobRemoval:
+class BlobGarbageCollector:
     """Goes round in one process; several may run, the lock of a blob lets one at a time remove it."""
 
     def __init__(self, database: Database, remove: RemoveBlob, round_s: float = ROUND_S) -> None:
@@ -49,7 +49,7 @@ class BlobRemoval:
     async def sweep(self) -> int:
         """One round: how many blobs were removed."""
         async with self._database.as_operator() as session:
-            found = await UnusedBlobs(session).list(MOST_AT_ONCE)
+            found = await UnusedBlobs(session).list(MAX_AT_ONCE)
         ripe, self._seen = found & self._seen, found
         return sum([await remove_unused(self._database, self._remove, blob) for blob in ripe])
 
@@ -67,7 +67,7 @@ async def remove_unused(database: Database, remove: RemoveBlob, blob: Blob) -> b
         return fate == "unused"
 
 
-def remove_from(storage: AdapterStorage) -> RemoveBlob:
+def remove_from(storage: LocalAdapterStore) -> RemoveBlob:
     """Removal from one folder."""
 
     async def remove(tenant_id: UUID, digest: str) -> None:

@@ -1,4 +1,4 @@
-"""`LocalCopies`: the adapters that this machine fetched from a bucket, bounded by bytes, the least recently used removed first.
+"""`LocalCache`: the adapters that this machine fetched from a bucket, bounded by bytes, the least recently used removed first.
 
 Invariant: a copy is removed only when nobody asked for it for `in_use_s`, longer than any request lives, and when the bucket has
 or had it. When a folder was used is its own time (mtime), and that it was fetched its own mode, for all processes to see.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal
 from uuid import UUID
 
-from loraplex.adapters.storage.local_store import AdapterStorage, make_private
+from loraplex.adapters.storage.local_store import LocalAdapterStore, make_private
 from loraplex.adapters.storage.threads import on_thread
 
 NOTED_SECONDS: Final = 30.0
@@ -24,14 +24,14 @@ _LOCK: Final = ".eviction.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyLimits:
+class LocalCacheConfig:
     """`max_bytes` of all copies together, unless those of the last `in_use_s` seconds are more."""
 
     max_bytes: int = 64 << 30
     in_use_s: float = 2100.0
 
 
-DEFAULT_COPY_LIMITS: Final = CopyLimits()
+DEFAULT_COPY_LIMITS: Final = LocalCacheConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class _Copy:
     digest: str
 
 
-class LocalCopies:
+class LocalCache:
     """Of all processes that share `storage`."""
 
-    def __init__(self, storage: AdapterStorage, limits: CopyLimits = DEFAULT_COPY_LIMITS) -> None:
+    def __init__(self, storage: LocalAdapterStore, limits: LocalCacheConfig = DEFAULT_COPY_LIMITS) -> None:
         self._storage = storage
         self._limits = limits
 

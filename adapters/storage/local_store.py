@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class AdapterStorage:
+class LocalAdapterStore:
     """Blobs are keyed by (tenant, digest): two tenants never share one, not even of equal content."""
 
     def __init__(self, root: Path, limits: AdapterLimits = DEFAULT_LIMITS) -> None:

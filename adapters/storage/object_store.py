@@ -20,7 +20,8 @@ from loraplex.adapters.storage.local_store import make_private, remove_old
 from loraplex.adapters.storage.threads import on_thread
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore, S3Config
+    from obstore import store
+    from obstore.store import S3Config
 
 PIECE_BYTES: Final = 8 << 20
 """Objects are read and written in pieces of so many bytes, each within one request's time."""
@@ -46,7 +47,7 @@ class S3Options:
     secret_access_key: str | None = field(default=None, repr=False)
 
 
-class Objects:
+class ObjectStore:
     """`root` is this machine's private folder: of the objects themselves, or of files on their way to the bucket."""
 
     def __init__(self, root: Path, bucket: S3Options | None = None) -> None:
@@ -55,7 +56,7 @@ class Objects:
         make_private(root)
         make_private(root / _SPOOL)
         with _store_errors("open"):
-            self._store: ObjectStore = (
+            self._store: store.ObjectStore = (
                 LocalStore(root, automatic_cleanup=True) if bucket is None else _bucket(bucket)
             )
 

@@ -10,12 +10,12 @@ from typing import Final
 import structlog
 
 from loraplex.adapters.errors import AdaptersError
-from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
-from loraplex.tenants.registry.uploads import UploadJanitor
+from loraplex.tenants.registry.uploads import ExpiredUploads
 
 LOG = structlog.get_logger("loraplex.uploads")
 
@@ -28,10 +28,10 @@ ABANDONED_AFTER_SECONDS: Final = 2 * 86_400.0
 """Longer than any file on its way is written."""
 
 
-class UploadCleaner:
+class UploadCleanup:
     """Of all tenants, on one gateway."""
 
-    def __init__(self, database: Database, parts: UploadParts, storage: AdapterStorage) -> None:
+    def __init__(self, database: Database, parts: UploadParts, storage: LocalAdapterStore) -> None:
         self._database = database
         self._parts = parts
         self._storage = storage
@@ -55,20 +55,20 @@ class UploadCleaner:
     async def end_overdue(self) -> None:
         """Expires uploads, and removes the parts that are noted of ended ones."""
         async with self._database.as_operator() as session:
-            janitor = UploadJanitor(session)
+            janitor = ExpiredUploads(session)
             await janitor.expire()
             ended = await janitor.ended_with_parts(UPLOADS_AT_ONCE)
         for upload in ended:
             await self._parts.delete_upload(upload.tenant_id, upload.id)
             async with self._database.as_operator() as session:
-                await UploadJanitor(session).forget_parts(upload.id)
+                await ExpiredUploads(session).forget_parts(upload.id)
 
     async def sweep(self) -> None:
         """Removes parts that no row knows, files of processes that died, and the rows of uploads long ended."""
         # Listed first: an upload that begins later has no part among these.
         stored = await self._parts.uploads()
         async with self._database.as_operator() as session:
-            janitor = UploadJanitor(session)
+            janitor = ExpiredUploads(session)
             alive = await janitor.open_among(upload_id for _, upload_id in stored)
             await janitor.forget_ended(datetime.now(UTC) - ENDED_KEPT)
         for tenant_id, upload_id in stored:

@@ -1,4 +1,4 @@
-"""`UploadClaim`: one request's hold on an upload, a short lease that it renews while it lives.
+"""`UploadLease`: one request's hold on an upload, a short lease that it renews while it lives.
 
 Invariant: who could not renew in time is stopped before the lease ends, and ends no upload that another has claimed since.
 """
@@ -20,7 +20,7 @@ LOG = structlog.get_logger("loraplex.uploads")
 RENEWALS_PER_LEASE = 3
 
 
-class UploadClaim:
+class UploadLease:
     """Of an upload that was claimed for `lease_s` after `began`, a time of the event loop."""
 
     def __init__(self, database: Database, upload: Upload, lease_s: float, began: float) -> None:

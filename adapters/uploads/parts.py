@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 from loraplex.adapters.errors import BlobMissing, ChecksumMismatch, PartRefused, PartsMissing
 from loraplex.adapters.storage.hashing_writer import WrittenFile, write_chunks
-from loraplex.adapters.storage.object_store import Objects
+from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.tenants.registry.uploads import DeclaredFile
 
@@ -62,7 +62,7 @@ def require_all(files: Sequence[DeclaredFile], part_bytes: int, received: Mappin
 class UploadParts:
     """The parts of all tenants' uploads."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
 
     async def receive(

@@ -16,12 +16,12 @@ import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import BlobStoreUnavailable, PartRefused, StorageError
-from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits, UploadLimits
-from loraplex.adapters.storage.local_store import AdapterStorage, remove_staged
+from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits, UploadConfig
+from loraplex.adapters.storage.local_store import LocalAdapterStore, remove_staged
 from loraplex.adapters.storage.threads import on_thread
-from loraplex.adapters.uploads.lease import UploadClaim
+from loraplex.adapters.uploads.lease import UploadLease
 from loraplex.adapters.uploads.parts import StoredPart, UploadParts, part_size, require_all
-from loraplex.adapters.versions.lifecycle import BegunVersion
+from loraplex.adapters.versions.lifecycle import RegisteredVersion
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
@@ -36,7 +36,7 @@ def _at_once(_: UUID) -> AbstractAsyncContextManager[None]:
 
 
 class LifeCycle(Protocol):
-    """`VersionLifeCycle` is one."""
+    """`VersionLifecycle` is one."""
 
     async def register(
         self,
@@ -47,11 +47,11 @@ class LifeCycle(Protocol):
         staged: Path,
         *,
         created_by: str | None,
-    ) -> BegunVersion:
+    ) -> RegisteredVersion:
         """A new version of a staged folder, which is taken over. Raises `AdapterNotFound`, `ValidationUnavailable`."""
         ...
 
-    def start(self, begun: BegunVersion) -> None:
+    def start(self, begun: RegisteredVersion) -> None:
         """After the commit of its transaction."""
         ...
 
@@ -63,9 +63,9 @@ class Uploads:
         self,
         database: Database,
         parts: UploadParts,
-        storage: AdapterStorage,
+        storage: LocalAdapterStore,
         life_cycle: LifeCycle,
-        limits: UploadLimits,
+        limits: UploadConfig,
         adapter_limits: AdapterLimits = DEFAULT_LIMITS,
     ) -> None:
         self.limits = limits
@@ -213,15 +213,15 @@ class Uploads:
         except TimeoutError as error:
             raise BlobStoreUnavailable("putting the parts together took too long") from error
 
-    def _claim(self, upload: Upload, began: float) -> UploadClaim:
-        return UploadClaim(self._database, upload, self.limits.claim_s, began)
+    def _claim(self, upload: Upload, began: float) -> UploadLease:
+        return UploadLease(self._database, upload, self.limits.claim_s, began)
 
     async def _begin(
-        self, upload: Upload, name: str, staged: Path, actor: Actor, claim: UploadClaim
+        self, upload: Upload, name: str, staged: Path, actor: Actor, claim: UploadLease
     ) -> AdapterVersion:
         """The version and the upload's end are written together: no upload becomes two versions."""
         tenant_id = upload.tenant_id
-        begun: BegunVersion | None = None
+        begun: RegisteredVersion | None = None
         try:
             async with self._as_tenant(tenant_id) as session:
                 audit = AuditRepository(session, actor, tenant_id)
@@ -236,7 +236,7 @@ class Uploads:
         self._life_cycle.start(begun)
         return begun.record
 
-    async def _give_up(self, upload: Upload, staged: Path, claim: UploadClaim, *, end: bool) -> None:
+    async def _give_up(self, upload: Upload, staged: Path, claim: UploadLease, *, end: bool) -> None:
         await on_thread(remove_staged, staged)
         async with self._database.as_tenant(upload.tenant_id) as session:
             uploads = UploadRepository(session, upload.tenant_id)

@@ -11,7 +11,7 @@ from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.safe_files import open_regular
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.peft_config import AdapterManifest
+from loraplex.adapters.validation.peft_config import PeftConfig
 from loraplex.adapters.validation.safetensors_header import TensorEntry, read_header_of
 from loraplex.adapters.validation.tensor_names import (
     LoraPair,
@@ -49,7 +49,7 @@ class _Checklist:
 
 
 def match_tensors(
-    manifest: AdapterManifest,
+    manifest: PeftConfig,
     header: Mapping[str, TensorEntry],
     modules: Mapping[str, AdaptableModule],
     report: ValidationReport,
@@ -78,7 +78,7 @@ def match_tensors(
 
 
 def validate_adapter(
-    weights: Path, manifest: AdapterManifest, modules: Mapping[str, AdaptableModule], limits: AdapterLimits
+    weights: Path, manifest: PeftConfig, modules: Mapping[str, AdaptableModule], limits: AdapterLimits
 ) -> ValidationReport:
     """All checks of a safetensors file; `modules` as `adaptable_modules` makes them. Raises `FolderRejected`, `HeaderRejected` or `TensorsRejected`."""
     checklist = _Checklist(ValidationReport())

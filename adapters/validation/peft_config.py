@@ -1,4 +1,4 @@
-"""`AdapterManifest`: adapter_config.json, parsed strictly into what decides an adapter's arithmetic.
+"""`PeftConfig`: adapter_config.json, parsed strictly into what decides an adapter's arithmetic.
 
 Invariant: each key is read, harmless or refused by name; an unknown key must be empty, since it may change what the adapter
 computes. Module names are matched as literal dotted names and never run as regular expressions.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from loraplex.adapters.errors import MalformedJson, ManifestRejected
+from loraplex.adapters.errors import MalformedJson, PeftConfigRejected
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.strict_json import parse_json
@@ -84,7 +84,7 @@ _EMPTY: tuple[object, ...] = (None, False, "", [], {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterManifest:
+class PeftConfig:
     """`target_modules` None means every projection of every layer ("all-linear").
 
     Patterns keep the order of the file, because the first key that matches a module decides.
@@ -143,21 +143,21 @@ class AdapterManifest:
         return json.dumps(self.document(), separators=(",", ":"), allow_nan=False).encode()
 
 
-def parse_manifest(data: bytes, limits: AdapterLimits) -> AdapterManifest:
-    """Raises `ManifestRejected` with the field and what is allowed."""
+def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
+    """Raises `PeftConfigRejected` with the field and what is allowed."""
     if len(data) > limits.max_config_bytes:
-        raise ManifestRejected(_FILE, f"has more than the {limits.max_config_bytes} bytes allowed")
+        raise PeftConfigRejected(_FILE, f"has more than the {limits.max_config_bytes} bytes allowed")
     try:
         document = parse_json(data, max_depth=limits.max_config_depth)
     except MalformedJson as error:
-        raise ManifestRejected(_FILE, str(error)) from error
+        raise PeftConfigRejected(_FILE, str(error)) from error
     if not isinstance(document, dict):
-        raise ManifestRejected(_FILE, "must be a JSON object")
+        raise PeftConfigRejected(_FILE, "must be a JSON object")
     fields = cast(dict[str, object], document)
     _refuse_unsupported(fields)
     ranks = _pattern(fields, "rank_pattern")
     alphas = _pattern(fields, "alpha_pattern")
-    return AdapterManifest(
+    return PeftConfig(
         rank=_rank("r", fields.get("r"), limits.max_rank),
         alpha=_alpha("lora_alpha", fields.get("lora_alpha")),
         use_rslora=_boolean("use_rslora", fields.get("use_rslora", False)),
@@ -189,21 +189,21 @@ def _first_match(pattern: Mapping[str, object], path: str) -> str | None:
 
 def _refuse_unsupported(fields: Mapping[str, object]) -> None:
     if fields.get("peft_type") != "LORA":
-        raise ManifestRejected("peft_type", f'must be "LORA", not {_shown(fields.get("peft_type"))}')
+        raise PeftConfigRejected("peft_type", f'must be "LORA", not {_shown(fields.get("peft_type"))}')
     if fields.get("bias", "none") != "none":
-        raise ManifestRejected("bias", f'must be "none", not {_shown(fields["bias"])}')
+        raise PeftConfigRejected("bias", f'must be "none", not {_shown(fields["bias"])}')
     if fields.get("init_lora_weights") not in PLAIN_INITIALISATIONS:
         shown = _shown(fields["init_lora_weights"])
-        raise ManifestRejected(
+        raise PeftConfigRejected(
             "init_lora_weights",
             f"{shown} changes the base weights; convert the adapter to plain LoRA before saving it",
         )
     if fields.get("layers_pattern") not in (*_EMPTY, "layers", ["layers"]):
-        raise ManifestRejected("layers_pattern", 'must be null or "layers"')
+        raise PeftConfigRejected("layers_pattern", 'must be null or "layers"')
     for key, value in fields.items():
         if key in READ or key in HARMLESS or key == "bias" or value in _EMPTY:
             continue
-        raise ManifestRejected(
+        raise PeftConfigRejected(
             key if key in REFUSED else _shown(key),
             REFUSED.get(key, "is not a known field of a LoRA configuration"),
         )
@@ -211,13 +211,13 @@ def _refuse_unsupported(fields: Mapping[str, object]) -> None:
 
 def _rank(field: str, value: object, max_rank: int) -> int:
     if type(value) is not int or not 1 <= value <= max_rank:
-        raise ManifestRejected(field, f"must be an integer from 1 to {max_rank}, not {_shown(value)}")
+        raise PeftConfigRejected(field, f"must be an integer from 1 to {max_rank}, not {_shown(value)}")
     return value
 
 
 def _alpha(field: str, value: object) -> float:
     if type(value) not in (int, float) or not 0 < cast(float, value) <= MAX_ALPHA:
-        raise ManifestRejected(
+        raise PeftConfigRejected(
             field, f"must be a number above 0 and at most {MAX_ALPHA:.0f}, not {_shown(value)}"
         )
     return float(cast(float, value))
@@ -225,14 +225,14 @@ def _alpha(field: str, value: object) -> float:
 
 def _boolean(field: str, value: object) -> bool:
     if type(value) is not bool:
-        raise ManifestRejected(field, f"must be true or false, not {_shown(value)}")
+        raise PeftConfigRejected(field, f"must be true or false, not {_shown(value)}")
     return value
 
 
 def _pattern(fields: Mapping[str, object], field: str) -> Mapping[str, object]:
     value = fields.get(field) or {}
     if not isinstance(value, dict) or len(value) > MAX_NAMES:
-        raise ManifestRejected(field, f"must be an object of at most {MAX_NAMES} module names")
+        raise PeftConfigRejected(field, f"must be an object of at most {MAX_NAMES} module names")
     for key in value:
         _name(field, key.removeprefix("^"))
     return value
@@ -242,19 +242,21 @@ def _target_modules(value: object) -> frozenset[str] | None:
     if isinstance(value, str) and value.lower() == ALL_LINEAR:
         return None
     if isinstance(value, str):
-        raise ManifestRejected(
+        raise PeftConfigRejected(
             "target_modules",
             f'the regular expression {_shown(value)} is refused; list the names, or "{ALL_LINEAR}"',
         )
     names = _names("target_modules", value)
     if not names:
-        raise ManifestRejected("target_modules", f'must list at least one module name, or be "{ALL_LINEAR}"')
+        raise PeftConfigRejected(
+            "target_modules", f'must list at least one module name, or be "{ALL_LINEAR}"'
+        )
     return names
 
 
 def _names(field: str, value: object) -> frozenset[str]:
     if not isinstance(value, list) or len(value) > MAX_NAMES:
-        raise ManifestRejected(
+        raise PeftConfigRejected(
             field, f"must be a list of at most {MAX_NAMES} module names, not {_shown(value)}"
         )
     return frozenset(_name(field, name) for name in cast(Sequence[object], value))
@@ -262,7 +264,7 @@ def _names(field: str, value: object) -> frozenset[str]:
 
 def _name(field: str, value: object) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ManifestRejected(
+        raise PeftConfigRejected(
             field, f"{_shown(value)} is not a literal module name such as q_proj or layers.3.mlp.up_proj"
         )
     return value
@@ -275,7 +277,7 @@ def _layers(value: object) -> frozenset[int] | None:
     if len(layers) > MAX_LAYER + 1 or not all(
         type(layer) is int and 0 <= layer <= MAX_LAYER for layer in layers
     ):
-        raise ManifestRejected("layers_to_transform", f"must be layer numbers from 0 to {MAX_LAYER}")
+        raise PeftConfigRejected("layers_to_transform", f"must be layer numbers from 0 to {MAX_LAYER}")
     return frozenset(layers)
 
 

@@ -33,7 +33,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
     peak_bytes: int = 0
 
 
-Verdict: TypeAlias = Validated | Rejected
+ValidationResult: TypeAlias = Validated | Rejected
 
 
 def refused(check: str, subject: str, message: str, passed: ValidationReport | None = None) -> Rejected:

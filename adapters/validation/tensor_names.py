@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.peft_config import AdapterManifest, endings_of, pattern_keys_of
+from loraplex.adapters.validation.peft_config import PeftConfig, endings_of, pattern_keys_of
 from loraplex.adapters.validation.safetensors_header import TensorEntry
 
 PREFIX = "base_model.model."
@@ -67,7 +67,7 @@ def assign_tensors(
     return TensorAssignment(modules, *halves, base_copies, tuple(unknown))
 
 
-def target_problems(manifest: AdapterManifest, assignment: TensorAssignment) -> Iterator[Problem]:
+def target_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterator[Problem]:
     """The targeted modules and those with tensors must be the same."""
     known = {ending for path in assignment.modules for ending in endings_of(path)}
     for name in sorted((manifest.target_modules or frozenset()) - known):
@@ -81,7 +81,7 @@ def target_problems(manifest: AdapterManifest, assignment: TensorAssignment) -> 
             yield path, "the file holds tensors for it, but target_modules does not name it"
 
 
-def pattern_problems(manifest: AdapterManifest, assignment: TensorAssignment) -> Iterator[Problem]:
+def pattern_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterator[Problem]:
     known = {key for path in assignment.paths for key in pattern_keys_of(path)}
     for field, pattern in (
         ("rank_pattern", manifest.rank_pattern),
@@ -111,7 +111,7 @@ def shape_problems(assignment: TensorAssignment) -> Iterator[Problem]:
             yield entry.name, f"must have the shape [{height}, rank], not {list(entry.shape)}"
 
 
-def rank_problems(manifest: AdapterManifest, assignment: TensorAssignment) -> Iterator[Problem]:
+def rank_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterator[Problem]:
     for entries, axis in ((assignment.a, 0), (assignment.b, 1)):
         for path, entry in entries.items():
             rank = manifest.rank_of(path)
@@ -132,7 +132,7 @@ def base_copy_problems(assignment: TensorAssignment) -> Iterator[Problem]:
             yield entry.name, "is a copy of base weights without a LoRA beside it"
 
 
-def pairs(manifest: AdapterManifest, assignment: TensorAssignment) -> tuple[LoraPair, ...]:
+def pairs(manifest: PeftConfig, assignment: TensorAssignment) -> tuple[LoraPair, ...]:
     """After every check above has passed."""
     return tuple(
         LoraPair(

@@ -14,7 +14,7 @@ from loraplex.adapters.errors import (
     AdapterRejected,
     FolderRejected,
     HeaderRejected,
-    ManifestRejected,
+    PeftConfigRejected,
     TensorsRejected,
 )
 from loraplex.adapters.limits import AdapterLimits
@@ -23,8 +23,8 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.storage.safe_files import hash_regular, read_regular
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.checks import validate_adapter
-from loraplex.adapters.validation.peft_config import AdapterManifest, parse_manifest
-from loraplex.adapters.validation.result import Validated, Verdict, refused, refused_by
+from loraplex.adapters.validation.peft_config import PeftConfig, parse_manifest
+from loraplex.adapters.validation.result import Validated, ValidationResult, refused, refused_by
 
 PICKLE_FILE = "adapter_model.bin"
 FILES_PASSED = Check("files", True, f"the folder holds {CONFIG_FILE} and {WEIGHTS_FILE} and nothing else")
@@ -53,7 +53,7 @@ def examine(
 
 def judge(
     folder: Path, modules: Mapping[str, AdaptableModule], base_model_digest: str, limits: AdapterLimits
-) -> Verdict:
+) -> ValidationResult:
     """`examine`, with a refusal as its result."""
     try:
         return examine(folder, modules, base_model_digest, limits)
@@ -61,7 +61,7 @@ def judge(
         return replace(refused_by(error), report=after_files(error.report))
     except HeaderRejected as error:
         return refused_by(error, ValidationReport((FILES_PASSED, MANIFEST_PASSED)))
-    except ManifestRejected as error:
+    except PeftConfigRejected as error:
         return refused_by(error, ValidationReport((FILES_PASSED,)))
     except AdapterRejected as error:
         return refused_by(error)
@@ -76,7 +76,7 @@ def after_files(report: ValidationReport) -> ValidationReport:
     return ValidationReport((FILES_PASSED, *report.checks))
 
 
-def max_rank(manifest: AdapterManifest) -> int:
+def max_rank(manifest: PeftConfig) -> int:
     return max((manifest.rank, *manifest.rank_pattern.values()))
 
 

@@ -1,4 +1,4 @@
-"""`VersionLifeCycle`: an uploaded folder becomes a version that serves, or one that was refused and says why.
+"""`VersionLifecycle`: an uploaded folder becomes a version that serves, or one that was refused and says why.
 
 Invariant: every version that begins is ready or rejected in the end, also when its gateway dies: another process finds its
 files free, and one whose files are gone is rejected after a time. No state is written but from the state it was seen in.
@@ -18,38 +18,38 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.errors import AdaptersError, StorageError, ValidationUnavailable
 from loraplex.adapters.storage.local_store import WEIGHTS_FILE
-from loraplex.adapters.versions.pending_folders import HeldUpload, HeldUploads
-from loraplex.adapters.versions.version_job import SYSTEM, LifeCycleLimits, VersionWork
+from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
+from loraplex.adapters.versions.version_job import SYSTEM, LifecycleConfig, VersionJob
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.versions import VersionStates, WaitingVersion, WaitingVersions, owners_of
+from loraplex.tenants.registry.versions import PendingVersion, PendingVersions, VersionStates, owners_of
 
 AdapterKey: TypeAlias = tuple[bytes, str]
 """The tenant's cache namespace and the digest: `AdapterRef.key`."""
 
 
 @dataclass(frozen=True, slots=True)
-class BegunVersion:
+class RegisteredVersion:
     """A version in the state `validating` whose transaction is still open: `start` it once it is committed, else call
     `held.release()`.
     """
 
     record: AdapterVersion
-    held: HeldUpload
+    held: PendingFolder
 
 
-class VersionLifeCycle:
+class VersionLifecycle:
     """`work` brings a held upload to its verdict. `run` beside the server, `close` at its end."""
 
     def __init__(
         self,
         database: Database,
-        work: VersionWork,
-        held: HeldUploads,
-        limits: LifeCycleLimits,
+        work: VersionJob,
+        held: PendingFolders,
+        limits: LifecycleConfig,
         quarantined: Callable[[], Iterable[AdapterKey]] = tuple,
     ) -> None:
         """`quarantined` tells the adapters that an engine refuses now."""
@@ -70,7 +70,7 @@ class VersionLifeCycle:
 
         Raises `AdapterNotFound`, `ValidationUnavailable` when too many wait, `DatabaseUnavailable`.
         """
-        begun: BegunVersion | None = None
+        begun: RegisteredVersion | None = None
         try:
             async with self._database.as_tenant(tenant_id) as session:
                 audit = AuditRepository(session, actor, tenant_id)
@@ -91,7 +91,7 @@ class VersionLifeCycle:
         staged: Path,
         *,
         created_by: str | None,
-    ) -> BegunVersion:
+    ) -> RegisteredVersion:
         """As `begin`, within the caller's transaction."""
         self._require_room(tenant_id)
         version_id = uuid4()
@@ -105,11 +105,11 @@ class VersionLifeCycle:
         except BaseException:
             held.release()
             raise
-        return BegunVersion(record, held)
+        return RegisteredVersion(record, held)
 
-    def start(self, begun: BegunVersion) -> None:
+    def start(self, begun: RegisteredVersion) -> None:
         """Bring it to its verdict in the background."""
-        self._spawn(WaitingVersion(begun.record.tenant_id, begun.record.id), begun.held)
+        self._spawn(PendingVersion(begun.record.tenant_id, begun.record.id), begun.held)
 
     async def run(self) -> None:
         """Go on with what others left, and follow the engines' quarantines, until cancelled."""
@@ -132,7 +132,7 @@ class VersionLifeCycle:
                 held.let_go()
                 raise
         async with self._database.as_operator() as session:
-            stale = await WaitingVersions(session).older_than(2 * self._limits.give_up_s)
+            stale = await PendingVersions(session).older_than(2 * self._limits.give_up_s)
         for waiting in stale:
             if waiting.version_id not in self._tasks:
                 await self._end(waiting)
@@ -169,15 +169,15 @@ class VersionLifeCycle:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take_up(self, held: HeldUpload) -> None:
+    async def _take_up(self, held: PendingFolder) -> None:
         async with self._database.as_operator() as session:
-            waiting = await WaitingVersions(session).get(held.version_id)
+            waiting = await PendingVersions(session).get(held.version_id)
         if waiting is None:
             held.release()
         else:
             self._spawn(waiting, held)
 
-    async def _end(self, waiting: WaitingVersion) -> None:
+    async def _end(self, waiting: PendingVersion) -> None:
         """A version whose uploaded files are gone; the next round has another try while nobody can tell."""
         try:
             await self._work.end_without_files(waiting)
@@ -193,13 +193,13 @@ class VersionLifeCycle:
         if len(self._tasks) >= limits.max_waiting:
             raise ValidationUnavailable(f"{limits.max_waiting} versions wait already")
 
-    def _spawn(self, waiting: WaitingVersion, held: HeldUpload) -> None:
+    def _spawn(self, waiting: PendingVersion, held: PendingFolder) -> None:
         task = asyncio.create_task(self._work.run(waiting, held))
         self._tasks[waiting.version_id] = task
         self._of_tenant[waiting.tenant_id] += 1
         task.add_done_callback(partial(self._forget, waiting, held))
 
-    def _forget(self, waiting: WaitingVersion, held: HeldUpload, task: asyncio.Task[None]) -> None:
+    def _forget(self, waiting: PendingVersion, held: PendingFolder, task: asyncio.Task[None]) -> None:
         # Here, since a task that is cancelled before it begins does nothing at all.
         held.let_go()
         del self._tasks[waiting.version_id]

@@ -1,4 +1,4 @@
-"""`HeldUploads`: uploaded folders that wait for their verdict, each held by one process of all that share the storage.
+"""`PendingFolders`: uploaded folders that wait for their verdict, each held by one process of all that share the storage.
 
 Invariant: a folder is held while its holder lives (flock(2)); whoever finds it free afterwards may go on with it.
 """
@@ -20,7 +20,7 @@ _LOCK_NAME = re.compile(r"([0-9a-f]{32})\.lock")
 
 
 @dataclass(slots=True)
-class HeldUpload:
+class PendingFolder:
     """`folder` has the two files, unless they were stored already. `release` or `let_go` ends the hold."""
 
     version_id: UUID
@@ -43,13 +43,13 @@ class HeldUpload:
             self._descriptor = -1
 
 
-class HeldUploads:
-    """`root` is that of the `AdapterStorage`, on whose file system uploads are staged."""
+class PendingFolders:
+    """`root` is that of the `LocalAdapterStore`, on whose file system uploads are staged."""
 
     def __init__(self, root: Path) -> None:
         self._root = root / HELD_FOLDER
 
-    def hold(self, staged: Path, version_id: UUID) -> HeldUpload:
+    def hold(self, staged: Path, version_id: UUID) -> PendingFolder:
         """Takes a staged folder over in one step. Raises `StorageError` or `OSError`."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.is_symlink():
@@ -64,7 +64,7 @@ class HeldUploads:
             raise
         return held
 
-    def abandoned(self) -> Iterator[HeldUpload]:
+    def abandoned(self) -> Iterator[PendingFolder]:
         """Each upload whose holder is gone, held anew. What else lies there is nobody's upload."""
         for lock in sorted(self._root.glob(f"*{_LOCK_SUFFIX}")):
             name = _LOCK_NAME.fullmatch(lock.name)
@@ -72,7 +72,7 @@ class HeldUploads:
             if held is not None:
                 yield held
 
-    def _lock(self, version_id: UUID) -> HeldUpload | None:
+    def _lock(self, version_id: UUID) -> PendingFolder | None:
         """None while somebody else holds it."""
         folder = self._root / version_id.hex
         lock = folder.with_name(f"{version_id.hex}{_LOCK_SUFFIX}")
@@ -87,4 +87,4 @@ class HeldUploads:
             # Its holder released it between the two calls.
             os.close(descriptor)
             return None
-        return HeldUpload(version_id, folder, lock, descriptor)
+        return PendingFolder(version_id, folder, lock, descriptor)

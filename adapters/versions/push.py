@@ -14,7 +14,7 @@ from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.report import ValidationReport
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.garbage_collection import RemoveBlob, remove_unused
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage, keep_canonical
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore, keep_canonical
 from loraplex.adapters.storage.safe_files import copy_regular
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.result import Validated
@@ -50,7 +50,7 @@ class AdapterRegistry:
     def __init__(
         self,
         database: Database,
-        storage: AdapterStorage,
+        storage: LocalAdapterStore,
         model_config: ModelConfig,
         base_model_digest: str,
         limits: AdapterLimits = DEFAULT_LIMITS,

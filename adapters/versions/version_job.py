@@ -1,4 +1,4 @@
-"""`VersionWork`: takes one uploaded folder through validation, the engine's probe and storage, and records the outcome.
+"""`VersionJob`: takes one uploaded folder through validation, the engine's probe and storage, and records the outcome.
 
 Invariant: only the adapter's own faults reject it; what fails on the server's side is retried until `give_up_s`.
 """
@@ -16,19 +16,19 @@ import structlog
 from loraplex.adapters.errors import AdaptersError, BlobMissing
 from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.local_store import keep_canonical
-from loraplex.adapters.validation.result import Rejected, Validated, Verdict, refused
-from loraplex.adapters.versions.pending_folders import HeldUpload
+from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult, refused
+from loraplex.adapters.versions.pending_folders import PendingFolder
 from loraplex.engine.errors import EngineError
 from loraplex.engine.messages import AdapterRef, ProbeReport
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
-from loraplex.tenants.registry.versions import Findings, VersionStates, WaitingVersion, WaitingVersions
+from loraplex.tenants.registry.versions import Findings, PendingVersion, PendingVersions, VersionStates
 
 CANARY = "canary"
 
 
-def canary_check(report: ProbeReport) -> Check:
+def probe_check(report: ProbeReport) -> Check:
     """Adapters that change nothing pass with a warning, as in validation."""
     if report.code is not None:
         return Check(CANARY, False, f"{report.code}: {report.message}{_figures(report)}")
@@ -55,7 +55,7 @@ INTERRUPTED: Final = refused(
 class Validation(Protocol):
     """`ValidationProcesses` is one."""
 
-    async def validate(self, tenant_id: UUID, folder: Path) -> Verdict: ...
+    async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult: ...
 
 
 class Prober(Protocol):
@@ -77,7 +77,7 @@ class AdapterStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LifeCycleLimits:
+class LifecycleConfig:
     """Times in seconds. What cannot be told now is tried again after `retry_s`, then after twice as long, up to `max_retry_s`;
     a version is rejected after `give_up_s` of that, and twice as long after its upload at the latest. Files that nobody holds are looked for every `sweep_s`.
     """
@@ -99,7 +99,7 @@ class _Progress:
     is_stored: bool = False
 
 
-class VersionWork:
+class VersionJob:
     """`namespace_of`: tenant -> its 32-byte cache namespace."""
 
     def __init__(
@@ -109,7 +109,7 @@ class VersionWork:
         prober: Prober,
         store: AdapterStore,
         namespace_of: Callable[[UUID], bytes],
-        limits: LifeCycleLimits,
+        limits: LifecycleConfig,
     ) -> None:
         self._database = database
         self._validation = validation
@@ -119,7 +119,7 @@ class VersionWork:
         self._limits = limits
         self._log = structlog.get_logger("loraplex.life_cycle")
 
-    async def run(self, waiting: WaitingVersion, held: HeldUpload) -> None:
+    async def run(self, waiting: PendingVersion, held: PendingFolder) -> None:
         """Until the verdict is written, and nobody needs the files. Cancelled, it leaves them to whoever holds them next."""
         try:
             async with asyncio.timeout(self._limits.give_up_s):
@@ -132,9 +132,9 @@ class VersionWork:
     async def _probe(self, tenant_id: UUID, digest: str, folder: Path) -> Check:
         namespace = self.namespace_of(tenant_id)
         adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
-        return canary_check(await self._prober.probe(adapter))
+        return probe_check(await self._prober.probe(adapter))
 
-    async def end_without_files(self, waiting: WaitingVersion) -> None:
+    async def end_without_files(self, waiting: PendingVersion) -> None:
         """Of a version whose uploaded files are gone: ready where they were taken to be stored, else rejected.
 
         Raises `StorageError` where nobody can tell now.
@@ -142,7 +142,7 @@ class VersionWork:
         if not await self._finish_stored(waiting):
             await self.reject(waiting, INTERRUPTED)
 
-    async def _finish_stored(self, waiting: WaitingVersion) -> bool:
+    async def _finish_stored(self, waiting: PendingVersion) -> bool:
         """Whether only the last steps were missing: its files are where `digest` says, after every check had passed."""
         if waiting.digest is None:
             return False
@@ -155,7 +155,7 @@ class VersionWork:
             return False
         return True
 
-    async def reject(self, waiting: WaitingVersion, rejected: Rejected) -> None:
+    async def reject(self, waiting: PendingVersion, rejected: Rejected) -> None:
         """Does nothing to a version that has its verdict."""
         report = {"checks": rejected.report.as_dicts()}
         reason = f"{rejected.check}: {rejected.subject}: {rejected.message}"
@@ -164,7 +164,7 @@ class VersionWork:
         except (VersionStateChanged, NotFound) as error:
             self._log.info("version not rejected", reason=str(error))
 
-    async def _until_told(self, waiting: WaitingVersion, held: HeldUpload) -> None:
+    async def _until_told(self, waiting: PendingVersion, held: PendingFolder) -> None:
         progress, delay_s = _Progress(), self._limits.retry_s
         while True:
             try:
@@ -183,15 +183,15 @@ class VersionWork:
                 return held.release()
             delay_s = min(2 * delay_s, self._limits.max_retry_s)
 
-    async def _is_gone(self, waiting: WaitingVersion) -> bool:
+    async def _is_gone(self, waiting: PendingVersion) -> bool:
         """Whether nobody waits for a verdict any more: its tenant was deleted, say. Unknown while the database is down."""
         try:
             async with self._database.as_operator() as session:
-                return await WaitingVersions(session).get(waiting.version_id) is None
+                return await PendingVersions(session).get(waiting.version_id) is None
         except StoreUnavailable:
             return False
 
-    async def _attempt(self, waiting: WaitingVersion, folder: Path, progress: _Progress) -> None:
+    async def _attempt(self, waiting: PendingVersion, folder: Path, progress: _Progress) -> None:
         validated = progress.validated
         if validated is None and not await asyncio.to_thread(folder.is_dir):
             return await self.end_without_files(waiting)
@@ -212,14 +212,14 @@ class VersionWork:
             progress.is_stored = True
         await self._move(waiting, "ready")
 
-    async def _note(self, waiting: WaitingVersion, validated: Validated, report: ValidationReport) -> None:
+    async def _note(self, waiting: PendingVersion, validated: Validated, report: ValidationReport) -> None:
         findings = Findings(validated.digest, validated.rank, validated.config)
         async with self._states(waiting.tenant_id) as states:
             await states.note(waiting.version_id, findings, {"checks": report.as_dicts()})
 
     async def _move(
         self,
-        waiting: WaitingVersion,
+        waiting: PendingVersion,
         to: str,
         report: Mapping[str, Any] | None = None,
         reason: str | None = None,

@@ -1,4 +1,4 @@
-"""`Canaries`: what the device computes for an adapter against the reference in float32, a few modules per step.
+"""`NumericCheck`: what the device computes for an adapter against the reference in float32, a few modules per step.
 
 Invariant: the step loop only launches, for `STEP_BUDGET_S` per step or one site; weights are read and figures compared on a
 thread beside it. The adapter is pinned while it is probed, and let go however the probe ends.
@@ -53,7 +53,7 @@ class _Probe:
     longest_step_s: float = 0.0
 
 
-class Canaries:
+class NumericCheck:
     """One probe at a time; all calls but those of the thread beside come from the step loop."""
 
     def __init__(

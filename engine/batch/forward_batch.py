@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.kernels.group_rows import group_rows
@@ -112,7 +112,7 @@ class BatchRows:
     def batch(
         self,
         device: torch.device,
-        staging: Staging,
+        staging: HostTransfers,
         unknown: UnknownTokens | None = None,
         adapters: AdapterPath = AdapterPath(),
     ) -> ForwardBatch:

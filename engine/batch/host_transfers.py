@@ -1,4 +1,4 @@
-"""`Staging`: small host tensors to the device and small results back, one transfer each, neither waiting for the other side.
+"""`HostTransfers`: small host tensors to the device and small results back, one transfer each, neither waiting for the other side.
 
 Invariant: a pinned buffer is written again only after the copy out of it has run, and results are read only after the copy
 into theirs. On a CPU nothing is copied at all.
@@ -31,7 +31,7 @@ class Results:
         return self._tensors
 
 
-class Staging:
+class HostTransfers:
     """Transfers of one user on one device, in the order of the current stream."""
 
     def __init__(self, device: torch.device, packs: bool | None = None) -> None:

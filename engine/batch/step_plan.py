@@ -14,7 +14,7 @@ from loraplex.engine.messages import AdapterRef, FinishReason, TokenLogprob
 UNKNOWN_TOKEN = -1
 """In place of a token that the step before is still to sample: the runner finds it on the device."""
 
-MOST_DECODES = 32
+MAX_DECODES = 32
 """Tokens of one row that decode side by side; each reads the whole context, which a longer chunk reads once."""
 
 
@@ -42,7 +42,7 @@ class PlannedRow:
     @property
     def decodes(self) -> bool:
         """Whether its tokens, all of an answer, decode each on its own; they are a chunk otherwise."""
-        return self.start >= self.sequence.num_prompt_tokens and len(self.token_ids) <= MOST_DECODES
+        return self.start >= self.sequence.num_prompt_tokens and len(self.token_ids) <= MAX_DECODES
 
     @classmethod
     def of(cls, sequence: Sequence, count: int) -> "PlannedRow":

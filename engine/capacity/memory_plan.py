@@ -25,7 +25,7 @@ _CONTEXT_BYTES = 640 << 20
 _SAMPLING_COPIES = 4
 """fp32 rows of logits that sampling holds at once: logits, probabilities, sorted values and their indices."""
 _ALIGNMENT = 16
-_LEAST_SCALE_BYTES = 64
+_MIN_SCALE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _page_bytes(rank: int, row_bytes: int) -> int:
 
 def _scale_page_bytes(rank: int) -> int:
     """fp32, in a power of two of bytes."""
-    return max(_LEAST_SCALE_BYTES, 1 << (4 * rank - 1).bit_length())
+    return max(_MIN_SCALE_BYTES, 1 << (4 * rank - 1).bit_length())
 
 
 def _max_model_len(model: ModelConfig, config: EngineConfig, kv_tokens: int) -> int:

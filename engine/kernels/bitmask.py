@@ -2,18 +2,18 @@
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.reference import bitmask as reference
 
 
 def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
     """See `reference.apply_bitmask`."""
-    body = body_for(logits)
-    if body is Body.TRITON:
+    body = backend_for(logits)
+    if body is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import logit_masks
 
         logit_masks.apply_bitmask(logits, rows, bitmask)
-    elif body is Body.COMPILED:
+    elif body is KernelBackend.COMPILED:
         from loraplex.engine.kernels.cpu import bitmask as compiled
 
         compiled.apply_bitmask(logits, rows, bitmask)

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 
-class Body(Enum):
+class KernelBackend(Enum):
     """The bodies of one operation; all have one signature and one meaning."""
 
     REFERENCE = auto()
@@ -15,18 +15,18 @@ class Body(Enum):
 
 
 @cache
-def _cpu_body() -> Body:
+def _cpu_body() -> KernelBackend:
     # Imported here: loading the compiler costs a second that a machine with a GPU need not pay.
     from loraplex.engine.kernels.cpu import numba_bridge
 
-    return Body.COMPILED if numba_bridge.is_available() else Body.REFERENCE
+    return KernelBackend.COMPILED if numba_bridge.is_available() else KernelBackend.REFERENCE
 
 
-def body_for(tensor: torch.Tensor) -> Body:
+def backend_for(tensor: torch.Tensor) -> KernelBackend:
     """The choice is by the tensor's device, never by a flag in the model."""
-    return body_on(tensor.device)
+    return backend_on(tensor.device)
 
 
-def body_on(device: torch.device) -> Body:
+def backend_on(device: torch.device) -> KernelBackend:
     """Which body serves the tensors of a device."""
-    return Body.TRITON if device.type == "cuda" else _cpu_body()
+    return KernelBackend.TRITON if device.type == "cuda" else _cpu_body()

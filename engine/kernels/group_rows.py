@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_on
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_on
 from loraplex.engine.lora import batch as host
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.device_batch import (
@@ -31,7 +31,7 @@ def group_rows(
 
     None when no row has an adapter. Nothing waits for the device.
     """
-    if body_on(device) is not Body.TRITON:
+    if backend_on(device) is not KernelBackend.TRITON:
         return host.group_rows(row_slots, device, num_decodes)
     adapters = len(set(row_slots) - {-1})
     if not adapters:
@@ -87,7 +87,7 @@ def every_path_of(
     slot: int, rows: int, device: torch.device, *, deterministic: bool = False
 ) -> tuple[LoraBatch, ...]:
     """`rows` rows with the adapter in `slot`, for each set of kernels that may compute them: decodes first, prompts last."""
-    if body_on(device) is not Body.TRITON:
+    if backend_on(device) is not KernelBackend.TRITON:
         batches = (host.group_rows([slot] * rows, device, num_decodes) for num_decodes in (rows, 0))
         return tuple(batch for batch in batches if batch is not None)
     row_slots = torch.full((rows,), slot, dtype=torch.int32, device=device)
@@ -104,7 +104,7 @@ def every_path(device: torch.device, *, deterministic: bool = False) -> tuple[De
 
     All sites act on it. Empty where a device has no such kernels.
     """
-    if body_on(device) is not Body.TRITON:
+    if backend_on(device) is not KernelBackend.TRITON:
         return ()
     row_slots = torch.zeros(1, dtype=torch.int32, device=device)
     if deterministic:

@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.reference import paged_attention as reference
 
 __all__ = ["decode_attention", "prefill_attention"]
@@ -19,12 +19,12 @@ def decode_attention(
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """See `reference.decode_attention`."""
-    body = body_for(qkv)
-    if body is Body.TRITON:
+    body = backend_for(qkv)
+    if body is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import decode_attention as triton
 
         triton.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window, kv_scales)
-    elif body is Body.COMPILED and kv_cache.dtype is qkv.dtype:
+    elif body is KernelBackend.COMPILED and kv_cache.dtype is qkv.dtype:
         from loraplex.engine.kernels.cpu import paged_attention as compiled
 
         compiled.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)
@@ -43,7 +43,7 @@ def prefill_attention(
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """See `reference.prefill_attention`."""
-    if body_for(qkv) is Body.TRITON:
+    if backend_for(qkv) is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import prefill_attention as triton
 
         triton.prefill_attention(qkv, out, kv_cache, block_table, length, scale, window, kv_scales)

@@ -5,7 +5,7 @@ A CPU with compiled bodies has a layout and a product of its own, see `compiled.
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.reference import quantized_linear as reference
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat
 
@@ -23,7 +23,7 @@ def quantized_linear(
     out = _output(x, weight, out, bias)
     if x.shape[0] == 0:
         return out
-    if body_for(x) is Body.TRITON:
+    if backend_for(x) is KernelBackend.TRITON:
         _on_cuda(x.contiguous(), weight, out, bias)
     else:
         reference.quantized_linear(x, weight, out, bias)

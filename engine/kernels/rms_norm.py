@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.reference import rms_norm as reference
 from loraplex.engine.kernels.sgmv import joined
 from loraplex.engine.lora.device_batch import PendingDelta
@@ -20,12 +20,12 @@ def rms_norm(
         from loraplex.engine.kernels.triton import rms_norm as folded
 
         return folded.expand_rms_norm(x, residual, weight, epsilon, joined(delta))
-    body = body_for(x)
-    if body is Body.TRITON:
+    body = backend_for(x)
+    if body is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import rms_norm as triton
 
         return triton.rms_norm(x, residual, weight, epsilon)
-    if body is Body.COMPILED:
+    if body is KernelBackend.COMPILED:
         from loraplex.engine.kernels.cpu import rms_norm as compiled
 
         return compiled.rms_norm(x, residual, weight, epsilon)

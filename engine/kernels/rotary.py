@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.reference import rotary as reference
 from loraplex.engine.kernels.sgmv import joined
 from loraplex.engine.lora.device_batch import PendingDelta
@@ -27,12 +27,12 @@ def rotary_write_kv(
             qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales, joined(delta)
         )
         return
-    body = body_for(qkv)
-    if body is Body.TRITON:
+    body = backend_for(qkv)
+    if body is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import rotary as triton
 
         triton.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales)
-    elif body is Body.COMPILED and kv_cache.dtype is qkv.dtype:
+    elif body is KernelBackend.COMPILED and kv_cache.dtype is qkv.dtype:
         from loraplex.engine.kernels.cpu import rotary as compiled
 
         compiled.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon)

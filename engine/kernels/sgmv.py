@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.reference import sgmv as reference
 from loraplex.engine.lora.batch import HostLoraBatch, LoraBatch
 from loraplex.engine.lora.device_batch import Branch, DeviceLoraBatch, InLine, PendingDelta, hidden_for
@@ -46,7 +46,7 @@ def _branch(batch: DeviceLoraBatch) -> Branch:
 
 
 def _sgmv_on_host(x: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: HostLoraBatch) -> None:
-    if body_for(x) is not Body.COMPILED or site.page_dtype is not None:
+    if backend_for(x) is not KernelBackend.COMPILED or site.page_dtype is not None:
         reference.sgmv(x, y, site, batch.groups)
         return
     from loraplex.engine.kernels.cpu import sgmv as compiled

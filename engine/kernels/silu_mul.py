@@ -2,7 +2,7 @@
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.reference import silu_mul as reference
 from loraplex.engine.kernels.sgmv import joined
 from loraplex.engine.lora.device_batch import PendingDelta
@@ -14,12 +14,12 @@ def silu_mul(gate_up: torch.Tensor, delta: PendingDelta | None = None) -> torch.
         from loraplex.engine.kernels.triton import silu_mul as folded
 
         return folded.expand_silu_mul(gate_up, joined(delta))
-    body = body_for(gate_up)
-    if body is Body.TRITON:
+    body = backend_for(gate_up)
+    if body is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import silu_mul as triton
 
         return triton.silu_mul(gate_up)
-    if body is Body.COMPILED:
+    if body is KernelBackend.COMPILED:
         from loraplex.engine.kernels.cpu import silu_mul as compiled
 
         return compiled.silu_mul(gate_up)

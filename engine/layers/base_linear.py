@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.layers.dense_linear import Linear
 from loraplex.engine.layers.quantized_linear import QuantizedLinear
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, WeightFormat, dequantize
@@ -30,7 +30,7 @@ def make_linear(
         return Linear(weight, bias)
     if weight.packed.device.type == "cpu" and dtype is torch.float32:
         return Linear(dequantize(weight), bias)
-    if weight.format is not WeightFormat.FP8 and body_for(weight.packed) is Body.COMPILED:
+    if weight.format is not WeightFormat.FP8 and backend_for(weight.packed) is KernelBackend.COMPILED:
         # Imported here for the reason `bodies` has.
         from loraplex.engine.layers.cpu_quantized_linear import IntegerLinear
 

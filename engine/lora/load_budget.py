@@ -1,4 +1,4 @@
-"""`LoadLedger`: adapter loads in progress, in bytes and seconds: how many may begin, and what each costs.
+"""`LoadBudget`: adapter loads in progress, in bytes and seconds: how many may begin, and what each costs.
 
 Invariant: sizes and rates are measured; the mean of the sizes seen stands for an adapter whose size is unknown.
 """
@@ -9,7 +9,7 @@ SMOOTHING = 0.2
 """Weight of the newest load: one slow disk read in five changes the price, one in fifty hardly."""
 
 
-class LoadRate:
+class Throughput:
     """An exponential mean of seconds per byte, weighted by bytes: small adapters say little of a rate."""
 
     def __init__(self, bytes_per_second: float) -> None:
@@ -49,7 +49,7 @@ DEVICE_RATE = 2e10
 """Bytes per second until they are measured: a disk, and a PCIe link."""
 
 
-class LoadLedger:
+class LoadBudget:
     """`max_bytes`: what may be under way at once; one load may always."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -58,8 +58,8 @@ class LoadLedger:
         self._sizes: OrderedDict[Key, int] = OrderedDict()
         self._under_way: dict[Key, float] = {}
         self._bytes = 0.0
-        self.source = LoadRate(SOURCE_RATE)
-        self.device = LoadRate(DEVICE_RATE)
+        self.source = Throughput(SOURCE_RATE)
+        self.device = Throughput(DEVICE_RATE)
 
     @property
     def has_room(self) -> bool:

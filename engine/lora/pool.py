@@ -13,18 +13,18 @@ from itertools import islice
 from types import MappingProxyType
 
 from loraplex.engine.errors import AdapterError, AdapterLoadFailed, AdapterQuarantined
-from loraplex.engine.lora.load_budget import LoadLedger
+from loraplex.engine.lora.load_budget import LoadBudget
 from loraplex.engine.lora.loader import AdapterLoader, Arrival
 from loraplex.engine.lora.memory.base import AdapterMemory, Placement
-from loraplex.engine.lora.memory.host_cache import HostTier
+from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
-from loraplex.engine.lora.quarantine import FaultMemory
+from loraplex.engine.lora.quarantine import QuarantineTracker
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.messages import AdapterRef
 
 Key = tuple[bytes, str]
 
-MOST_TOLD = 64
+MAX_REPORTED = 64
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class AdapterPool:
         self,
         memory: AdapterMemory,
         loader: AdapterLoader,
-        host: HostTier,
-        faults: FaultMemory,
-        ledger: LoadLedger,
+        host: HostCache,
+        faults: QuarantineTracker,
+        ledger: LoadBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory = memory
@@ -115,8 +115,8 @@ class AdapterPool:
 
     @property
     def quarantined(self) -> list[Key]:
-        """Adapters that are refused until this engine ends; the newest `MOST_TOLD` of them."""
-        return self._faults.quarantined(MOST_TOLD)
+        """Adapters that are refused until this engine ends; the newest `MAX_REPORTED` of them."""
+        return self._faults.quarantined(MAX_REPORTED)
 
     @property
     def num_pinned(self) -> int:

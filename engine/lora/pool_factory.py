@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.config import LoraConfig
-from loraplex.engine.lora.load_budget import LoadLedger
+from loraplex.engine.lora.load_budget import LoadBudget
 from loraplex.engine.lora.loader import Fitting, LoaderThread
 from loraplex.engine.lora.memory.base import AdapterMemory
-from loraplex.engine.lora.memory.device_memory import PagedMemory
-from loraplex.engine.lora.memory.host_cache import HostTier
-from loraplex.engine.lora.memory.host_memory import ContiguousMemory
+from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
+from loraplex.engine.lora.memory.host_cache import HostCache
+from loraplex.engine.lora.memory.host_memory import HostAdapterMemory
 from loraplex.engine.lora.memory.page_copy import CopyThread, CudaCopyStream, PageCopier
 from loraplex.engine.lora.memory.page_format import PageFormat
-from loraplex.engine.lora.memory.pinned_arena import HostArena
+from loraplex.engine.lora.memory.pinned_arena import PinnedArena
 from loraplex.engine.lora.pool import AdapterPool
-from loraplex.engine.lora.quarantine import FaultMemory
+from loraplex.engine.lora.quarantine import QuarantineTracker
 from loraplex.engine.lora.site import MAX_RANK, LoraSite
 from loraplex.engine.lora.source import AdapterSource
 
@@ -41,14 +41,14 @@ def open_pool(
     pages = PageFormat.of(config.page_dtype, dtype, config.max_page_error)
     # On a CPU a blob of the tier would take the memory that `max_bytes` could have.
     on_host = 0 if device.type == "cpu" else config.host_max_bytes
-    host = HostTier(on_host, HostArena(on_host, pinned=device.type == "cuda"))
+    host = HostCache(on_host, PinnedArena(on_host, pinned=device.type == "cuda"))
     memory = open_memory(sites, pages, config, max_slots, device, host.blob)
     under_way = max(1, config.max_bytes // SHARE_UNDER_WAY)
     loader = LoaderThread(
         source, Fitting(sites, config.max_rank), memory.pack, max_bytes=under_way, clock=clock
     )
-    faults = FaultMemory(config.quarantine_after)
-    return AdapterPool(memory, loader, host, faults, LoadLedger(under_way), clock)
+    faults = QuarantineTracker(config.quarantine_after)
+    return AdapterPool(memory, loader, host, faults, LoadBudget(under_way), clock)
 
 
 def open_memory(
@@ -61,12 +61,12 @@ def open_memory(
 ) -> AdapterMemory:
     """Memory of `config.max_bytes` where kernels of this device reach it."""
     if device.type == "cpu":
-        return ContiguousMemory(
+        return HostAdapterMemory(
             sites, pages, max_bytes=config.max_bytes, max_slots=max_slots, max_rank=config.max_rank
         )
     stream = CudaCopyStream(device)
     copies = CopyThread(PageCopier(stream))
-    return PagedMemory(
+    return DeviceAdapterMemory(
         sites,
         pages,
         max_bytes=config.max_bytes,

@@ -1,4 +1,4 @@
-"""`FaultMemory`: how often each adapter produced rows that were not finite; repeated ones quarantine it."""
+"""`QuarantineTracker`: how often each adapter produced rows that were not finite; repeated ones quarantine it."""
 
 from collections import OrderedDict
 from itertools import islice
@@ -9,7 +9,7 @@ MAX_FAULTY = 4096
 Key = tuple[bytes, str]
 
 
-class FaultMemory:
+class QuarantineTracker:
     """Quarantined from `quarantine_after` rows on."""
 
     def __init__(self, quarantine_after: int, max_faulty: int = MAX_FAULTY) -> None:

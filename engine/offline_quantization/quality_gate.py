@@ -16,7 +16,7 @@ from loraplex.engine.kv_cache.tensors import allocate_kv_cache
 from loraplex.engine.model_loading import LoadedModel
 
 WINDOW_TOKENS = 512
-LEAST_TOKENS = 256
+MIN_TOKENS = 256
 BLOCK_SIZE = 16
 
 
@@ -76,8 +76,8 @@ class Quality:
 def compare_models(base: LoadedModel, quantized: LoadedModel, texts: list[list[int]]) -> Quality:
     """`texts` of at most `window_size` tokens each. Raises `ModelError` if they are too few or the models do not match."""
     count = sum(len(ids) - 1 for ids in texts)
-    if count < LEAST_TOKENS:
-        raise ModelError(f"the text has {count} tokens to predict; at least {LEAST_TOKENS} are needed")
+    if count < MIN_TOKENS:
+        raise ModelError(f"the text has {count} tokens to predict; at least {MIN_TOKENS} are needed")
     if base.config.vocab_size != quantized.config.vocab_size:
         raise ModelError("the two models have different vocabularies")
     models = (WindowScorer(base), WindowScorer(quantized))

@@ -1,4 +1,4 @@
-"""`release_quantized`: a model quantized, written, loaded again and judged; it gets its name only if the gate lets it pass.
+"""`quantize_model`: a model quantized, written, loaded again and judged; it gets its name only if the gate lets it pass.
 
 Invariant: what was judged is what lies on disk; a model that fails leaves nothing behind.
 """
@@ -44,7 +44,7 @@ JUDGED_TOKENS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseRequest:
+class QuantizeJob:
     """What to quantize, the text it is judged by, without which the model writes one, and a text that int4 is fitted to, if any."""
 
     model: str
@@ -58,7 +58,7 @@ class ReleaseRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class QuantizedModel:
     """The verdict. `violations` empty: the artefact lies in its folder."""
 
     quality: Quality
@@ -67,7 +67,7 @@ class Release:
     bytes_after: int
 
 
-def release_quantized(request: ReleaseRequest, progress: Callable[[str], None]) -> Release:
+def quantize_model(request: QuantizeJob, progress: Callable[[str], None]) -> QuantizedModel:
     """Raises `ModelError` for a model, folder or text that will not do."""
     _check(request)
     progress(f"loading {request.model}")
@@ -91,7 +91,7 @@ def release_quantized(request: ReleaseRequest, progress: Callable[[str], None]) 
             write_manifest(draft, _facts(base, request, quality, violations))
             _check_is_free(request.folder)
             draft.rename(request.folder)
-        return Release(quality, violations, before, after)
+        return QuantizedModel(quality, violations, before, after)
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _draft(folder: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _check(request: ReleaseRequest) -> None:
+def _check(request: QuantizeJob) -> None:
     if request.scheme not in SCHEMES or request.scheme == NONE:
         allowed = ", ".join(scheme for scheme in SCHEMES if scheme != NONE)
         raise ModelError(f"`scheme` must be one of {allowed}, got {request.scheme!r}")
@@ -121,7 +121,7 @@ def _check_is_free(folder: Path) -> None:
         raise ModelError(f"{folder} exists already")
 
 
-def _config(request: ReleaseRequest, model: str) -> EngineConfig:
+def _config(request: QuantizeJob, model: str) -> EngineConfig:
     return EngineConfig(
         model=model, dtype=request.dtype, device=request.device, cache=CacheConfig(num_blocks=1 << 20)
     )
@@ -141,7 +141,7 @@ def _rounded(
         yield name, quantize_parameter(name, weight, scheme, moments.sums.pop(name, None))
 
 
-def _moments(base: LoadedModel, request: ReleaseRequest, progress: Callable[[str], None]) -> InputMoments:
+def _moments(base: LoadedModel, request: QuantizeJob, progress: Callable[[str], None]) -> InputMoments:
     if request.scheme not in CALIBRATED or request.calibration is None:
         return InputMoments()
     texts = windows(base, request.calibration, CALIBRATION_TOKENS)
@@ -154,7 +154,7 @@ def _moments(base: LoadedModel, request: ReleaseRequest, progress: Callable[[str
 
 
 def _judged_texts(
-    base: LoadedModel, request: ReleaseRequest, progress: Callable[[str], None]
+    base: LoadedModel, request: QuantizeJob, progress: Callable[[str], None]
 ) -> list[list[int]]:
     if request.text is not None:
         return windows(base, request.text, JUDGED_TOKENS)
@@ -168,7 +168,7 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def _facts(
-    base: LoadedModel, request: ReleaseRequest, quality: Quality, violations: list[str]
+    base: LoadedModel, request: QuantizeJob, quality: Quality, violations: list[str]
 ) -> dict[str, object]:
     return {
         "loraplex": version("loraplex"),

@@ -14,7 +14,7 @@ from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.sampling_params import SamplingParams
 
 ROWS_AT_ONCE = 16
-MOST_TEXTS = 1 << 20
+MAX_TEXTS = 1 << 20
 """Of one seed."""
 _BLOCK_SIZE = 16
 _NAMESPACE = bytes(32)
@@ -47,7 +47,7 @@ def _drawn(engine: Engine, model: LoadedModel, count: int, length: int, seed: in
     for index in range(count):
         texts[str(index)] = [start]
         sampling = SamplingParams(
-            max_tokens=length - 1, temperature=1.0, seed=seed * MOST_TEXTS + index, ignore_eos=True
+            max_tokens=length - 1, temperature=1.0, seed=seed * MAX_TEXTS + index, ignore_eos=True
         )
         engine.add(
             EngineRequest(

@@ -1,4 +1,4 @@
-"""`StepHandle`: one launched step, from its forward pass over sampling to results. The host may prepare the next meanwhile.
+"""`LaunchedStep`: one launched step, from its forward pass over sampling to results. The host may prepare the next meanwhile.
 
 Invariant: nothing here waits for the device but `collect`.
 """
@@ -10,24 +10,26 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.batch.forward_batch import UnknownTokens
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, SampledToken, StepPlan
 from loraplex.engine.sampling.sampler import PendingTokens, Sampler
-from loraplex.engine.structured_output.bitmask_filling import MaskFiller, Masks
+from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller, Masks
 
-PATIENCE = 0.25
+WAIT_FACTOR = 0.25
 """A step waits for masks at most a quarter as long again as its forward pass took, so that neighbours feel no slow grammar.
 A mask is begun before the pass, unless a token that it needs is still on its way: one that is not there after it is no
 quick one."""
-LEAST_PATIENCE_S = 0.005
-MOST_PATIENCE_S = 0.01
+MIN_WAIT_S = 0.005
+MAX_WAIT_S = 0.01
 
 
-class StepHandle:
+class LaunchedStep:
     """Made by `ModelRunner.launch`. `sample` first, `collect` then, each once."""
 
-    def __init__(self, plan: StepPlan, sampler: Sampler, masks: MaskFiller | None, staging: Staging) -> None:
+    def __init__(
+        self, plan: StepPlan, sampler: Sampler, masks: BitmaskFiller | None, staging: HostTransfers
+    ) -> None:
         self.plan = plan
         self._rows: dict[Sequence, int] = {}
         self._sampler = sampler
@@ -90,8 +92,8 @@ class StepHandle:
     def _collect_masks(self) -> Masks:
         if not self._begun or self._masks is None:
             return Masks()
-        patience = PATIENCE * (time.monotonic() - self._began)
-        return self._masks.collect(self._begun, min(max(LEAST_PATIENCE_S, patience), MOST_PATIENCE_S))
+        wait_s = WAIT_FACTOR * (time.monotonic() - self._began)
+        return self._masks.collect(self._begun, min(max(MIN_WAIT_S, wait_s), MAX_WAIT_S))
 
     def _chosen_logits(self) -> Tensor:
         logits = self._logits

@@ -10,7 +10,7 @@ from loraplex.engine.batch.forward_batch import (
     PrefillChunk,
     UnknownTokens,
 )
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 from loraplex.engine.kernels.group_rows import every_path, group_rows
@@ -19,9 +19,9 @@ from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.pool import AdapterPool
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.runner.cuda_graphs.decode_graphs import DecodeGraphs
-from loraplex.engine.runner.launched_step import StepHandle
+from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.sampling.sampler import Sampler
-from loraplex.engine.structured_output.bitmask_filling import MaskFiller
+from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
 
 
 class ModelRunner:
@@ -34,7 +34,7 @@ class ModelRunner:
         block_size: int,
         sampler: Sampler,
         pool: AdapterPool,
-        masks: MaskFiller | None = None,
+        masks: BitmaskFiller | None = None,
         adapters: AdapterPath | None = None,
     ) -> None:
         """`masks` None: no planned sequence has a `token_mask`."""
@@ -45,21 +45,21 @@ class ModelRunner:
         self._sampler = sampler
         self._pool = pool
         self._masks = masks
-        self._staging = Staging(decoder.device)
-        self._mask_staging = Staging(decoder.device)
-        self._last: StepHandle | None = None
+        self._staging = HostTransfers(decoder.device)
+        self._mask_staging = HostTransfers(decoder.device)
+        self._last: LaunchedStep | None = None
         self._graphs: DecodeGraphs | None = None
 
     @property
     def kv_cache_bytes(self) -> int:
         return sum(layer.nbytes for layer in self._kv_cache)
 
-    def launch(self, plan: StepPlan, rows: list[PlannedRow] | None = None) -> StepHandle:
+    def launch(self, plan: StepPlan, rows: list[PlannedRow] | None = None) -> LaunchedStep:
         """Begin the forward pass of `plan`. Unknown tokens are those that the step launched before samples.
 
         `rows` are those to be sampled, where that is known already.
         """
-        handle = StepHandle(plan, self._sampler, self._masks, self._mask_staging)
+        handle = LaunchedStep(plan, self._sampler, self._masks, self._mask_staging)
         if rows is not None:
             handle.begin_masks(rows)
         unknown = None if self._last is None else self._last.tokens

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from loraplex.engine.batch.host_transfers import Results, Staging
+from loraplex.engine.batch.host_transfers import HostTransfers, Results
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import SampledToken
 from loraplex.engine.kernels.bitmask import apply_bitmask
@@ -56,13 +56,13 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: Collection[int] = (),
         max_histories: int = 4096,
-        staging: Staging | None = None,
+        staging: HostTransfers | None = None,
     ) -> None:
         """`staging` None: the logits are on the host."""
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._histories = TokenHistories(max_histories)
-        self._staging = staging or Staging(torch.device("cpu"))
+        self._staging = staging or HostTransfers(torch.device("cpu"))
         self._rows = SampledRows([], vocab_size)
 
     def forget(self, sequence: Sequence) -> None:

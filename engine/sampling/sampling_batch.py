@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.sampling.logit_bias import bias_tensors, ending_tensors, is_below_minimum
 from loraplex.engine.sampling.penalties import TokenHistories, has_penalty, penalty_tensors
@@ -76,7 +76,7 @@ class SampledRows:
             return False
         return all(s.token_mask is mask for s, mask in zip(sequences, self._masks, strict=True))
 
-    def stage(self, staging: Staging, histories: TokenHistories, eos_token_ids: frozenset[int]) -> None:
+    def stage(self, staging: HostTransfers, histories: TokenHistories, eos_token_ids: frozenset[int]) -> None:
         """Bring everything to the device that is not there, in one transfer."""
         fresh = self._changing(histories, eos_token_ids)
         if not self._is_staged:

@@ -1,4 +1,4 @@
-"""`AdapterGate`: which adapters may be in the batch, which are brought to the device next, and who waits for that.
+"""`AdapterScheduler`: which adapters may be in the batch, which are brought to the device next, and who waits for that.
 
 Invariant: at most `max_adapters_per_step` adapters run, each pinned once per running sequence; an adapter kept waiting
 longer than `max_adapter_wait_s` is next: others load nothing and running ones are drained one by one until it fits.
@@ -18,7 +18,7 @@ from loraplex.engine.scheduling.fairness import Policy
 
 AdapterKey: TypeAlias = tuple[bytes, str]
 
-LEAST_AHEAD = 4
+MIN_AHEAD = 4
 AHEAD_SHARE = 8
 """Adapters that may be brought to the device although no sequence slot is free for them yet: an eighth of those of a step.
 Rows end a few per step, so more would only drive out what others come back to."""
@@ -50,7 +50,7 @@ class _Queue:
         return next(iter(self.sequences))
 
 
-class AdapterGate:
+class AdapterScheduler:
     """Sequences without an adapter pass freely. `max_adapter_wait_s` bounds the wait for a place among the adapters
     (plus the drain of one running batch); compute is then shared out by the policy."""
 
@@ -75,7 +75,7 @@ class AdapterGate:
         self._draining: set[AdapterKey] = set()
         self._changed = False
         self._next_review = 0.0
-        self._ahead = max(LEAST_AHEAD, config.max_adapters_per_step // AHEAD_SHARE)
+        self._ahead = max(MIN_AHEAD, config.max_adapters_per_step // AHEAD_SHARE)
         self._parked: list[tuple[float, int, Sequence]] = []
 
     @property

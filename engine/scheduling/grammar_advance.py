@@ -1,11 +1,11 @@
 """What one sampled token brings under a grammar: the tokens that must follow it, and the end or the forced close of its document.
 
 Invariant: every appended token was accepted by the mask, or is an end token after a whole document. If the request asked for
-a close and no token adds more than `MOST_GROWTH` to the way to the end, a document that could be closed within the remaining
+a close and no token adds more than `MAX_GROWTH` to the way to the end, a document that could be closed within the remaining
 tokens at its start can be closed after every token, as long as searching for the way is affordable.
 
 The grammar has precedence over `min_tokens` and `ignore_eos`: a document that nothing can follow ends the row.
-`stop_token_ids` end a row in the middle of the document too. `ClosingPath` is a `TokenMask` that allows one token after
+`stop_token_ids` end a row in the middle of the document too. `ForcedClose` is a `TokenMask` that allows one token after
 another of a way already found, for rows whose every token is sampled because its log-probability was requested.
 """
 
@@ -24,7 +24,7 @@ from loraplex.engine.scheduling.stop_conditions import finish_reason
 from loraplex.engine.token_mask import TokenMask
 
 
-class ClosingPath:
+class ForcedClose:
     """`end_token` is allowed after the path, for a path that is empty: something has to be sampled."""
 
     closes = False
@@ -73,20 +73,20 @@ class ClosingPath:
         return self._end_token if self.is_complete() else self._path[self._position]
 
 
-MOST_GROWTH = 64
+MAX_GROWTH = 64
 """Tokens by which one token is taken to lengthen the shortest way to the end, at most: it may open an object with many
 required fields. It spaces out the looks for that way: with r tokens left and a way of w, the next look is due
-(r - w) / (MOST_GROWTH + 1) tokens on; some 250 looks for an answer of 1,000 tokens."""
+(r - w) / (MAX_GROWTH + 1) tokens on; some 250 looks for an answer of 1,000 tokens."""
 
 QUICK_S = 0.001
-MOST_SECONDS = (0.05, 0.001)
+MAX_SECONDS = (0.05, 0.001)
 """Processor time that one row's grammar may take of the step thread, where everybody waits for it: once, and for each
 token of the answer besides. A token usually takes 10 us. No step within `QUICK_S` fails a row."""
-MOST_SECONDS_CLOSING = 1.0
+MAX_SECONDS_CLOSING = 1.0
 """The same for all looks for a way to the end, 1 to 3 ms each as a rule. After it none is looked for."""
 
 
-def follow(
+def advance_grammar(
     sequence: Sequence, mask: TokenMask, token_id: int, end_token_ids: frozenset[int], max_model_len: int
 ) -> FinishReason | None:
     """Append the sampled token and what must follow it to `sequence.token_ids`; why the row ends with them, or None.
@@ -128,7 +128,7 @@ class _Step:
         return reason
 
     def _charge(self, seconds: float) -> None:
-        sequence, (once, per_token) = self._sequence, MOST_SECONDS
+        sequence, (once, per_token) = self._sequence, MAX_SECONDS
         sequence.matcher_seconds += seconds
         if seconds > QUICK_S and sequence.matcher_seconds > once + per_token * sequence.num_output_tokens:
             raise GrammarTooSlow("to follow the grammar of this request takes too long")
@@ -137,7 +137,7 @@ class _Step:
         began = time.thread_time()
         reason = self._keep_closable(reason)
         self._sequence.closing_seconds += time.thread_time() - began
-        if self._sequence.closing_seconds > MOST_SECONDS_CLOSING:
+        if self._sequence.closing_seconds > MAX_SECONDS_CLOSING:
             self._sequence.closing_due = -1
         return reason
 
@@ -171,7 +171,7 @@ class _Step:
         remaining = self._remaining()
         way = self._mask.closing_tokens(remaining)
         if way is not None:
-            spare = (remaining - len(way)) // (MOST_GROWTH + 1)
+            spare = (remaining - len(way)) // (MAX_GROWTH + 1)
             self._sequence.closing_due = remaining - spare - 1
             return "stop" if remaining == 0 else reason
         taken = self._sequence.token_ids[self._known :]
@@ -190,7 +190,7 @@ class _Step:
         sequence = self._sequence
         path, end_token = tuple(way), min(self._end_token_ids, default=None)
         if sequence.request.sampling.logprobs is not None:
-            sequence.token_mask = ClosingPath(path, end_token)
+            sequence.token_mask = ForcedClose(path, end_token)
             return None
         if not path and end_token is not None:
             path = (end_token,)

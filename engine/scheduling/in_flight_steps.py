@@ -1,4 +1,4 @@
-"""`Flights`: the rows of launched steps until their results are followed (the scheduler runs ahead of the device).
+"""`InFlightSteps`: the rows of launched steps until their results are followed (the scheduler runs ahead of the device).
 
 Invariant: `num_in_flight` and `num_unknown` of a sequence are what its rows of the current epoch are still to bring; its
 adapter stays pinned until the last of its rows has landed. Steps land in the order of their launch.
@@ -20,7 +20,7 @@ class Flight:
     late: Collection[Sequence] | None = None
 
 
-class Flights:
+class InFlightSteps:
     """At most two: the one that computes and the one that is planned meanwhile."""
 
     def __init__(self, leave: Callable[[Sequence], None]) -> None:

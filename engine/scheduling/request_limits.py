@@ -1,6 +1,6 @@
 """What is refused before it queues, and when a queued request is given up.
 
-Invariant: whatever passes `Admission.check` can run to its last token on an otherwise empty engine.
+Invariant: whatever passes `RequestValidator.check` can run to its last token on an otherwise empty engine.
 """
 
 import heapq
@@ -18,7 +18,7 @@ DeadlineKind: TypeAlias = Literal["queue_timeout_s", "total_timeout_s"]
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class RequestValidator:
     """Sizes in tokens. `max_cache_tokens` is what the whole block pool holds."""
 
     max_model_len: int

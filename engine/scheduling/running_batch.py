@@ -9,8 +9,8 @@ from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import StepRows
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.kv_cache.block_table import SequenceBlocks
-from loraplex.engine.scheduling.adapter_scheduler import AdapterGate
-from loraplex.engine.scheduling.in_flight_steps import Flights
+from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
+from loraplex.engine.scheduling.in_flight_steps import InFlightSteps
 from loraplex.engine.scheduling.stop_conditions import ends_with_unknown
 
 
@@ -25,8 +25,8 @@ class RunningBatch:
         self,
         config: SchedulerConfig,
         blocks: SequenceBlocks,
-        gate: AdapterGate,
-        flights: Flights,
+        gate: AdapterScheduler,
+        flights: InFlightSteps,
         max_model_len: int,
     ) -> None:
         self._most = config.max_num_seqs

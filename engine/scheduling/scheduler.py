@@ -29,11 +29,11 @@ from loraplex.engine.kv_cache.block_table import SequenceBlocks
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 from loraplex.engine.lora.residency import AdapterResidency
 from loraplex.engine.messages import EngineRequest, FinishReason, TokenLogprob
-from loraplex.engine.scheduling.adapter_scheduler import AdapterGate
+from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
 from loraplex.engine.scheduling.fairness import Policy
-from loraplex.engine.scheduling.grammar_advance import follow
-from loraplex.engine.scheduling.in_flight_steps import Flights
-from loraplex.engine.scheduling.request_limits import Admission, DeadlineKind, Deadlines, new_sequences
+from loraplex.engine.scheduling.grammar_advance import advance_grammar
+from loraplex.engine.scheduling.in_flight_steps import InFlightSteps
+from loraplex.engine.scheduling.request_limits import DeadlineKind, Deadlines, RequestValidator, new_sequences
 from loraplex.engine.scheduling.running_batch import RunningBatch
 from loraplex.engine.scheduling.stop_conditions import finish_reason
 
@@ -78,10 +78,10 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
         self._is_ready = is_ready
-        self._gate = AdapterGate(config, residency, policy, clock)
-        self._flights = Flights(self._gate.leave)
+        self._gate = AdapterScheduler(config, residency, policy, clock)
+        self._flights = InFlightSteps(self._gate.leave)
         self._batch = RunningBatch(config, self._blocks, self._gate, self._flights, max_model_len)
-        self._admission = Admission(max_model_len, cache.pool.total * cache.block_size, vocab_size)
+        self._admission = RequestValidator(max_model_len, cache.pool.total * cache.block_size, vocab_size)
         self._deadlines = Deadlines()
         self._requests: dict[str, RequestChoices] = {}
         self._unready: dict[Sequence, None] = {}
@@ -344,7 +344,7 @@ class Scheduler:
         """Append a sampled token, and what must follow it under a grammar. Why the sequence ends with them, or None."""
         mask = sequence.token_mask
         if mask is not None:
-            return follow(sequence, mask, token_id, self._eos_token_ids, self._max_model_len)
+            return advance_grammar(sequence, mask, token_id, self._eos_token_ids, self._max_model_len)
         sequence.token_ids.append(token_id)
         return finish_reason(sequence, self._eos_token_ids, self._max_model_len)
 

@@ -1,6 +1,6 @@
-"""`MaskFiller`: grammar masks filled on side threads while the device computes.
+"""`BitmaskFiller`: grammar masks filled on side threads while the device computes.
 
-Invariant: a step waits for masks at most the patience it grants. A mask that is late is not lost: its row sits out until
+Invariant: a step waits for masks at most the timeout it grants. A mask that is late is not lost: its row sits out until
 it is there, or ends alone once the one mask has taken `timeout_s`; nobody else waits for it, or for its thread. No mask
 of a family is in the step thread's hands while another of it is being filled: it would wait for that one's lock. So the masks
 of a family are begun together and used together, and who joins meanwhile waits for the next time.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.errors import EngineError, GrammarTooSlow
-from loraplex.engine.structured_output.bitmask_threads import Countdown, Fill, MaskLane
+from loraplex.engine.structured_output.bitmask_threads import BitmaskJob, BitmaskThreads, Countdown
 from loraplex.engine.threads import join_all
 
 SLOW_S = 0.005
@@ -35,7 +35,7 @@ class Masks:
     errors: dict[Sequence, EngineError] = field(default_factory=dict)
 
 
-class MaskFiller:
+class BitmaskFiller:
     """Called by the step thread alone. Threads start with the first mask.
 
     First masks, of which nothing is known, and those of rows whose masks were slow have lanes of their own: in one lane
@@ -56,13 +56,13 @@ class MaskFiller:
         self._arrived = threading.Condition()
         cores = os.sched_getaffinity(0)
         self._first, self._quick, self._slow = (
-            MaskLane(self._arrived, cores, clock, work_clock, niceness)
+            BitmaskThreads(self._arrived, cores, clock, work_clock, niceness)
             for niceness in (0, 0, SLOW_LANE_NICENESS)
         )
         self._countdown = Countdown(0)
-        self._fills: dict[Sequence, Fill] = {}
+        self._fills: dict[Sequence, BitmaskJob] = {}
         self._held_back: set[Sequence] = set()
-        self._stuck: list[Fill] = []
+        self._stuck: list[BitmaskJob] = []
         self._free_rows: list[Tensor] = []
         self.seconds = 0.0
         self.num_late = 0
@@ -89,16 +89,16 @@ class MaskFiller:
         for lane in (self._quick, self._first, self._slow):
             lane.put([fill for fill in fills if fill.lane is lane])
 
-    def collect(self, sequences: Collection[Sequence], patience_s: float) -> Masks:
+    def collect(self, sequences: Collection[Sequence], timeout_s: float) -> Masks:
         """The masks of these sequences, all given to `begin` before; rows are valid until `give_back`.
 
-        Waits at most `patience_s`, and for none of those that were slow before.
+        Waits at most `timeout_s`, and for none of those that were slow before.
         """
         countdown = self._countdown
         with self._arrived:
-            self._arrived.wait_for(lambda: not countdown.remaining, patience_s)
+            self._arrived.wait_for(lambda: not countdown.remaining, timeout_s)
         masks = Masks()
-        held_up: set[MaskLane] = set()
+        held_up: set[BitmaskThreads] = set()
         begun = [sequence for sequence in sequences if sequence in self._fills]
         self.num_late += len(sequences) - len(begun)
         settled = {sequence: self._is_settled(self._fills[sequence]) for sequence in begun}
@@ -143,17 +143,17 @@ class MaskFiller:
         """Let the threads end after what they are at."""
         join_all([*self._quick.close(), *self._first.close(), *self._slow.close()])
 
-    def _new_fill(self, sequence: Sequence, stuck: set[object]) -> Fill:
+    def _new_fill(self, sequence: Sequence, stuck: set[object]) -> BitmaskJob:
         if sequence.token_mask is None:
             raise ValueError("a sequence without a grammar has no mask")
         lane = self._lane(sequence.mask_seconds)
         awaited = Countdown(1) if lane is self._slow else self._countdown
-        fill = Fill(sequence.token_mask, self._row(), awaited, lane)
+        fill = BitmaskJob(sequence.token_mask, self._row(), awaited, lane)
         if sequence.token_mask.family in stuck:
             fill.error = GrammarTooSlow("a mask of this request's grammar never came to an end")
         return fill
 
-    def _lane(self, seconds: float | None) -> MaskLane:
+    def _lane(self, seconds: float | None) -> BitmaskThreads:
         if seconds is None:
             return self._first
         return self._quick if seconds < SLOW_S else self._slow
@@ -174,7 +174,7 @@ class MaskFiller:
         self._stuck = [fill for fill in self._stuck if not fill.done]
         return {fill.mask.family for fill in self._stuck}
 
-    def _is_settled(self, fill: Fill) -> bool:
+    def _is_settled(self, fill: BitmaskJob) -> bool:
         """True once there is a mask or an error. A thread that took too long is left to itself."""
         if fill.done or fill.error is not None:
             return True
@@ -193,6 +193,6 @@ def _family(sequence: Sequence) -> object:
     return None if sequence.token_mask is None else sequence.token_mask.family
 
 
-def _must_wait(fill: Fill, busy: set[object]) -> bool:
+def _must_wait(fill: BitmaskJob, busy: set[object]) -> bool:
     """Whether the step thread would wait for another mask's thread when it used this one. A failed one is not used."""
     return fill.error is None and fill.mask.family in busy

@@ -1,4 +1,4 @@
-"""`MaskLane`: side threads that fill masks in the order in which they were handed over.
+"""`BitmaskThreads`: side threads that fill masks in the order in which they were handed over.
 
 Invariant: a thread whose mask takes too long is given up and replaced; what it still writes, nobody reads.
 """
@@ -16,7 +16,7 @@ from loraplex.engine.errors import EngineError, GrammarFailed
 from loraplex.engine.threads import lower_priority, start_side_thread
 from loraplex.engine.token_mask import TokenMask
 
-MOST_THREADS = 2
+MAX_THREADS = 2
 """The second is started only when a mask holds up those behind it. More could not be told from a busy machine."""
 
 _logger = logging.getLogger(__name__)
@@ -30,13 +30,13 @@ class Countdown:
 
 
 @dataclass(slots=True, eq=False)
-class Fill:
+class BitmaskJob:
     """One mask on its way. `row` is int32 [1, words]; `began` None: no thread has taken it up; `seconds` is its work."""
 
     mask: TokenMask
     row: Tensor
     countdown: Countdown
-    lane: "MaskLane"
+    lane: "BitmaskThreads"
     began: float | None = None
     thread_id: int = 0
     seconds: float = 0.0
@@ -45,8 +45,8 @@ class Fill:
     error: EngineError | None = None
 
 
-class MaskLane:
-    """Called by the step thread alone. `arrived` guards every `Fill` and is told when a countdown has run down."""
+class BitmaskThreads:
+    """Called by the step thread alone. `arrived` guards every `BitmaskJob` and is told when a countdown has run down."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class MaskLane:
         self._cores = cores
         self._clock = clock
         self._work_clock = work_clock
-        self._waiting: deque[Fill] = deque()
+        self._waiting: deque[BitmaskJob] = deque()
         self._calls: SimpleQueue[bool] = SimpleQueue()
         self._threads: dict[int, threading.Thread] = {}
 
-    def put(self, fills: Collection[Fill]) -> None:
+    def put(self, fills: Collection[BitmaskJob]) -> None:
         """Have these filled. One call for all: a thread woken for the first would take the interpreter from the rest."""
         self._waiting.extend(fills)
         if fills and self._threads:
@@ -75,12 +75,12 @@ class MaskLane:
 
     def relieve(self) -> None:
         """Have what waits behind a slow mask, now or in the next step, taken up by a new thread or by one that sleeps."""
-        if len(self._threads) < MOST_THREADS:
+        if len(self._threads) < MAX_THREADS:
             self._start_thread()
         else:
             self._calls.put(True)
 
-    def give_up(self, fill: Fill) -> bool:
+    def give_up(self, fill: BitmaskJob) -> bool:
         """Leave the thread that is at this mask to itself. False if the mask has come after all."""
         with self._arrived:
             if fill.done:
@@ -114,7 +114,7 @@ class MaskLane:
             if not self._fill(fill):
                 return
 
-    def _fill(self, fill: Fill) -> bool:
+    def _fill(self, fill: BitmaskJob) -> bool:
         """False if it took so long that another thread is in this one's place."""
         fill.thread_id = threading.get_native_id()
         fill.began = self._clock()
@@ -132,7 +132,7 @@ class MaskLane:
         return True
 
 
-def _attempt(fill: Fill) -> EngineError | None:
+def _attempt(fill: BitmaskJob) -> EngineError | None:
     try:
         fill.mask.fill(fill.row, 0)
     except BaseException as error:

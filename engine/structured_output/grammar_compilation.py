@@ -1,4 +1,4 @@
-"""`MaskCompilation`: grammars compiled on side threads of low priority while their rows wait outside the batch.
+"""`GrammarCompilation`: grammars compiled on side threads of low priority while their rows wait outside the batch.
 
 Invariant: every request asked for comes back once from `take`, with its mask or with the error that ends it alone;
 tenants take turns, so that one tenant's queue holds up nobody else's. What was dropped never comes back.
@@ -23,7 +23,7 @@ under load, and its row waited for it."""
 _logger = logging.getLogger(__name__)
 
 
-class MaskCompilation:
+class GrammarCompilation:
     """Everything but the compiling itself happens on the caller's thread. Threads start with the first grammar."""
 
     def __init__(

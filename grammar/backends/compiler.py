@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from loraplex.grammar.backends.forced_close import Closer
+from loraplex.grammar.backends.forced_close import CloseFinder
 from loraplex.grammar.backends.llguidance_mask import (
     CompiledLlguidance,
     LlguidanceCompiler,
@@ -81,7 +81,7 @@ class CompiledCache(Generic[Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class CompilerLimits:
+class CompilerConfig:
     """Bytes of compiled grammars kept, and the work llguidance may do."""
 
     cache_bytes: int = 512 * 2**20
@@ -95,7 +95,7 @@ class _Backends:
 
     llguidance: LlguidanceCompiler
     xgrammar: XgrammarCompiler
-    closer: Closer
+    closer: CloseFinder
 
     def compile(self, spec: GrammarSpec) -> CompiledLlguidance | CompiledXgrammar:
         compiler = self.llguidance if spec.backend == "llguidance" else self.xgrammar
@@ -105,9 +105,9 @@ class _Backends:
 class MaskCompiler:
     """For one vocabulary. Safe to use from several threads; every call may take long and belongs on a side thread."""
 
-    def __init__(self, vocabulary: Vocabulary, limits: CompilerLimits | None = None) -> None:
+    def __init__(self, vocabulary: Vocabulary, limits: CompilerConfig | None = None) -> None:
         self._vocabulary = vocabulary
-        self._limits = limits or CompilerLimits()
+        self._limits = limits or CompilerConfig()
         self._lock = threading.Lock()
         self._backends: _Backends | None = None
         self._cache: CompiledCache[CompiledLlguidance | CompiledXgrammar] = CompiledCache(
@@ -133,5 +133,5 @@ class MaskCompiler:
             if self._backends is None:
                 llguidance = LlguidanceCompiler(self._vocabulary, self._limits.llguidance)
                 xgrammar = XgrammarCompiler(self._vocabulary, llguidance.tokenizer)
-                self._backends = _Backends(llguidance, xgrammar, Closer(self._vocabulary))
+                self._backends = _Backends(llguidance, xgrammar, CloseFinder(self._vocabulary))
             return self._backends

@@ -26,7 +26,7 @@ from loraplex.grammar.tree import (
 CONTROL_TOKENS = "// control tokens: "
 """How the last line of a source begins; then the JSON list of the texts that the rules `control_token_<index>` stand for."""
 
-MOST_BLANKS = 32
+MAX_BLANKS = 32
 """Blanks behind a line break: 16 levels of indentation. Elsewhere one: a model cannot fill its answer with blank lines."""
 
 WRITTEN_ESCAPES = 'nrbtf\\"'
@@ -222,7 +222,7 @@ def _json_of(schema: JsonSchemaValue, whitespace: str) -> str:
         "whitespace_flexible": False,
     }
     if whitespace == "flexible":
-        options["whitespace_pattern"] = rf"\x20|\r?\n[\x20\x09]{{0,{MOST_BLANKS}}}"
+        options["whitespace_pattern"] = rf"\x20|\r?\n[\x20\x09]{{0,{MAX_BLANKS}}}"
     elif whitespace == "spaced":
         options |= {"item_separator": ", ", "key_separator": ": "}
     whole = {"not": {}} if schema is False else {} if schema is True else schema

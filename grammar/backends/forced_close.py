@@ -36,9 +36,9 @@ ONLY_IN_CONTENT = "abcdghijklmopqsvwxyzABCDGHIJKLMNOPQRSTUVWXYZ_"
 
 LETTERS_PER_TOKEN = 4
 """The search goes by single letters; a way is so many times longer at most before it is spelled in whole tokens."""
-MOST_STEPS = 1024
+MAX_STEPS = 1024
 """Letters. Longer ways are not looked for."""
-MOST_SECONDS = 0.05
+MAX_SECONDS = 0.05
 """Processor time of one search, since a decoding step waits for it. An ordinary one takes 1 to 3 ms."""
 
 
@@ -65,7 +65,7 @@ class _Policy:
     weight: int
 
 
-class Closer:
+class CloseFinder:
     """Orders of one vocabulary's tokens, computed once. Safe to use from several threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -86,9 +86,9 @@ class Closer:
 
     def find(self, mask: ClosableMask, most: int) -> list[int] | None:
         """At most `most` tokens to a whole document, or None. `mask` does not advance."""
-        deadline = time.thread_time() + MOST_SECONDS
+        deadline = time.thread_time() + MAX_SECONDS
         for policy in self._policies:
-            path = self._walk(mask, min(LETTERS_PER_TOKEN * most, MOST_STEPS), policy, deadline)
+            path = self._walk(mask, min(LETTERS_PER_TOKEN * most, MAX_STEPS), policy, deadline)
             spelled = path if path is None else self._spelled(mask, path)
             if spelled is not None and len(spelled) <= most:
                 return spelled

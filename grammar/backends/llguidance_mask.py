@@ -14,7 +14,7 @@ from torch import Tensor
 
 from loraplex.grammar.backends.bitmask import bits_of
 from loraplex.grammar.backends.emit_llguidance import CONTROL_TOKENS
-from loraplex.grammar.backends.forced_close import Closer
+from loraplex.grammar.backends.forced_close import CloseFinder
 from loraplex.grammar.backends.llguidance_tokenizer import llguidance_tokenizer
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed, MatcherTooCostly
@@ -72,7 +72,7 @@ class LlguidanceMask:
         self,
         matcher: LLMatcher,
         compiled: "CompiledLlguidance",
-        closer: Closer,
+        closer: CloseFinder,
         *,
         fast_forward: bool,
         closes: bool,
@@ -171,7 +171,7 @@ class CompiledLlguidance:
         self.end = end
         self.size_bytes = BYTES_AT_LEAST + BYTES_PER_SOURCE_BYTE * len(source)
 
-    def mask(self, closer: Closer, *, fast_forward: bool, closes: bool) -> LlguidanceMask:
+    def mask(self, closer: CloseFinder, *, fast_forward: bool, closes: bool) -> LlguidanceMask:
         return LlguidanceMask(self._start.deep_copy(), self, closer, fast_forward=fast_forward, closes=closes)
 
 

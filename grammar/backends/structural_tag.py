@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from xgrammar import Grammar
 
-from loraplex.grammar.backends.emit_llguidance import MOST_BLANKS
+from loraplex.grammar.backends.emit_llguidance import MAX_BLANKS
 from loraplex.grammar.backends.emit_xgrammar import OPEN_JSON_SCHEMA
 from loraplex.grammar.errors import GrammarInvalid
 
@@ -88,7 +88,7 @@ def _inner(content: Format) -> Iterator[Format]:
 def _ebnf(schema: Any, whitespace: str) -> str:
     text = json.dumps(schema)
     if whitespace == "flexible":
-        return str(Grammar.from_json_schema(text, strict_mode=False, max_whitespace_cnt=MOST_BLANKS))
+        return str(Grammar.from_json_schema(text, strict_mode=False, max_whitespace_cnt=MAX_BLANKS))
     if whitespace == "spaced":
         return str(Grammar.from_json_schema(text, any_whitespace=False, strict_mode=False))
     compact = Grammar.from_json_schema(text, any_whitespace=False, separators=(",", ":"), strict_mode=False)

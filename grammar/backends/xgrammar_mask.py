@@ -19,7 +19,7 @@ from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, Structura
 from xgrammar.tokenizer_info import VocabType
 
 from loraplex.grammar.backends.bitmask import bits_of
-from loraplex.grammar.backends.forced_close import Closer
+from loraplex.grammar.backends.forced_close import CloseFinder
 from loraplex.grammar.backends.structural_tag import (
     lowered,
     may_force_without_end,
@@ -56,7 +56,7 @@ class XgrammarMask:
         self,
         matcher: GrammarMatcher,
         compiled: "CompiledXgrammar",
-        closer: Closer,
+        closer: CloseFinder,
         *,
         fast_forward: bool,
         closes: bool,
@@ -176,7 +176,7 @@ class CompiledXgrammar:
         self.may_force_without_end = may_force_without_end
         self.size_bytes = int(compiled.memory_size_bytes)
 
-    def mask(self, closer: Closer, *, fast_forward: bool, closes: bool) -> XgrammarMask:
+    def mask(self, closer: CloseFinder, *, fast_forward: bool, closes: bool) -> XgrammarMask:
         return XgrammarMask(self._start.fork(), self, closer, fast_forward=fast_forward, closes=closes)
 
     def surely(self, text: str) -> list[int]:

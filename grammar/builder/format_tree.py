@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
-from loraplex.grammar.builder.schema_set import AskedSchema
-from loraplex.grammar.constraints import Choice, JsonObject, JsonSchema, Limits, Regex
+from loraplex.grammar.builder.schema_set import RequestedSchema
+from loraplex.grammar.constraints import Choice, JsonObject, JsonSchema, Regex, SchemaLimits
 from loraplex.grammar.errors import GrammarInvalid, GrammarRefused, GrammarTooLarge
 from loraplex.grammar.tools.call_syntax import CallSyntax
 from loraplex.grammar.tree import Alternation, Literal, Node, Pattern
@@ -16,17 +16,17 @@ TreeFormat: TypeAlias = JsonObject | JsonSchema | Regex | Choice
 """The formats that have a tree, and so can stand beside calls."""
 
 
-def schemas_of(form: TreeFormat | None) -> tuple[AskedSchema, ...]:
+def schemas_of(form: TreeFormat | None) -> tuple[RequestedSchema, ...]:
     """The schema an answer in this format is held to, if it is JSON."""
     match form:
         case JsonObject():
-            return (AskedSchema({"type": "object"}, False, "response_format"),)
+            return (RequestedSchema({"type": "object"}, False, "response_format"),)
         case JsonSchema(schema, strict, param):
-            return (AskedSchema(schema, strict, param),)
+            return (RequestedSchema(schema, strict, param),)
     return ()
 
 
-def text_tree(form: Regex | Choice, limits: Limits) -> Node:
+def text_tree(form: Regex | Choice, limits: SchemaLimits) -> Node:
     """An answer that is not JSON. Raises `GrammarRefused`."""
     if isinstance(form, Regex):
         _check_bytes(form.pattern, limits.max_pattern_bytes, REGEX)
@@ -43,7 +43,7 @@ def check_beside_calls(form: TreeFormat, syntax: CallSyntax) -> None:
         raise GrammarRefused(message, param=CHOICE)
 
 
-def _check_options(options: Sequence[str], limits: Limits) -> None:
+def _check_options(options: Sequence[str], limits: SchemaLimits) -> None:
     if not options or "" in options:
         raise GrammarInvalid("a choice is a list of texts, at least one and none empty", param=CHOICE)
     if len(options) > limits.max_choices:

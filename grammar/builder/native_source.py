@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from loraplex.grammar.backends.emit_llguidance import lark_source
 from loraplex.grammar.backends.emit_xgrammar import ebnf_source, structural_tag_source
-from loraplex.grammar.constraints import ContextFreeGrammar, JsonSchemaValue, Limits, StructuralTag
-from loraplex.grammar.enforcement.planner import hold_schema
+from loraplex.grammar.constraints import ContextFreeGrammar, JsonSchemaValue, SchemaLimits, StructuralTag
+from loraplex.grammar.enforcement.planner import plan_enforcement
 from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge
 from loraplex.grammar.json_schema.bounds import check_bounds
 from loraplex.grammar.spec import Backend
@@ -24,7 +24,7 @@ def native_param(form: ContextFreeGrammar | StructuralTag) -> str:
     return STRUCTURAL_TAG if isinstance(form, StructuralTag) else GRAMMAR
 
 
-def native_source(form: ContextFreeGrammar | StructuralTag, limits: Limits) -> tuple[Backend, str]:
+def native_source(form: ContextFreeGrammar | StructuralTag, limits: SchemaLimits) -> tuple[Backend, str]:
     """The one backend that reads this, and its source. Raises `GrammarRefused`."""
     if isinstance(form, StructuralTag):
         check_bounds(form.tag, limits=limits, param=STRUCTURAL_TAG)
@@ -38,7 +38,7 @@ def native_source(form: ContextFreeGrammar | StructuralTag, limits: Limits) -> t
     return "llguidance", lark_source(form.text)
 
 
-def _held(value: Any, limits: Limits) -> Any:
+def _held(value: Any, limits: SchemaLimits) -> Any:
     """A copy of a tag, no deeper than `limits`, with every schema as xgrammar is exact for it. Schemas are not walked."""
     if isinstance(value, list):
         return [_held(each, limits) for each in value]
@@ -55,7 +55,7 @@ def _held(value: Any, limits: Limits) -> Any:
     return {**SCHEMA_FORMAT, "json_schema": _exact(value.get("json_schema"), limits)}
 
 
-def _exact(schema: Any, limits: Limits) -> JsonSchemaValue:
-    return hold_schema(
+def _exact(schema: Any, limits: SchemaLimits) -> JsonSchemaValue:
+    return plan_enforcement(
         schema, strict=True, param=STRUCTURAL_TAG, limits=limits, backends=frozenset({"xgrammar"})
     ).schema

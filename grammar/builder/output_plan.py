@@ -10,28 +10,28 @@ from loraplex.grammar.builder.format_tree import TreeFormat, check_beside_calls,
 from loraplex.grammar.builder.native_source import native_param, native_source
 from loraplex.grammar.builder.schema_set import (
     PREFERRED,
-    AskedSchema,
-    hold_together,
-    residue_schema,
+    RequestedSchema,
+    plan_schemas,
+    validation_schema,
     value_schema,
 )
 from loraplex.grammar.constraints import (
-    AnswerForm,
     Choice,
     ContextFreeGrammar,
     JsonObject,
     JsonSchema,
-    Limits,
+    OutputConstraints,
     Regex,
+    SchemaLimits,
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.enforcement.enforcement_plan import Enforcement, Holding
+from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan
 from loraplex.grammar.enforcement.planner import ALL_BACKENDS
 from loraplex.grammar.errors import GrammarRefused
-from loraplex.grammar.parsing.content_parser import ContentReader, Judge
-from loraplex.grammar.parsing.deltas import AnswerReader
-from loraplex.grammar.parsing.tool_call_parser import CallReader, CallReading, CallsMay
+from loraplex.grammar.parsing.content_parser import ContentParser, Judge
+from loraplex.grammar.parsing.deltas import OutputParser
+from loraplex.grammar.parsing.tool_call_parser import ToolCallFormat, ToolCallParser, ToolCallPlacement
 from loraplex.grammar.spec import Backend, GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
 from loraplex.grammar.tools.call_tree import calls_tree, text_or_calls_tree
@@ -40,7 +40,7 @@ from loraplex.grammar.tree import Alternation, JsonValue, Node
 
 
 @dataclass(frozen=True, slots=True)
-class Composition:
+class OutputPlan:
     """`spec` None: the answer is unconstrained. `enforcement` None: no schema is in play. Data only: it may cross processes.
 
     `keep_special_tokens`: calls are marked by control tokens, so the text must be decoded with them. `calls` None: there are
@@ -50,21 +50,21 @@ class Composition:
     spec: GrammarSpec | None
     enforcement: Enforcement | None = None
     keep_special_tokens: bool = False
-    calls: CallReading | None = None
+    calls: ToolCallFormat | None = None
     content: str | None = None
 
-    def reader(self, judge: Judge) -> AnswerReader:
+    def reader(self, judge: Judge) -> OutputParser:
         """A reader of one choice, which has `judge` called for every value that the grammar alone does not hold."""
-        return ContentReader(self.content, judge) if self.calls is None else CallReader(self.calls, judge)
+        return ContentParser(self.content, judge) if self.calls is None else ToolCallParser(self.calls, judge)
 
 
-def compose(
-    form: AnswerForm,
+def plan_output(
+    form: OutputConstraints,
     style: ToolStyle,
     *,
-    limits: Limits,
+    limits: SchemaLimits,
     control_tokens: Collection[str] = (),
-) -> Composition:
+) -> OutputPlan:
     """The grammar of `form`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`."""
     tools = () if form.tool_choice == "none" else form.tools
     if form.tool_choice == "required" and not tools:
@@ -75,73 +75,76 @@ def compose(
     if tools:
         return _with_calls(form, content, style, limits, control_tokens)
     if content is None:
-        return Composition(None)
+        return OutputPlan(None)
     return _content_only(form, content, limits)
 
 
 def _native(
-    form: AnswerForm, native: ContextFreeGrammar | StructuralTag, tools: Sequence[Tool], limits: Limits
-) -> Composition:
+    form: OutputConstraints,
+    native: ContextFreeGrammar | StructuralTag,
+    tools: Sequence[Tool],
+    limits: SchemaLimits,
+) -> OutputPlan:
     if tools:
         param = native_param(native)
         raise GrammarRefused(f"{param} cannot be combined with tools", param=param)
     backend, source = native_source(native, limits)
     spec = GrammarSpec(backend=backend, source=source, fast_forward=form.fast_forward, close=form.close)
-    return Composition(spec)
+    return OutputPlan(spec)
 
 
-def _content_only(form: AnswerForm, content: TreeFormat, limits: Limits) -> Composition:
-    held = hold_together(schemas_of(content), limits, backends=_backends_of(content))
+def _content_only(form: OutputConstraints, content: TreeFormat, limits: SchemaLimits) -> OutputPlan:
+    held = plan_schemas(schemas_of(content), limits, backends=_backends_of(content))
     spec = _spec(form, held.backend, _content_tree(content, held.holdings, limits))
-    return Composition(spec, held.enforcement, content=_content_schema(held.holdings))
+    return OutputPlan(spec, held.enforcement, content=_content_schema(held.holdings))
 
 
 def _with_calls(
-    form: AnswerForm,
+    form: OutputConstraints,
     content: TreeFormat | None,
     style: ToolStyle,
-    limits: Limits,
+    limits: SchemaLimits,
     control_tokens: Collection[str],
-) -> Composition:
+) -> OutputPlan:
     check_tools(form.tools, limits)
     syntax = syntax_of(style, beside_json=isinstance(content, JsonObject | JsonSchema))
-    asked = [AskedSchema(arguments_schema(tool), tool.strict, tool.param) for tool in form.tools]
-    held = hold_together([*asked, *schemas_of(content)], limits, backends=_backends_of(content))
+    asked = [RequestedSchema(arguments_schema(tool), tool.strict, tool.param) for tool in form.tools]
+    held = plan_schemas([*asked, *schemas_of(content)], limits, backends=_backends_of(content))
     of_tools = dict(zip((tool.name for tool in form.tools), held.holdings, strict=False))
     of_content = held.holdings[len(form.tools) :]
 
     schemas = {name: holding.schema for name, holding in of_tools.items()}
     calls = calls_tree(syntax, schemas, parallel=form.parallel, control_tokens=control_tokens)
     if form.tool_choice == "required":
-        tree, calls_may = calls, CallsMay.BE_ALL
+        tree, calls_may = calls, ToolCallPlacement.BE_ALL
     elif content is None:
         tree = text_or_calls_tree(syntax, calls)
-        calls_may = CallsMay.REPLACE_TEXT if syntax.marker is None else CallsMay.FOLLOW_TEXT
+        calls_may = ToolCallPlacement.REPLACE_TEXT if syntax.marker is None else ToolCallPlacement.FOLLOW_TEXT
     else:
         check_beside_calls(content, syntax)
         tree = Alternation((calls, _content_tree(content, of_content, limits)))
-        calls_may = CallsMay.REPLACE_TEXT
+        calls_may = ToolCallPlacement.REPLACE_TEXT
 
     # A regular expression may match what reads as a call: then only judging keeps the arguments right.
     ambiguous = isinstance(content, Regex)
-    judged_by = value_schema if ambiguous else residue_schema
+    judged_by = value_schema if ambiguous else validation_schema
     judged = {name: judged_by(holding) for name, holding in of_tools.items()}
-    return Composition(
+    return OutputPlan(
         _spec(form, held.backend, tree),
         "validated" if ambiguous else held.enforcement,
         any(token in control_tokens for token in syntax.tokens),
-        CallReading(syntax, calls_may, judged, _content_schema(of_content)),
+        ToolCallFormat(syntax, calls_may, judged, _content_schema(of_content)),
     )
 
 
-def _content_tree(content: TreeFormat, holdings: Sequence[Holding], limits: Limits) -> Node:
+def _content_tree(content: TreeFormat, holdings: Sequence[EnforcementPlan], limits: SchemaLimits) -> Node:
     if isinstance(content, Regex | Choice):
         return text_tree(content, limits)
     return JsonValue(holdings[0].schema)
 
 
-def _content_schema(holdings: Sequence[Holding]) -> str | None:
-    return residue_schema(holdings[0]) if holdings else None
+def _content_schema(holdings: Sequence[EnforcementPlan]) -> str | None:
+    return validation_schema(holdings[0]) if holdings else None
 
 
 def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:
@@ -149,6 +152,6 @@ def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:
     return frozenset({PREFERRED}) if isinstance(content, Regex) else ALL_BACKENDS
 
 
-def _spec(form: AnswerForm, backend: Backend, tree: Node) -> GrammarSpec:
+def _spec(form: OutputConstraints, backend: Backend, tree: Node) -> GrammarSpec:
     emit = emit_llguidance.emit if backend == "llguidance" else emit_xgrammar.emit
     return GrammarSpec(backend=backend, source=emit(tree), fast_forward=form.fast_forward, close=form.close)

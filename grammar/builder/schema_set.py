@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
-from loraplex.grammar.constraints import JsonSchemaValue, Limits
-from loraplex.grammar.enforcement.enforcement_plan import Enforcement, Holding
-from loraplex.grammar.enforcement.planner import ALL_BACKENDS, PREFERENCE, hold_schema
+from loraplex.grammar.constraints import JsonSchemaValue, SchemaLimits
+from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan
+from loraplex.grammar.enforcement.planner import ALL_BACKENDS, PREFERENCE, plan_enforcement
 from loraplex.grammar.json_schema.bounds import check_together
 from loraplex.grammar.spec import Backend
 
@@ -18,7 +18,7 @@ PREFERRED: Final[Backend] = PREFERENCE[0]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedSchema:
+class RequestedSchema:
     """A schema as it stands in the request; `param` is its place there."""
 
     schema: JsonSchemaValue
@@ -27,11 +27,11 @@ class AskedSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldSchemas:
+class SchemaSet:
     """`holdings` in the order in which they were asked."""
 
     backend: Backend
-    holdings: tuple[Holding, ...]
+    holdings: tuple[EnforcementPlan, ...]
 
     @property
     def enforcement(self) -> Enforcement | None:
@@ -41,9 +41,9 @@ class HeldSchemas:
         return "full" if all(holding.enforcement == "full" for holding in self.holdings) else "validated"
 
 
-def hold_together(
-    asked: Sequence[AskedSchema], limits: Limits, *, backends: frozenset[Backend]
-) -> HeldSchemas:
+def plan_schemas(
+    asked: Sequence[RequestedSchema], limits: SchemaLimits, *, backends: frozenset[Backend]
+) -> SchemaSet:
     """`backends`: those that can hold the rest of the answer. Raises `GrammarRefused`.
 
     When no backend is exact for all, those that the preferred one does not hold are relaxed: a strict one is refused.
@@ -52,24 +52,26 @@ def hold_together(
     holdings = tuple(_hold(each, limits, ALL_BACKENDS) for each in asked)
     common = reduce(frozenset.intersection, (holding.backends for holding in holdings), backends)
     if common:
-        return HeldSchemas(next(backend for backend in PREFERENCE if backend in common), holdings)
+        return SchemaSet(next(backend for backend in PREFERENCE if backend in common), holdings)
     only = frozenset({PREFERRED})
     relaxed = (
         holding if PREFERRED in holding.backends else _hold(each, limits, only)
         for each, holding in zip(asked, holdings, strict=True)
     )
-    return HeldSchemas(PREFERRED, tuple(relaxed))
+    return SchemaSet(PREFERRED, tuple(relaxed))
 
 
-def residue_schema(holding: Holding) -> str | None:
+def validation_schema(holding: EnforcementPlan) -> str | None:
     """What a finished value is judged by, as a JSON text, if the grammar alone does not hold its schema."""
     return None if holding.judged is None else json.dumps(holding.judged)
 
 
-def value_schema(holding: Holding) -> str:
+def value_schema(holding: EnforcementPlan) -> str:
     """What a finished value is judged by in any case."""
     return json.dumps(holding.schema if holding.judged is None else holding.judged)
 
 
-def _hold(asked: AskedSchema, limits: Limits, backends: frozenset[Backend]) -> Holding:
-    return hold_schema(asked.schema, strict=asked.strict, param=asked.param, limits=limits, backends=backends)
+def _hold(asked: RequestedSchema, limits: SchemaLimits, backends: frozenset[Backend]) -> EnforcementPlan:
+    return plan_enforcement(
+        asked.schema, strict=asked.strict, param=asked.param, limits=limits, backends=backends
+    )

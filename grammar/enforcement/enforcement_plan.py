@@ -10,7 +10,7 @@ Enforcement: TypeAlias = Literal["full", "validated"]
 
 
 @dataclass(frozen=True, slots=True)
-class Residue:
+class UnenforcedKeyword:
     """A keyword no grammar enforces here, by JSON Pointer."""
 
     keyword: str
@@ -18,7 +18,7 @@ class Residue:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class EnforcementPlan:
     """`schema` is what is compiled, by any of `backends`, each exact for it. full: it is the schema asked for.
 
     validated: it is a relaxation of `judged`, by which a validator judges the finished value; `residue` tells why.
@@ -28,4 +28,4 @@ class Holding:
     backends: frozenset[Backend]
     schema: JsonSchemaValue
     judged: JsonSchemaValue | None = None
-    residue: tuple[Residue, ...] = ()
+    residue: tuple[UnenforcedKeyword, ...] = ()

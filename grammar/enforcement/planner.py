@@ -5,11 +5,11 @@ trying. Invariant: `full` means that nothing but valid documents can be written.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from loraplex.grammar.constraints import JsonSchemaValue, Limits
-from loraplex.grammar.enforcement.enforcement_plan import Holding, Residue
+from loraplex.grammar.constraints import JsonSchemaValue, SchemaLimits
+from loraplex.grammar.enforcement.enforcement_plan import EnforcementPlan, UnenforcedKeyword
 from loraplex.grammar.enforcement.relaxation import Relaxed, relax
 from loraplex.grammar.enforcement.rewrite import Rewriter
-from loraplex.grammar.errors import GrammarInvalid, SchemaNotHeld
+from loraplex.grammar.errors import GrammarInvalid, SchemaNotEnforceable
 from loraplex.grammar.json_schema.bounds import check_bounds
 from loraplex.grammar.json_schema.cycles import recursive_groups
 from loraplex.grammar.json_schema.dialect import to_newest
@@ -26,18 +26,18 @@ PREFERENCE: Final[tuple[Backend, ...]] = ("llguidance", "xgrammar")
 ALL_BACKENDS: Final[frozenset[Backend]] = frozenset(PREFERENCE)
 
 
-def hold_schema(
+def plan_enforcement(
     schema: JsonSchemaValue,
     *,
     strict: bool,
     param: str,
-    limits: Limits,
+    limits: SchemaLimits,
     backends: frozenset[Backend] = ALL_BACKENDS,
-) -> Holding:
+) -> EnforcementPlan:
     """`backends`: those that may be chosen. `param` names the schema's place in the request.
 
     Raises `GrammarTooLarge`, `GrammarInvalid`, also for a schema that no document satisfies, and with `strict`
-    `SchemaNotHeld`.
+    `SchemaNotEnforceable`.
     """
     check_bounds(schema, limits=limits, param=param)
     newest = to_newest(schema, param=param)
@@ -51,11 +51,11 @@ def hold_schema(
     if exact:
         chosen = found[exact[0]].schema
         same = frozenset(backend for backend in exact if found[backend].schema == chosen)
-        return Holding(enforcement="full", backends=same, schema=chosen)
+        return EnforcementPlan(enforcement="full", backends=same, schema=chosen)
     if strict or "llguidance" not in found:
         raise _not_held(next(iter(found.values())).residue, param)
     relaxed = found["llguidance"]
-    return Holding(
+    return EnforcementPlan(
         enforcement="validated",
         backends=frozenset({"llguidance"}),
         schema=relaxed.schema,
@@ -64,7 +64,7 @@ def hold_schema(
     )
 
 
-def _each(references: References, param: str, limits: Limits) -> Iterator[tuple[Backend, Relaxed]]:
+def _each(references: References, param: str, limits: SchemaLimits) -> Iterator[tuple[Backend, Relaxed]]:
     groups, rewriter = recursive_groups(references), Rewriter(references)
     for backend in PREFERENCE:
         # Only the preferred one is ever given a relaxed schema.
@@ -84,7 +84,7 @@ def _inhabited(relaxed: Relaxed, backend: Backend, param: str) -> Relaxed:
     if "$defs" in schema:
         schema = {**schema, "$defs": _definitions(schema["$defs"], known)}
     if backend == "xgrammar" and any(node is False for _, node in walk(_without_closing(schema))):
-        return Relaxed(schema, (*relaxed.residue, Residue("false", "")))
+        return Relaxed(schema, (*relaxed.residue, UnenforcedKeyword("false", "")))
     return Relaxed(schema, relaxed.residue)
 
 
@@ -117,7 +117,7 @@ def _refuse_unknown_formats(schema: JsonSchemaValue, param: str) -> None:
         if not isinstance(name, str) or name in FORMATS or name in JUDGED or name in HINTS:
             continue
         if "string" in allowed_types(node) and not any(map(_has_pattern, (node, *node.get("allOf", ())))):
-            raise SchemaNotHeld(
+            raise SchemaNotEnforceable(
                 f"{param}: the format {name[:60]!r} is not known, so strict cannot hold it",
                 param=param,
                 pointer=f"{pointer}/format",
@@ -128,10 +128,10 @@ def _has_pattern(node: Any) -> bool:
     return isinstance(node, dict) and "pattern" in node
 
 
-def _not_held(residue: Sequence[Residue], param: str) -> SchemaNotHeld:
+def _not_held(residue: Sequence[UnenforcedKeyword], param: str) -> SchemaNotEnforceable:
     first = residue[0]
     places = ", ".join(f"{each.keyword} at {each.pointer!r}" for each in residue[:5])
-    return SchemaNotHeld(
+    return SchemaNotEnforceable(
         f"{param}: strict, but no grammar holds {places}; without strict the finished value is checked",
         param=param,
         pointer=first.pointer,

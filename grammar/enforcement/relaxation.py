@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from loraplex.grammar.constraints import JsonSchemaValue
-from loraplex.grammar.enforcement.enforcement_plan import Residue
+from loraplex.grammar.enforcement.enforcement_plan import UnenforcedKeyword
 from loraplex.grammar.enforcement.keywords import KEYWORDS, Site, is_exact
 from loraplex.grammar.enforcement.rewrite import Rewriter, Rewritten
 from loraplex.grammar.errors import GrammarTooLarge
@@ -31,7 +31,7 @@ class Relaxed:
     """`residue` is empty if the schema means what the request's schema means."""
 
     schema: JsonSchemaValue
-    residue: tuple[Residue, ...]
+    residue: tuple[UnenforcedKeyword, ...]
 
 
 def relax(
@@ -80,7 +80,7 @@ class _Relaxation:
         self._whole = whole
         self._rewriter = rewriter
         self._groups = groups
-        self._residue: dict[Residue, None] = {}
+        self._residue: dict[UnenforcedKeyword, None] = {}
         self._names: dict[tuple[str, bool], str] = {}
         self._waiting: list[tuple[Target, bool]] = []
         self._definition = self._references.at_root()
@@ -140,7 +140,7 @@ class _Relaxation:
                 continue
             if not row.holds(self._backend, Site(keyword, keywords, node.merged, recursive)):
                 place = node.rewritten.place_of(keyword)
-                self._residue[Residue(place, f"{node.place.pointer}/{escaped(place)}")] = None
+                self._residue[UnenforcedKeyword(place, f"{node.place.pointer}/{escaped(place)}")] = None
                 found.update((keyword, *row.drops))
         return found
 
@@ -213,7 +213,7 @@ class _Relaxation:
         if target is None:
             if not is_metaschema(reference):
                 raise unresolved(reference, pointer=node.place.pointer, param=self._param)
-            self._residue[Residue("$ref", f"{node.place.pointer}/$ref")] = None
+            self._residue[UnenforcedKeyword("$ref", f"{node.place.pointer}/$ref")] = None
             return
         key = (target.pointer, node.merged)
         if key not in self._names:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from loraplex.grammar.constraints import JsonSchemaValue, Limits
+from loraplex.grammar.constraints import JsonSchemaValue, SchemaLimits
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooLarge
 from loraplex.grammar.json_schema.walk import escaped, walk
 
@@ -25,7 +25,7 @@ COUNTS: Final = (
 _BRACES: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
-def check_bounds(schema: JsonSchemaValue, *, limits: Limits, param: str) -> None:
+def check_bounds(schema: JsonSchemaValue, *, limits: SchemaLimits, param: str) -> None:
     """Raises `GrammarTooLarge` with the number that is exceeded, `GrammarInvalid` for what JSON cannot say."""
     if not isinstance(schema, dict | bool):
         raise GrammarInvalid(f"{param} is neither an object nor a boolean", param=param, pointer="")
@@ -40,7 +40,7 @@ def check_bounds(schema: JsonSchemaValue, *, limits: Limits, param: str) -> None
             _check_keywords(node, pointer, limits, param)
 
 
-def check_together(schemas: Iterable[tuple[JsonSchemaValue, str]], *, limits: Limits) -> None:
+def check_together(schemas: Iterable[tuple[JsonSchemaValue, str]], *, limits: SchemaLimits) -> None:
     """Bounds that all schemas of a request share, each given with its `param`. Raises `GrammarTooLarge`."""
     nodes, patterns = 0, 0
     for schema, param in schemas:
@@ -66,7 +66,7 @@ def _patterns(node: dict[str, Any]) -> Iterator[str]:
         yield from patterns
 
 
-def _check_shape(schema: JsonSchemaValue, limits: Limits, param: str) -> None:
+def _check_shape(schema: JsonSchemaValue, limits: SchemaLimits, param: str) -> None:
     stack: list[tuple[Any, str, int]] = [(schema, "", 1)]
     nodes = 0
     while stack:
@@ -90,7 +90,7 @@ def _check_shape(schema: JsonSchemaValue, limits: Limits, param: str) -> None:
         raise _too_many_nodes(limits, param)
 
 
-def _too_many_nodes(limits: Limits, param: str) -> GrammarTooLarge:
+def _too_many_nodes(limits: SchemaLimits, param: str) -> GrammarTooLarge:
     return GrammarTooLarge(
         f"{param} has more than {limits.max_nodes} values beside those of enum", param=param, pointer=""
     )
@@ -128,7 +128,7 @@ def _check_text(text: object, pointer: str, param: str) -> None:
         ) from None
 
 
-def _check_keywords(node: dict[str, Any], pointer: str, limits: Limits, param: str) -> None:
+def _check_keywords(node: dict[str, Any], pointer: str, limits: SchemaLimits, param: str) -> None:
     for keyword in COUNTS:
         value = node.get(keyword)
         if isinstance(value, int | float) and value > limits.max_repeat:
@@ -143,7 +143,7 @@ def _check_keywords(node: dict[str, Any], pointer: str, limits: Limits, param: s
             _check_pattern(pattern, f"{pointer}/patternProperties/{escaped(pattern)}", limits, param)
 
 
-def _check_pattern(pattern: str, pointer: str, limits: Limits, param: str) -> None:
+def _check_pattern(pattern: str, pointer: str, limits: SchemaLimits, param: str) -> None:
     size = len(pattern.encode())
     if size > limits.max_pattern_bytes:
         raise GrammarTooLarge(

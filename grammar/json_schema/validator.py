@@ -10,7 +10,7 @@ from typing import Any, Final
 import jsonschema_rs
 
 from loraplex.grammar.constraints import JsonSchemaValue
-from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
+from loraplex.grammar.errors import GrammarInvalid, SchemaNotSatisfied
 from loraplex.grammar.json_schema.walk import escaped
 
 _BACKTRACKING_STEPS: Final = 100_000
@@ -39,20 +39,20 @@ class Validator:
             raise GrammarInvalid(f"not a JSON schema: {str(error)[:200]}", param=param) from error
 
     def judge(self, value_text: str) -> None:
-        """`value_text` is the whole answer. Raises `AnswerNotSatisfied` with the keyword and the place in the value."""
+        """`value_text` is the whole answer. Raises `SchemaNotSatisfied` with the keyword and the place in the value."""
         value = parse_answer(value_text)
         try:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
-            raise AnswerNotSatisfied(
+            raise SchemaNotSatisfied(
                 f"{error.kind.name} is not satisfied at {pointer_to(error.instance_path)!r}"
             ) from error
         except ValueError as error:
-            raise AnswerNotSatisfied("the value cannot be judged") from error
+            raise SchemaNotSatisfied("the value cannot be judged") from error
 
 
 def parse_answer(text: str) -> Any:
-    """One JSON value, numbers exact. Raises `AnswerNotSatisfied`, also for a key that occurs twice in an object."""
+    """One JSON value, numbers exact. Raises `SchemaNotSatisfied`, also for a key that occurs twice in an object."""
     try:
         return json.loads(
             text,
@@ -62,9 +62,9 @@ def parse_answer(text: str) -> Any:
             parse_constant=_refuse_constant,
         )
     except RecursionError as error:
-        raise AnswerNotSatisfied("the value is nested too deeply") from error
+        raise SchemaNotSatisfied("the value is nested too deeply") from error
     except ValueError as error:
-        raise AnswerNotSatisfied("the value is not JSON") from error
+        raise SchemaNotSatisfied("the value is not JSON") from error
 
 
 def pointer_to(path: list[str | int]) -> str:
@@ -75,13 +75,13 @@ def pointer_to(path: list[str | int]) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise AnswerNotSatisfied("an object has a key twice")
+        raise SchemaNotSatisfied("an object has a key twice")
     return made
 
 
 def _integer(text: str) -> int:
     if len(text) > _LONGEST_NUMBER:
-        raise AnswerNotSatisfied(f"a number has more than {_LONGEST_NUMBER} digits")
+        raise SchemaNotSatisfied(f"a number has more than {_LONGEST_NUMBER} digits")
     return int(text)
 
 
@@ -89,12 +89,12 @@ def _decimal(text: str) -> Decimal:
     exponent = text.lower().partition("e")[2]
     # Beyond this a Decimal cannot be made, or only one that fills the memory when it is compared.
     if len(text) > _LONGEST_NUMBER or len(exponent) > 8 or abs(int(exponent or 0)) > _LARGEST_EXPONENT:
-        raise AnswerNotSatisfied(f"a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
+        raise SchemaNotSatisfied(f"a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
     return Decimal(text)
 
 
 def _refuse_constant(name: str) -> Any:
-    raise AnswerNotSatisfied(f"{name} is not JSON")
+    raise SchemaNotSatisfied(f"{name} is not JSON")
 
 
 def invalid_schema(error: jsonschema_rs.ValidationError, param: str | None) -> GrammarInvalid:

@@ -1,4 +1,4 @@
-"""`Judges`: finished values are judged in processes that can be killed, since one judgement cannot be bounded from inside:
+"""`ValueValidators`: finished values are judged in processes that can be killed, since one judgement cannot be bounded from inside:
 `anyOf` of references to `anyOf` doubles its work with each line, and holds the interpreter's lock.
 
 Invariant: one judgement per tenant at a time, each within a deadline; a process that missed it is never asked again.
@@ -15,47 +15,47 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from loraplex.grammar.child_process import end_child, spawn_child
-from loraplex.grammar.errors import AnswerNotSatisfied, TrialsUnavailable
+from loraplex.grammar.errors import SchemaNotSatisfied, WorkersUnavailable
 from loraplex.grammar.judge.messages import Question, decode_judged, encode
 
 MODULE: Final = "loraplex.grammar.judge.process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeOptions:
+class ValidatorPoolConfig:
     """`environment` is what the processes see. They are started when there is something to judge, `processes` at most.
 
-    `deadline_s` bounds one judgement, `patience_s` the whole wait for it.
+    `deadline_s` bounds one judgement, `queue_timeout_s` the whole wait for it.
     """
 
     environment: Mapping[str, str]
     processes: int = 2
     deadline_s: float = 2.0
     start_timeout_s: float = 30.0
-    patience_s: float = 60.0
+    queue_timeout_s: float = 60.0
 
 
-class Judges:
+class ValueValidators:
     """Made and used on one event loop."""
 
-    def __init__(self, options: JudgeOptions) -> None:
+    def __init__(self, options: ValidatorPoolConfig) -> None:
         self._options = options
         self._places = asyncio.Semaphore(options.processes)
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._idle: list[Process] = []
 
     async def judge(self, namespace: bytes, schema: str, value: str) -> None:
-        """`schema` and `value` are JSON texts. Raises `AnswerNotSatisfied`, also for what could not be judged in time,
-        and `TrialsUnavailable` when there is no process to ask.
+        """`schema` and `value` are JSON texts. Raises `SchemaNotSatisfied`, also for what could not be judged in time,
+        and `WorkersUnavailable` when there is no process to ask.
         """
         try:
-            async with asyncio.timeout(self._options.patience_s):
+            async with asyncio.timeout(self._options.queue_timeout_s):
                 complaint = await self._in_turn(namespace, Question(schema, value))
         except TimeoutError:
-            patience_s = self._options.patience_s
-            raise TrialsUnavailable(f"no value could be judged for {patience_s:g} s") from None
+            queue_timeout_s = self._options.queue_timeout_s
+            raise WorkersUnavailable(f"no value could be judged for {queue_timeout_s:g} s") from None
         if complaint is not None:
-            raise AnswerNotSatisfied(complaint)
+            raise SchemaNotSatisfied(complaint)
 
     async def close(self) -> None:
         """End the processes that wait; nothing may be asked any more."""
@@ -99,14 +99,14 @@ class Judges:
         try:
             process = await spawn_child(MODULE, str(os.getpid()), environment=self._options.environment)
         except OSError as error:
-            raise TrialsUnavailable("values cannot be judged now") from error
+            raise WorkersUnavailable("values cannot be judged now") from error
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 decode_judged(await _exchange(process, encode(Question("true", "0")) + b"\n"))
         except BaseException as error:
             await end_child(process)
             if isinstance(error, TimeoutError | OSError | msgspec.DecodeError):
-                raise TrialsUnavailable("values cannot be judged now") from error
+                raise WorkersUnavailable("values cannot be judged now") from error
             raise
         return process
 

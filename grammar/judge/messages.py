@@ -12,11 +12,11 @@ class Question(msgspec.Struct, frozen=True):
     value: str
 
 
-class Judged(msgspec.Struct, frozen=True):
+class ValueResult(msgspec.Struct, frozen=True):
     """`complaint` None: the value satisfies the schema."""
 
     complaint: str | None
 
 
 encode: Final = msgspec.json.Encoder().encode
-decode_judged: Final = msgspec.json.Decoder(Judged).decode
+decode_judged: Final = msgspec.json.Decoder(ValueResult).decode

@@ -12,9 +12,9 @@ import sys
 
 import msgspec
 
-from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
+from loraplex.grammar.errors import GrammarInvalid, SchemaNotSatisfied
 from loraplex.grammar.json_schema.validator import Validator
-from loraplex.grammar.judge.messages import Judged, Question, encode
+from loraplex.grammar.judge.messages import Question, ValueResult, encode
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.trial.confinement import yield_to_others
 
@@ -38,13 +38,13 @@ def main(parent_pid: int) -> None:
         sys.stdout.buffer.flush()
 
 
-def answer(question: Question) -> Judged:
+def answer(question: Question) -> ValueResult:
     """Whether the value satisfies the schema."""
     try:
         Validator(json.loads(question.schema)).judge(question.value)
-    except (AnswerNotSatisfied, GrammarInvalid) as error:
-        return Judged(str(error))
-    return Judged(None)
+    except (SchemaNotSatisfied, GrammarInvalid) as error:
+        return ValueResult(str(error))
+    return ValueResult(None)
 
 
 if __name__ == "__main__":

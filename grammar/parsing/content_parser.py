@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from loraplex.grammar.parsing.deltas import AnswerReason, ContentPiece, EngineReason, Piece
+from loraplex.grammar.parsing.deltas import AnswerReason, ContentDelta, EngineReason, OutputDelta
 from loraplex.grammar.parsing.json_scanner import whole_value
 
 Judge: TypeAlias = Callable[[str, str], None]
-"""(schema, finished value), both JSON texts. Raises `AnswerNotSatisfied`, or only notes what is to be judged."""
+"""(schema, finished value), both JSON texts. Raises `SchemaNotSatisfied`, or only notes what is to be judged."""
 
 
-class ContentReader:
+class ContentParser:
     """Every text is content. With `schema`, a JSON text, the whole of it is one JSON value, judged when the answer ended
     by itself.
     """
@@ -20,14 +20,14 @@ class ContentReader:
         self._judge = judge
         self._texts: list[str] = []
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[OutputDelta]:
         """The text as it is."""
         if self._schema is not None:
             self._texts.append(text)
-        return [ContentPiece(text)] if text else []
+        return [ContentDelta(text)] if text else []
 
-    def finish(self, reason: EngineReason) -> tuple[list[Piece], AnswerReason]:
-        """Raises `AnswerNotSatisfied`. A value that a stop string of the user cut off is not judged."""
+    def finish(self, reason: EngineReason) -> tuple[list[OutputDelta], AnswerReason]:
+        """Raises `SchemaNotSatisfied`. A value that a stop string of the user cut off is not judged."""
         if self._schema is not None and reason == "stop":
             value = whole_value("".join(self._texts))
             if value is not None:

@@ -10,14 +10,14 @@ AnswerReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
-class ContentPiece:
+class ContentDelta:
     """Text of the message, never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted:
+class ToolCallStart:
     """A tool call whose name is complete. `index` counts the calls of one choice from 0."""
 
     index: int
@@ -26,23 +26,23 @@ class CallStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentsPiece:
+class ArgumentsDelta:
     """More text of the arguments of call `index`, never empty; joined they are one JSON object as it was written."""
 
     index: int
     text: str
 
 
-Piece: TypeAlias = ContentPiece | CallStarted | ArgumentsPiece
+OutputDelta: TypeAlias = ContentDelta | ToolCallStart | ArgumentsDelta
 
 
-class AnswerReader(Protocol):
+class OutputParser(Protocol):
     """Reads one choice."""
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[OutputDelta]:
         """The pieces that `text` completes."""
         ...
 
-    def finish(self, reason: EngineReason) -> tuple[list[Piece], AnswerReason]:
-        """What was held back, and why the choice ended. Raises `AnswerNotSatisfied`."""
+    def finish(self, reason: EngineReason) -> tuple[list[OutputDelta], AnswerReason]:
+        """What was held back, and why the choice ended. Raises `SchemaNotSatisfied`."""
         ...

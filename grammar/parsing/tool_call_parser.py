@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from loraplex.grammar.errors import AnswerNotSatisfied
-from loraplex.grammar.parsing.content_parser import ContentReader, Judge
-from loraplex.grammar.parsing.deltas import AnswerReason, ArgumentsPiece, CallStarted, EngineReason, Piece
+from loraplex.grammar.errors import SchemaNotSatisfied
+from loraplex.grammar.parsing.content_parser import ContentParser, Judge
+from loraplex.grammar.parsing.deltas import (
+    AnswerReason,
+    ArgumentsDelta,
+    EngineReason,
+    OutputDelta,
+    ToolCallStart,
+)
 from loraplex.grammar.parsing.json_scanner import BLANKS, ValueScanner
 from loraplex.grammar.parsing.literal_matcher import LiteralMatcher, MarkerFinder
 from loraplex.grammar.tools.call_syntax import CallSyntax
@@ -21,7 +27,7 @@ def new_call_id() -> str:
     return f"call_{secrets.token_urlsafe(18)}"
 
 
-class CallsMay(Enum):
+class ToolCallPlacement(Enum):
     """Where an answer can hold calls."""
 
     FOLLOW_TEXT = "text without the marker, then calls, or none"
@@ -30,14 +36,14 @@ class CallsMay(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CallReading:
+class ToolCallFormat:
     """What a reader knows of the grammar. `tools`: the names, each with the schema its arguments are judged by, if any.
 
     `content`: the schema of content that is no call, if it is judged. Schemas are JSON texts.
     """
 
     syntax: CallSyntax
-    calls_may: CallsMay
+    calls_may: ToolCallPlacement
     tools: Mapping[str, str | None]
     content: str | None = None
 
@@ -54,29 +60,31 @@ class _Call:
             return
         try:
             judge(self.schema, "".join(self.arguments))
-        except AnswerNotSatisfied as error:
-            raise AnswerNotSatisfied(f"the arguments of {self.name}: {error}") from error
+        except SchemaNotSatisfied as error:
+            raise SchemaNotSatisfied(f"the arguments of {self.name}: {error}") from error
 
 
-class CallReader:
+class ToolCallParser:
     """Content, then calls. A state is the method that reads on from a position and returns the position it came to."""
 
-    def __init__(self, reading: CallReading, judge: Judge, call_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(
+        self, reading: ToolCallFormat, judge: Judge, call_id: Callable[[], str] = new_call_id
+    ) -> None:
         self._reading = reading
         self._judge = judge
         self._syntax = reading.syntax
         self._call_id = call_id
-        self._content = ContentReader(reading.content, judge)
+        self._content = ContentParser(reading.content, judge)
         self._calls: list[_Call] = []
-        self._pieces: list[Piece] = []
+        self._pieces: list[OutputDelta] = []
         self._name = ""
         self._scanner = ValueScanner()
         self._literal = LiteralMatcher(self._syntax.beginning)
         self._marker = MarkerFinder(self._syntax.marker or "")
-        follows = reading.calls_may is CallsMay.FOLLOW_TEXT
+        follows = reading.calls_may is ToolCallPlacement.FOLLOW_TEXT
         self._read: Callable[[str, int], int] = self._read_text if follows else self._read_beginning
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[OutputDelta]:
         """The pieces that `text` completes."""
         position = 0
         while position < len(text):
@@ -84,8 +92,8 @@ class CallReader:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def finish(self, reason: EngineReason) -> tuple[list[Piece], AnswerReason]:
-        """`tool_calls` when the answer ended by itself after whole calls. Raises `AnswerNotSatisfied`.
+    def finish(self, reason: EngineReason) -> tuple[list[OutputDelta], AnswerReason]:
+        """`tool_calls` when the answer ended by itself after whole calls. Raises `SchemaNotSatisfied`.
 
         A call cut off by the bound on tokens ends with `length`, by a stop string of the user with `stop`; its pieces
         stay as they are and nothing is judged.
@@ -95,7 +103,7 @@ class CallReader:
         if reason == "length":
             return pieces, "length"
         if self._read == self._read_nothing:
-            raise AnswerNotSatisfied("the answer is not a well-formed tool call")
+            raise SchemaNotSatisfied("the answer is not a well-formed tool call")
         if not self._calls:
             return pieces, self._content.finish(reason)[1]
         if not self._calls[-1].whole:
@@ -112,7 +120,7 @@ class CallReader:
 
     @property
     def _may_be_content(self) -> bool:
-        return self._reading.calls_may is CallsMay.REPLACE_TEXT and not self._calls
+        return self._reading.calls_may is ToolCallPlacement.REPLACE_TEXT and not self._calls
 
     def _add_content(self, text: str) -> None:
         self._pieces += self._content.feed(text)
@@ -151,7 +159,7 @@ class CallReader:
         return end
 
     def _start_call(self) -> None:
-        self._pieces.append(CallStarted(len(self._calls), self._call_id(), self._name))
+        self._pieces.append(ToolCallStart(len(self._calls), self._call_id(), self._name))
         self._calls.append(_Call(self._name, self._reading.tools[self._name], []))
         self._expect(self._syntax.before_arguments, self._read_before_arguments)
 
@@ -171,7 +179,7 @@ class CallReader:
     def _read_arguments(self, text: str, start: int) -> int:
         position = self._scanner.scan(text, start)
         call = self._calls[-1]
-        self._pieces.append(ArgumentsPiece(len(self._calls) - 1, text[start:position]))
+        self._pieces.append(ArgumentsDelta(len(self._calls) - 1, text[start:position]))
         if call.schema is not None:
             call.arguments.append(text[start:position])
         if self._scanner.closed:

@@ -1,5 +1,5 @@
 """The tree of an answer with calls, out of a `CallSyntax`. Invariant: no text of the tree can be read in two ways by
-`CallReader`.
+`ToolCallParser`.
 """
 
 from collections.abc import Collection, Mapping

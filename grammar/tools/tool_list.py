@@ -6,14 +6,14 @@ import string
 from collections.abc import Sequence
 from typing import Any, Final
 
-from loraplex.grammar.constraints import Limits, Tool
+from loraplex.grammar.constraints import SchemaLimits, Tool
 from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge
 
 _NAME_CHARACTERS: Final = frozenset(string.ascii_letters + string.digits + "_-")
 MAX_NAME: Final = 64
 
 
-def check_tools(tools: Sequence[Tool], limits: Limits) -> None:
+def check_tools(tools: Sequence[Tool], limits: SchemaLimits) -> None:
     """Raises `GrammarRefused` that names `tools[i].function.name`, or `GrammarTooLarge`."""
     if len(tools) > limits.max_tools:
         raise GrammarTooLarge(f"{len(tools)} tools are given, {limits.max_tools} are allowed", param="tools")

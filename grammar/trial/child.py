@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.trial.confinement import confine, first_to_be_killed, resident_bytes
 from loraplex.grammar.trial.error_texts import clean, ran_out_of_memory
-from loraplex.grammar.trial.messages import Judgement, TrialLimits, encode
+from loraplex.grammar.trial.messages import Judgement, SandboxLimits, encode
 
 FirstMask: TypeAlias = Callable[[GrammarSpec], int]
 """Compiles and makes the first mask; 0 when it allows no token. Raises `GrammarError` or an error of a library."""
@@ -28,7 +28,7 @@ NO_TOKEN: Final = "NoExtension"
 
 
 def run_trial(
-    first_mask: FirstMask, spec: GrammarSpec, limits: TrialLimits, pipe: int, parent_pid: int
+    first_mask: FirstMask, spec: GrammarSpec, limits: SandboxLimits, pipe: int, parent_pid: int
 ) -> NoReturn:
     """The whole life of the forked process. `pipe` takes the judgement; without one, the way it ended tells."""
     status = BROKEN_STATUS
@@ -44,7 +44,7 @@ def run_trial(
         os._exit(status)
 
 
-def judge(first_mask: FirstMask, spec: GrammarSpec, limits: TrialLimits) -> Judgement:
+def judge(first_mask: FirstMask, spec: GrammarSpec, limits: SandboxLimits) -> Judgement:
     """Try `spec`. Whatever a library raises becomes a judgement."""
     before = resident_bytes()
     try:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from loraplex.grammar.parent_death import die_with_parent
-from loraplex.grammar.trial.messages import TrialLimits
+from loraplex.grammar.trial.messages import SandboxLimits
 
 BACKGROUND_PRIORITY = 10
 FIRST_TO_KILL = "1000"
@@ -26,7 +26,7 @@ def yield_to_others(priority: int = BACKGROUND_PRIORITY) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, max(priority, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
-def confine(limits: TrialLimits, parent_pid: int) -> None:
+def confine(limits: SandboxLimits, parent_pid: int) -> None:
     """Bound this process: no core dump, no file written, CPU seconds, memory and stack. Raises OSError, ValueError."""
     die_with_parent(parent_pid)
     bounds = {

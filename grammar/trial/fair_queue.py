@@ -14,7 +14,7 @@ class OwnedByTenant(Protocol):
 Waiting = TypeVar("Waiting", bound=OwnedByTenant)
 
 
-class FairQueue(Generic[Waiting]):
+class TenantFairQueue(Generic[Waiting]):
     """Round-robin among tenants. `take` starts one, `done` ends it."""
 
     def __init__(self, concurrent: int, concurrent_per_tenant: int) -> None:

@@ -18,14 +18,14 @@ Outcome: TypeAlias = Literal["accepted", "starved", "cancelled"] | Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialLimits:
+class SandboxLimits:
     """What one trial may cost, how many run and wait, and what is remembered of them.
 
     `deadline_s` counts from the start of the trial, `cpu_s` is whole seconds. `memory_bytes` is what a trial may
     allocate beyond the warm process it starts from, `grammar_bytes` what the compiled grammar and its first mask may
     keep. `stack_bytes` is half of what a thread of the engine has, so that recursion which passes here passes there.
     A process that gives no verdict `hang_grace_s` after the deadline is killed and started again.
-    `patience_s` bounds a request's whole wait, the queue and a restart included. `cache_*` bound remembered verdicts.
+    `queue_timeout_s` bounds a request's whole wait, the queue and a restart included. `cache_*` bound remembered verdicts.
     """
 
     deadline_s: float = 5.0
@@ -38,7 +38,7 @@ class TrialLimits:
     queued: int = 256
     queued_per_tenant: int = 16
     hang_grace_s: float = 15.0
-    patience_s: float = 30.0
+    queue_timeout_s: float = 30.0
     cache_bytes: int = 16 << 20
     cache_bytes_per_tenant: int = 1 << 20
 
@@ -50,7 +50,7 @@ class TrialSpawn(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     vocab_size: int
     end_token_ids: tuple[int, ...]
-    limits: TrialLimits
+    limits: SandboxLimits
 
 
 class Try(msgspec.Struct, frozen=True, tag="try"):
@@ -82,7 +82,7 @@ class Judgement(msgspec.Struct, frozen=True):
     cpu_s: float = 0.0
 
 
-class Verdict(msgspec.Struct, frozen=True, tag="verdict"):
+class CompileResult(msgspec.Struct, frozen=True, tag="verdict"):
     """The end of a trial. Times in seconds; `text` is the library's own words, cleaned."""
 
     trial_id: int
@@ -94,7 +94,7 @@ class Verdict(msgspec.Struct, frozen=True, tag="verdict"):
 
 
 Order: TypeAlias = Try | Cancel
-Report: TypeAlias = Ready | Verdict
+Report: TypeAlias = Ready | CompileResult
 
 encode: Final = msgspec.json.Encoder().encode
 decode_spawn: Final = msgspec.json.Decoder(TrialSpawn).decode

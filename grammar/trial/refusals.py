@@ -1,12 +1,12 @@
 """What a verdict means to the one who asked: nothing, or an error that names the budget with its number."""
 
-from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, TrialsUnavailable
-from loraplex.grammar.trial.messages import TrialLimits, Verdict
+from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, WorkersUnavailable
+from loraplex.grammar.trial.messages import CompileResult, SandboxLimits
 
 MIB = 1 << 20
 
 
-def refusal(verdict: Verdict, limits: TrialLimits, param: str | None) -> GrammarError | None:
+def refusal(verdict: CompileResult, limits: SandboxLimits, param: str | None) -> GrammarError | None:
     """None when the grammar may be used."""
     match verdict.outcome:
         case "accepted":
@@ -19,14 +19,14 @@ def refusal(verdict: Verdict, limits: TrialLimits, param: str | None) -> Grammar
         case "cpu" | "deadline" | "memory" | "size" | "crashed":
             return GrammarTooCostly(_budget(verdict, limits), param=param)
         case "starved":
-            return TrialsUnavailable(
+            return WorkersUnavailable(
                 f"this machine was too busy to try the grammar within {limits.deadline_s:g} s"
             )
         case "cancelled":
-            return TrialsUnavailable("the trial of the grammar was given up")
+            return WorkersUnavailable("the trial of the grammar was given up")
 
 
-def _budget(verdict: Verdict, limits: TrialLimits) -> str:
+def _budget(verdict: CompileResult, limits: SandboxLimits) -> str:
     match verdict.outcome:
         case "cpu":
             return f"the grammar does not compile within {limits.cpu_s} s of CPU time"

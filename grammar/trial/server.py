@@ -18,12 +18,12 @@ from loraplex.grammar.trial.child import FirstMask, run_trial
 from loraplex.grammar.trial.error_texts import clean
 from loraplex.grammar.trial.messages import (
     Cancel,
+    CompileResult,
     Judgement,
     Order,
     Outcome,
-    TrialLimits,
+    SandboxLimits,
     Try,
-    Verdict,
     decode_judgement,
 )
 from loraplex.grammar.trial.orders import OrderSource
@@ -49,7 +49,9 @@ class Trial:
 class TrialServer:
     """Runs trials until its input ends. `report` tells the gateway; `first_mask` is what a child does."""
 
-    def __init__(self, first_mask: FirstMask, limits: TrialLimits, report: Callable[[Verdict], None]) -> None:
+    def __init__(
+        self, first_mask: FirstMask, limits: SandboxLimits, report: Callable[[CompileResult], None]
+    ) -> None:
         self._first_mask = first_mask
         self._limits = limits
         self._report = report
@@ -119,7 +121,7 @@ class TrialServer:
     def _answer(self, trial: Trial, judgement: Judgement, cpu_s: float) -> None:
         trial.answered = True
         self._report(
-            Verdict(
+            CompileResult(
                 trial_id=trial.trial_id,
                 outcome=judgement.outcome,
                 text=judgement.text,
@@ -158,9 +160,9 @@ class TrialServer:
             os.waitpid(trial.pid, 0)
 
 
-def unforked(trial_id: int, error: OSError) -> Verdict:
+def unforked(trial_id: int, error: OSError) -> CompileResult:
     """No process could be made for it: nothing is known of the grammar."""
-    return Verdict(
+    return CompileResult(
         trial_id=trial_id, outcome="starved", text=clean(str(error)), wall_s=0.0, cpu_s=0.0, bytes=0
     )
 

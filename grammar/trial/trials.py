@@ -1,4 +1,4 @@
-"""`Trials`: whether a grammar compiles within its budget, found out in another process before an engine is asked anything.
+"""`CompileCache`: whether a grammar compiles within its budget, found out in another process before an engine is asked anything.
 
 Invariant: at most one trial of a spec runs per tenant, and none that nobody waits for any more.
 """
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
 
-from loraplex.grammar.errors import GrammarInvalid, TrialsUnavailable
+from loraplex.grammar.errors import GrammarInvalid, WorkersUnavailable
 from loraplex.grammar.spec import GrammarSpec, encode_spec
 from loraplex.grammar.tenant_cache import TenantCache
-from loraplex.grammar.trial.fair_queue import FairQueue
-from loraplex.grammar.trial.messages import Cancel, Try, Verdict
+from loraplex.grammar.trial.fair_queue import TenantFairQueue
+from loraplex.grammar.trial.messages import Cancel, CompileResult, Try
 from loraplex.grammar.trial.refusals import refusal
-from loraplex.grammar.trial.worker import TrialWorker, TrialWorkerOptions
+from loraplex.grammar.trial.worker import CompileWorker, CompileWorkerConfig
 
 DIGEST_BYTES = 32
 ENTRY_BYTES = 512
@@ -48,22 +48,24 @@ class Flight:
     namespace: bytes
     digest: bytes
     spec: GrammarSpec
-    verdict: asyncio.Future[Verdict]
+    verdict: asyncio.Future[CompileResult]
     waiters: int = 0
     attempts: int = 0
     watchdog: asyncio.TimerHandle | None = None
 
 
-class Trials:
+class CompileCache:
     """Made and used on one event loop. `check` may be called before the process is ready; it waits then."""
 
-    def __init__(self, options: TrialWorkerOptions) -> None:
+    def __init__(self, options: CompileWorkerConfig) -> None:
         limits = self._limits = options.limits
-        self._worker = TrialWorker(options, self)
-        self._cache: TenantCache[Verdict] = TenantCache(
+        self._worker = CompileWorker(options, self)
+        self._cache: TenantCache[CompileResult] = TenantCache(
             limits.cache_bytes, limits.cache_bytes_per_tenant, remembered_bytes
         )
-        self._queue: FairQueue[Flight] = FairQueue(limits.concurrent, limits.concurrent_per_tenant)
+        self._queue: TenantFairQueue[Flight] = TenantFairQueue(
+            limits.concurrent, limits.concurrent_per_tenant
+        )
         self._flights: dict[tuple[bytes, bytes], Flight] = {}
         self._running: dict[int, Flight] = {}
         self._ids = count()
@@ -94,7 +96,7 @@ class Trials:
         self._worker.start()
 
     async def close(self) -> None:
-        """End the process; who still waits gets `TrialsUnavailable`."""
+        """End the process; who still waits gets `WorkersUnavailable`."""
         self._closed = True
         self._fail_all("this server is shutting down")
         await self._worker.close()
@@ -102,7 +104,7 @@ class Trials:
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
         """Return when `spec` compiles within the budget, for the tenant of `namespace`.
 
-        Raises `GrammarInvalid` or `GrammarTooCostly` naming `param`, or `TrialsUnavailable` when there is no verdict.
+        Raises `GrammarInvalid` or `GrammarTooCostly` naming `param`, or `WorkersUnavailable` when there is no verdict.
         """
         digest = _digest(spec, param)
         verdict = self._cache.get(namespace, digest)
@@ -113,13 +115,13 @@ class Trials:
         error = refusal(verdict, self._limits, param)
         if error is None:
             return
-        if isinstance(error, TrialsUnavailable):
+        if isinstance(error, WorkersUnavailable):
             self._stats.unavailable += 1
         else:
             self._stats.refusals[verdict.outcome] += 1
         raise error
 
-    async def _fly(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> Verdict:
+    async def _fly(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> CompileResult:
         flight = self._flights.get((namespace, digest))
         if flight is None:
             flight = self._enqueue(namespace, digest, spec)
@@ -127,10 +129,12 @@ class Trials:
             self._stats.shared += 1
         flight.waiters += 1
         try:
-            async with asyncio.timeout(self._limits.patience_s):
+            async with asyncio.timeout(self._limits.queue_timeout_s):
                 return await asyncio.shield(flight.verdict)
         except TimeoutError:
-            raise self._unavailable(f"no grammar could be tried for {self._limits.patience_s:g} s") from None
+            raise self._unavailable(
+                f"no grammar could be tried for {self._limits.queue_timeout_s:g} s"
+            ) from None
         finally:
             flight.waiters -= 1
             if flight.waiters == 0 and not flight.verdict.done():
@@ -176,15 +180,15 @@ class Trials:
         if self._flights.get((flight.namespace, flight.digest)) is flight:
             del self._flights[flight.namespace, flight.digest]
 
-    def _unavailable(self, reason: str) -> TrialsUnavailable:
+    def _unavailable(self, reason: str) -> WorkersUnavailable:
         self._stats.unavailable += 1
-        return TrialsUnavailable(reason)
+        return WorkersUnavailable(reason)
 
     def on_ready(self) -> None:
         """See `TrialListener`."""
         self._dispatch()
 
-    def on_verdict(self, verdict: Verdict) -> None:
+    def on_verdict(self, verdict: CompileResult) -> None:
         """See `TrialListener`."""
         flight = self._running.pop(verdict.trial_id)
         self._land(flight)
@@ -224,7 +228,7 @@ class Trials:
             flight.watchdog.cancel()
             flight.watchdog = None
 
-    def _lasts(self, verdict: Verdict) -> bool:
+    def _lasts(self, verdict: CompileResult) -> bool:
         """A deadline passed with little CPU time may be the machine's fault, and is tried again when asked again."""
         match verdict.outcome:
             case "starved" | "cancelled":
@@ -242,6 +246,6 @@ def _digest(spec: GrammarSpec, param: str | None) -> bytes:
         raise GrammarInvalid("the grammar holds a lone surrogate, which is no text", param=param) from None
 
 
-def remembered_bytes(verdict: Verdict) -> int:
+def remembered_bytes(verdict: CompileResult) -> int:
     """What a verdict takes in the memory of verdicts."""
     return ENTRY_BYTES + len(verdict.text.encode())

@@ -1,4 +1,4 @@
-"""`TrialWorker`: the process of trial compilations as the gateway sees it: started, spoken to, started again when it dies.
+"""`CompileWorker`: the process of trial compilations as the gateway sees it: started, spoken to, started again when it dies.
 
 Invariant: at most one lives at a time, and `on_lost` is called once for each that was ready and is no more.
 """
@@ -17,11 +17,11 @@ import structlog
 from loraplex.grammar.child_process import spawn_child
 from loraplex.grammar.trial.messages import (
     Cancel,
+    CompileResult,
     Ready,
-    TrialLimits,
+    SandboxLimits,
     TrialSpawn,
     Try,
-    Verdict,
     decode_report,
     encode,
 )
@@ -46,13 +46,13 @@ Huge pages halve the price of a fork, which is most of a small trial (measured: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialWorkerOptions:
+class CompileWorkerConfig:
     """`tokenizer` is a model folder or a `tokenizer.json`. `environment` is what the process sees, without our secrets."""
 
     tokenizer: str
     vocab_size: int
     end_token_ids: tuple[int, ...]
-    limits: TrialLimits
+    limits: SandboxLimits
     environment: Mapping[str, str]
     start_timeout_s: float = 120.0
 
@@ -62,17 +62,17 @@ class TrialListener(Protocol):
 
     def on_ready(self) -> None: ...
 
-    def on_verdict(self, verdict: Verdict) -> None: ...
+    def on_verdict(self, verdict: CompileResult) -> None: ...
 
     def on_lost(self) -> None: ...
 
     def on_down(self) -> None: ...
 
 
-class TrialWorker:
+class CompileWorker:
     """Supervises one process from `start` to `close`."""
 
-    def __init__(self, options: TrialWorkerOptions, listener: TrialListener) -> None:
+    def __init__(self, options: CompileWorkerConfig, listener: TrialListener) -> None:
         self._options = options
         self._listener = listener
         self._process: Process | None = None
@@ -165,7 +165,7 @@ class TrialWorker:
                 self.ready = ready
                 self._listener.on_ready()
                 return True
-            case Verdict() as verdict:
+            case CompileResult() as verdict:
                 self._listener.on_verdict(verdict)
                 return False
 

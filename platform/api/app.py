@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.grammar.errors import GrammarError
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import Application
 from loraplex.platform.api.openai.routes import inference_router
 from loraplex.platform.api.operator.routes import operator_router
@@ -21,13 +21,13 @@ from loraplex.platform.api.request_id import RequestIds, request_id_of
 from loraplex.platform.api.tenant.routes import tenant_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
-from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.tenants.errors import TenantsError
 
 LOG = structlog.get_logger("loraplex.gateway")
 
 
-def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> FastAPI:
+def create_app(services: GatewayDependencies, routers: Sequence[APIRouter] = ()) -> FastAPI:
     """The inference, tenant and operator planes, and `routers` beside them. Interactive documentation is at `/docs`."""
     app = Application(title="loraplex", redirect_slashes=False, redoc_url=None)
     authenticator = Authenticator(
@@ -37,7 +37,7 @@ def create_app(services: GatewayServices, routers: Sequence[APIRouter] = ()) -> 
         key_use=services.key_use,
     )
     app.include_router(inference_router(services, authenticator))
-    plane = Plane(services)
+    plane = ManagementEndpoint(services)
     app.include_router(tenant_router(services, plane, authenticator))
     app.include_router(operator_router(services, plane, authenticator))
     for router in routers:

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import ClientDisconnect, Request
 
-from loraplex.adapters.limits import UploadLimits
+from loraplex.adapters.limits import UploadConfig
 from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
 
 
 async def body_chunks(
-    request: Request, max_bytes: int, limits: UploadLimits, clock: Callable[[], float] = time.monotonic
+    request: Request, max_bytes: int, limits: UploadConfig, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[bytes]:
     """At most `max_bytes`. Raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`."""
     declared = request.headers.get("content-length", "0")
@@ -24,7 +24,7 @@ async def body_chunks(
     stream, started, received = request.stream(), clock(), 0
     while True:
         try:
-            async with asyncio.timeout(patience(clock() - started, received, limits)):
+            async with asyncio.timeout(read_timeout(clock() - started, received, limits)):
                 chunk = await anext(stream)
         except StopAsyncIteration:
             return
@@ -40,7 +40,7 @@ async def body_chunks(
         yield chunk
 
 
-def patience(elapsed_s: float, received: int, limits: UploadLimits) -> float:
+def read_timeout(elapsed_s: float, received: int, limits: UploadConfig) -> float:
     """How long the next chunk may take, in seconds; not above 0 when it is late already."""
     slowest = limits.grace_s + received / limits.min_bytes_per_s
     return min(limits.stall_s, limits.body_s - elapsed_s, slowest - elapsed_s)

@@ -17,8 +17,8 @@ from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.key_cache import KeyCache, Lookup
 from loraplex.platform.errors import AddressNotAllowed, InsufficientScope
 from loraplex.tenants.api_keys.key_format import parse_key
-from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository, check_key, check_usable
-from loraplex.tenants.api_keys.last_used import KeyUse
+from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository, check_key, check_usable
+from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.api_keys.networks import is_within, parse_address, parse_network
 from loraplex.tenants.api_keys.scopes import OPERATOR, effective_scopes
 from loraplex.tenants.database import Database
@@ -41,7 +41,7 @@ class Caller:
     tier: str
     policy_epoch: int
     address: str | None
-    key: FoundKey = field(repr=False)
+    key: AuthenticatedKey = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,12 @@ class Authenticator:
         cache_s: float,
         *,
         addresses: ClientAddresses | None = None,
-        key_use: KeyUse | None = None,
+        key_use: LastUsedTracker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._addresses = addresses or ClientAddresses()
-        self._key_use = key_use or KeyUse()
+        self._key_use = key_use or LastUsedTracker()
         self._cache = KeyCache(cache_s, clock)
 
     def requires(
@@ -119,7 +119,7 @@ class Authenticator:
         """Drops what is cached of the tenant's keys."""
         self._cache.forget(tenant_id)
 
-    async def _authentic(self, headers: list[str], address: str | None, *, cached: bool) -> FoundKey:
+    async def _authentic(self, headers: list[str], address: str | None, *, cached: bool) -> AuthenticatedKey:
         presented = parse_key(bearer_token(headers))
         now = datetime.now(UTC)
         found = check_key(await self._find(presented.key_id, cached=cached), presented, now)
@@ -127,7 +127,7 @@ class Authenticator:
         self._key_use.note(found.api_key_id, now)
         return found
 
-    async def _find(self, key_id: str, *, cached: bool) -> FoundKey | None:
+    async def _find(self, key_id: str, *, cached: bool) -> AuthenticatedKey | None:
         known = self._cache.get(key_id) if cached else None
         if known is not None:
             return known.found
@@ -148,7 +148,7 @@ def bearer_token(headers: list[str]) -> str:
     return token.strip(" ")
 
 
-def check_address(found: FoundKey, address: str | None) -> FoundKey:
+def check_address(found: AuthenticatedKey, address: str | None) -> AuthenticatedKey:
     """A key without networks may be used from everywhere. Raises `AddressNotAllowed`."""
     networks = [parse_network(text) for text in found.allowed_cidrs]
     if networks and not is_within(None if address is None else parse_address(address), networks):
@@ -162,7 +162,7 @@ def check_scope(caller: Caller, scope: str | None) -> Caller:
     return caller
 
 
-def tenant_caller(found: FoundKey, address: str | None) -> Caller:
+def tenant_caller(found: AuthenticatedKey, address: str | None) -> Caller:
     """Raises `InsufficientScope` for an operator's key."""
     tenant_id, name, epoch = found.tenant_id, found.tenant_name, found.policy_epoch
     if tenant_id is None or name is None or epoch is None or found.weight is None or found.tier is None:
@@ -181,7 +181,7 @@ def tenant_caller(found: FoundKey, address: str | None) -> Caller:
     )
 
 
-def operator_caller(found: FoundKey, address: str | None) -> OperatorCaller:
+def operator_caller(found: AuthenticatedKey, address: str | None) -> OperatorCaller:
     """Raises `InsufficientScope` for a tenant's key."""
     if found.tenant_id is not None or OPERATOR not in found.scopes:
         raise InsufficientScope("This needs an operator's key.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from loraplex.tenants.api_keys.keys import FoundKey
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 
 MAX_KEYS: Final = 10_000
 MAX_UNKNOWN: Final = 1_000
@@ -18,7 +18,7 @@ MAX_UNKNOWN: Final = 1_000
 class Lookup:
     """What a query found: a key, or that there is none."""
 
-    found: FoundKey | None
+    found: AuthenticatedKey | None
     until: float
 
 

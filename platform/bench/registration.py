@@ -10,7 +10,7 @@ from uuid import UUID
 
 import httpx
 
-from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
 from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
@@ -90,7 +90,7 @@ class Registration:
 
     def _registry(self) -> AdapterRegistry:
         facts = read_base_model(self._server.data_dir)
-        storage = AdapterStorage(self._server.data_dir / ADAPTERS_FOLDER)
+        storage = LocalAdapterStore(self._server.data_dir / ADAPTERS_FOLDER)
         return AdapterRegistry(self._database, storage, self.model_config(), facts.digest)
 
 

@@ -25,7 +25,7 @@ from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.engine.errors import EngineError
 from loraplex.platform.cli.command_context import open_database
 from loraplex.platform.config import load_settings
-from loraplex.platform.datastores.blob_storage import OpenBlobs
+from loraplex.platform.datastores.blob_storage import BlobStorage
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.adapter_profile import read_profile_change
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
@@ -290,9 +290,9 @@ def _registry(database: Database, home: Path, model: str | None) -> AdapterRegis
     )
 
 
-def _blobs(home: Path, base_model_digest: str) -> OpenBlobs:
+def _blobs(home: Path, base_model_digest: str) -> BlobStorage:
     """Where the server keeps them; the digest is only needed to fetch one."""
-    return OpenBlobs(load_settings({"data_dir": home}), base_model_digest)
+    return BlobStorage(load_settings({"data_dir": home}), base_model_digest)
 
 
 def _facts_of(model: str, home: Path) -> BaseModelFacts:

@@ -36,9 +36,9 @@ from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.valkey import open_valkey, ping
 
 GIB = 1 << 30
-LEAST_MEMORY_BYTES = GIB
+MIN_MEMORY_BYTES = GIB
 GOOD_MEMORY_BYTES = 4 * GIB
-LEAST_DISK_BYTES = GIB
+MIN_DISK_BYTES = GIB
 GOOD_DISK_BYTES = 10 * GIB
 OLDEST_POSTGRES = 14
 CONNECT_SECONDS = 5
@@ -100,13 +100,13 @@ def check_cpu(settings: Settings) -> Check:
 def check_memory(settings: Settings) -> Check:
     free = available_memory()
     return Check(
-        "memory", grade(free, LEAST_MEMORY_BYTES, GOOD_MEMORY_BYTES), f"{free / GIB:.1f} GiB available"
+        "memory", grade(free, MIN_MEMORY_BYTES, GOOD_MEMORY_BYTES), f"{free / GIB:.1f} GiB available"
     )
 
 
 def check_disk(settings: Settings) -> Check:
     free = shutil.disk_usage(existing_parent(settings.data_dir)).free
-    return Check("disk", grade(free, LEAST_DISK_BYTES, GOOD_DISK_BYTES), f"{free / GIB:.1f} GiB free")
+    return Check("disk", grade(free, MIN_DISK_BYTES, GOOD_DISK_BYTES), f"{free / GIB:.1f} GiB free")
 
 
 def check_data_dir(settings: Settings) -> Check:

@@ -39,23 +39,25 @@ def quantize_command(
     # Imported here: `--help` needs no torch.
     from loraplex.engine.errors import EngineError
     from loraplex.engine.offline_quantization.quality_gate import bounds_of
-    from loraplex.engine.offline_quantization.quantize_model import Release, ReleaseRequest, release_quantized
+    from loraplex.engine.offline_quantization.quantize_model import (
+        QuantizedModel,
+        QuantizeJob,
+        quantize_model,
+    )
 
     given = {
         "max_perplexity_ratio": max_perplexity_ratio,
         "min_top1_agreement": min_top1_agreement,
         "max_kl": max_kl,
     }
-    release: Release
+    release: QuantizedModel
     with exit_codes(), shown_progress() as progress:
         try:
             bounds = dataclasses.replace(
                 bounds_of(scheme), **{name: value for name, value in given.items() if value is not None}
             )
-            request = ReleaseRequest(
-                model, out, scheme, _read(text), bounds, _read(calibration), dtype, device
-            )
-            release = release_quantized(request, progress)
+            request = QuantizeJob(model, out, scheme, _read(text), bounds, _read(calibration), dtype, device)
+            release = quantize_model(request, progress)
         except EngineError as error:
             raise StartError(str(error)) from error
     document = {

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from loraplex.adapters.limits import UploadLimits
+from loraplex.adapters.limits import UploadConfig
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.local_cache import CopyLimits
-from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
-from loraplex.adapters.storage.object_store import Objects, S3Options
-from loraplex.adapters.uploads.cleanup import UploadCleaner
+from loraplex.adapters.storage.local_cache import LocalCacheConfig
+from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
+from loraplex.adapters.storage.object_store import ObjectStore, S3Options
+from loraplex.adapters.uploads.cleanup import UploadCleanup
 from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.adapters.uploads.service import LifeCycle, Uploads
 from loraplex.platform.config import Settings
@@ -19,13 +19,13 @@ COPY_MARGIN_SECONDS: Final = 300.0
 """A copy outlives the longest request that may read it by so much."""
 
 
-class OpenBlobs:
+class BlobStorage:
     """`adapters` holds finished ones, `parts` those of uploads, `local` what engines read."""
 
     def __init__(self, settings: Settings, base_model_digest: str) -> None:
         bucket = s3_options(settings)
-        objects = Objects(settings.data_dir / OBJECTS_FOLDER, bucket)
-        self.local = AdapterStorage(settings.data_dir / ADAPTERS_FOLDER)
+        objects = ObjectStore(settings.data_dir / OBJECTS_FOLDER, bucket)
+        self.local = LocalAdapterStore(settings.data_dir / ADAPTERS_FOLDER)
         self.adapters = BlobStore(
             self.local,
             objects if bucket else None,
@@ -39,9 +39,9 @@ class OpenBlobs:
         """What the upload routes need."""
         return Uploads(database, self.parts, self.local, life_cycle, self._limits)
 
-    def cleaner(self, database: Database) -> UploadCleaner:
+    def cleaner(self, database: Database) -> UploadCleanup:
         """Its `run` is a task of the gateway."""
-        return UploadCleaner(database, self.parts, self.local)
+        return UploadCleanup(database, self.parts, self.local)
 
 
 def s3_options(settings: Settings) -> S3Options | None:
@@ -65,14 +65,14 @@ def s3_options(settings: Settings) -> S3Options | None:
     )
 
 
-def copy_limits(settings: Settings) -> CopyLimits:
-    return CopyLimits(
+def copy_limits(settings: Settings) -> LocalCacheConfig:
+    return LocalCacheConfig(
         max_bytes=settings.adapter_disk_bytes, in_use_s=settings.total_timeout_s + COPY_MARGIN_SECONDS
     )
 
 
-def upload_limits(settings: Settings) -> UploadLimits:
-    return UploadLimits(
+def upload_limits(settings: Settings) -> UploadConfig:
+    return UploadConfig(
         part_bytes=settings.upload_part_bytes,
         expiry_s=settings.upload_expiry_s,
         max_open=settings.max_open_uploads,

@@ -12,7 +12,7 @@ from loraplex.engine.messages import Delta, Event, Failed, Finished, TokenLogpro
 
 
 @dataclass(frozen=True, slots=True)
-class BufferLimits:
+class EventBufferConfig:
     """A reader may lag by `tokens` tokens or leave an event unread for `stall_s` seconds, not more."""
 
     tokens: int = 8192
@@ -44,7 +44,7 @@ class _PendingDelta:
 class EventBuffer:
     """A single reader's queue. `put` never waits; it returns False once the reader lags beyond the limits."""
 
-    def __init__(self, choices: int, limits: BufferLimits) -> None:
+    def __init__(self, choices: int, limits: EventBufferConfig) -> None:
         self._limits = limits
         self._open_choices = choices
         self._pending: deque[Event | _PendingDelta] = deque()

@@ -18,8 +18,8 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.platform.engines import spawn_messages
 from loraplex.platform.engines.server import EngineServer
-from loraplex.platform.engines.spawn_messages import Broken, EngineSpawn, Ready, Report, Stage
-from loraplex.platform.processes.gc_tuning import freeze_start
+from loraplex.platform.engines.spawn_messages import Broken, Ready, Report, SpawnRequest, Stage
+from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.platform.processes.logs import configure_logs
 from loraplex.platform.processes.parent_death import die_at_end_of_input
 
@@ -56,7 +56,7 @@ def main() -> None:
     sys.exit(asyncio.run(_serve(opener, spawn, report)))
 
 
-def prepare_engine(spawn: EngineSpawn, report: Reporter) -> EngineOpener:
+def prepare_engine(spawn: SpawnRequest, report: Reporter) -> EngineOpener:
     """Do what may block, and return what opens the engine on a running event loop."""
     if spawn.fake is not None:
         return partial(_scripted, spawn.fake)
@@ -74,7 +74,7 @@ async def _scripted(script: FakeScript) -> AsyncIterator[EngineClient]:
     yield FakeEngine(script)
 
 
-async def _serve(opener: EngineOpener, spawn: EngineSpawn, report: Reporter) -> int:
+async def _serve(opener: EngineOpener, spawn: SpawnRequest, report: Reporter) -> int:
     """Serve until SIGTERM and drain, or until the engine is broken. Returns the exit status."""
     async with opener() as engine:
         server = EngineServer(engine, spawn.address)
@@ -85,7 +85,7 @@ async def _serve(opener: EngineOpener, spawn: EngineSpawn, report: Reporter) -> 
         except Exception as error:
             report(Broken(str(error)))
             raise
-        freeze_start()
+        freeze_gc()
         report(Ready())
         ends = {asyncio.create_task(event.wait()) for event in (stop, server.broken)}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -22,10 +22,10 @@ from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
 from loraplex.platform.config import engine_environment
 from loraplex.platform.engines import spawn_messages, wire
-from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
-from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogLimits, verdict
-from loraplex.platform.engines.spawn_messages import Broken, EngineSpawn, Ready, Stage
+from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogConfig, verdict
+from loraplex.platform.engines.spawn_messages import Broken, Ready, SpawnRequest, Stage
 from loraplex.platform.startup_errors import EngineStartFailed
 
 STOP_GRACE_S = 5.0
@@ -39,8 +39,8 @@ class EngineProcessOptions:
     address: str
     config: EngineConfig
     fake: FakeScript | None = None
-    buffer: BufferLimits = field(default_factory=BufferLimits)
-    watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
+    buffer: EventBufferConfig = field(default_factory=EventBufferConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     start_timeout_s: float = 1800.0
     drain_s: float = 30.0
@@ -167,7 +167,7 @@ class EngineProcess:
 
     async def _tell(self, process: Process) -> None:
         """Standard input stays open afterwards: its end tells the child that this process is gone."""
-        spawn = EngineSpawn(
+        spawn = SpawnRequest(
             address=self._options.address,
             parent_pid=os.getpid(),
             config=self._options.config,

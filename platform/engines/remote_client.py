@@ -26,7 +26,7 @@ from loraplex.engine.messages import (
     ProbeReport,
 )
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.event_buffer import BufferLimits, EventBuffer
+from loraplex.platform.engines.event_buffer import EventBuffer, EventBufferConfig
 
 STATS_TIMEOUT_S = 1.0
 PROBE_TIMEOUT_S = 300.0
@@ -40,7 +40,9 @@ class RemoteEngine:
     `silence_s` is how long the engine may leave pings unanswered before it counts as lost.
     """
 
-    def __init__(self, address: str, limits: BufferLimits, silence_s: float = wire.PEER_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, limits: EventBufferConfig, silence_s: float = wire.PEER_TIMEOUT_S
+    ) -> None:
         wire.socket_path(address)
         self._address = address
         self._limits = limits

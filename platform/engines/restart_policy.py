@@ -35,14 +35,14 @@ class RestartBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchdogLimits:
+class WatchdogConfig:
     """A child that answers nothing for `unresponsive_s`, or has work and makes no step for `hang_s`, is killed."""
 
     unresponsive_s: float = 30.0
     hang_s: float = 120.0
 
 
-def verdict(limits: WatchdogLimits, silent_s: float, busy: bool, since_step_s: float) -> str | None:
+def verdict(limits: WatchdogConfig, silent_s: float, busy: bool, since_step_s: float) -> str | None:
     """Why the child must be killed, None while it is well."""
     if silent_s > limits.unresponsive_s:
         return f"it answered nothing for {silent_s:.1f} s"

@@ -12,7 +12,7 @@ from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
 
 
-class EngineSpawn(msgspec.Struct, frozen=True, kw_only=True):
+class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`fake` replaces the model by a script, for tests and drills. `drain_s` bounds the end after SIGTERM."""
 
     address: str
@@ -42,5 +42,5 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
 Report: TypeAlias = Stage | Ready | Broken
 
 encode: Final = msgspec.json.Encoder().encode
-decode_spawn: Final = msgspec.json.Decoder(EngineSpawn).decode
+decode_spawn: Final = msgspec.json.Decoder(SpawnRequest).decode
 decode_report: Final[Callable[[bytes], Report]] = msgspec.json.Decoder(Report).decode

@@ -12,11 +12,11 @@ import msgspec
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.remote_client import RemoteEngine
-from loraplex.platform.engines.restart_policy import WatchdogLimits
+from loraplex.platform.engines.restart_policy import WatchdogConfig
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
 
 RUN_FOLDER = "run"
@@ -44,7 +44,7 @@ async def open_engine_process(
         config=settings.engine_config(model),
         fake=_fake_script(settings, model),
         buffer=_buffer_limits(settings),
-        watchdog=WatchdogLimits(settings.engine_unresponsive_s, settings.engine_hang_timeout_s),
+        watchdog=WatchdogConfig(settings.engine_unresponsive_s, settings.engine_hang_timeout_s),
         start_timeout_s=settings.engine_start_timeout_s,
         drain_s=settings.drain_s,
         log_level=settings.log_level,
@@ -112,5 +112,5 @@ def _fake_script(settings: Settings, model: str) -> FakeScript | None:
     return msgspec.structs.replace(script, info=msgspec.structs.replace(script.info, model_path=model))
 
 
-def _buffer_limits(settings: Settings) -> BufferLimits:
-    return BufferLimits(tokens=settings.max_buffered_tokens, stall_s=settings.reader_stall_s)
+def _buffer_limits(settings: Settings) -> EventBufferConfig:
+    return EventBufferConfig(tokens=settings.max_buffered_tokens, stall_s=settings.reader_stall_s)

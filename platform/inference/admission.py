@@ -13,17 +13,17 @@ import structlog
 
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import GatewayError
-from loraplex.platform.inference.background_tasks import DetachedWork
+from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.rate_limit_headers import rate_headers, refusal_headers, unavailable_headers
-from loraplex.tenants.admission.controller import RequestAdmissions
+from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaUnavailable, TenantsError
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, LetIn
+from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, ReservationRequest
 
 
 @dataclass(slots=True, kw_only=True)
-class InferenceCall:
+class RequestContext:
     """`request_id` is the id on the answer. `headers` go out with the answer, also with one that tells of an error.
 
     `renewed` and `confirmed` authenticate a caller once more, without any cache, and raise what a first authentication does;
@@ -55,16 +55,16 @@ class InferenceCall:
 LOG = structlog.get_logger("loraplex.admission")
 
 
-class Entry:
+class PendingAdmission:
     """A call that the counters have let in, and the books perhaps not yet."""
 
-    def __init__(self, call: InferenceCall, admitting: "asyncio.Task[Admission]") -> None:
+    def __init__(self, call: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
         self._call = call
         self._admitting = admitting
 
-    async def admitted(self) -> Admission:
+    async def admitted(self) -> Reservation:
         """To be awaited before anything of the answer leaves; then its headers are known. Raises what
-        `RequestAdmission.enter` does: a call may be refused after all.
+        `InferenceAdmission.enter` does: a call may be refused after all.
         """
         try:
             admission = await asyncio.shield(self._admitting)
@@ -77,7 +77,7 @@ class Entry:
         self._call.headers.update(rate_headers(admission.rate, degraded=admission.degraded))
         return admission
 
-    async def admitted_or_none(self) -> Admission | None:
+    async def admitted_or_none(self) -> Reservation | None:
         """None: it was refused, as whoever awaited `admitted` has heard."""
         try:
             return await asyncio.shield(self._admitting)
@@ -86,16 +86,16 @@ class Entry:
             return None
 
 
-class RequestAdmission:
+class InferenceAdmission:
     """Admits the calls of one gateway."""
 
-    def __init__(self, admissions: RequestAdmissions, detached: DetachedWork) -> None:
+    def __init__(self, admissions: AdmissionController, detached: BackgroundTasks) -> None:
         self._admissions = admissions
         self._detached = detached
 
     async def enter(
-        self, call: InferenceCall, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
-    ) -> Entry:
+        self, call: RequestContext, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
+    ) -> PendingAdmission:
         """`completion_tokens` is the most that all choices may have. A caller whose policy is stale is read anew, once.
 
         Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
@@ -108,7 +108,7 @@ class RequestAdmission:
 
         admitting = self._detached.begin(self._admit(call, model, prompt_tokens, completion_tokens, tell))
         admitting.add_done_callback(tell)
-        entry = Entry(call, admitting)
+        entry = PendingAdmission(call, admitting)
         try:
             await known
         except asyncio.CancelledError:
@@ -119,7 +119,7 @@ class RequestAdmission:
         return entry
 
     @asynccontextmanager
-    async def given_back_on_error(self, entry: Entry) -> AsyncIterator[None]:
+    async def given_back_on_error(self, entry: PendingAdmission) -> AsyncIterator[None]:
         """Gives the admission back when what it was for does not begin."""
         try:
             yield
@@ -129,12 +129,12 @@ class RequestAdmission:
 
     async def _admit(
         self,
-        call: InferenceCall,
+        call: RequestContext,
         model: ResolvedModel,
         prompt_tokens: int,
         completion_tokens: int,
-        let_in: LetIn,
-    ) -> Admission:
+        let_in: OnProvisional,
+    ) -> Reservation:
         try:
             return await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
         except PolicyStale:
@@ -143,13 +143,13 @@ class RequestAdmission:
 
     async def _ask(
         self,
-        call: InferenceCall,
+        call: RequestContext,
         model: ResolvedModel,
         prompt_tokens: int,
         completion_tokens: int,
-        let_in: LetIn,
-    ) -> Admission:
-        request = AdmissionRequest(
+        let_in: OnProvisional,
+    ) -> Reservation:
+        request = ReservationRequest(
             id=uuid7(),
             request_id=call.request_id,
             key=call.caller.key,
@@ -161,7 +161,7 @@ class RequestAdmission:
         )
         return await self._admissions.admit(request, let_in)
 
-    async def _give_back(self, entry: Entry) -> None:
+    async def _give_back(self, entry: PendingAdmission) -> None:
         admission = await entry.admitted_or_none()
         if admission is not None:
             await self._admissions.release(admission)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class DetachedWork:
+class BackgroundTasks:
     """The detached work of one gateway, on its event loop."""
 
     def __init__(self) -> None:

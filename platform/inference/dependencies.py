@@ -10,19 +10,19 @@ from loraplex.engine.client import EngineClient
 from loraplex.grammar import constraints
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.auth.client_address import ClientAddresses
-from loraplex.platform.inference.background_tasks import DetachedWork
+from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
-from loraplex.platform.preparation.composed import Composed
-from loraplex.tenants.admission.controller import RequestAdmissions
-from loraplex.tenants.api_keys.last_used import KeyUse
+from loraplex.platform.preparation.composed import CachedPlan
+from loraplex.tenants.admission.controller import AdmissionController
+from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayLimits:
+class ServingConfig:
     """Times in seconds. A gateway tokenizes for `max_tokenizing` calls of `/v1/tokenize` at once, `max_tokenizing_per_tenant`
     of one tenant. `max_in_flight` counts prompts; `max_completion_tokens` is prompts x n x max_tokens.
 
@@ -30,7 +30,7 @@ class GatewayLimits:
     """
 
     body: BodyLimits = field(default_factory=BodyLimits)
-    grammar: constraints.Limits = field(default_factory=constraints.Limits)
+    grammar: constraints.SchemaLimits = field(default_factory=constraints.SchemaLimits)
     max_in_flight: int = 2048
     max_tokenizing: int = 16
     max_tokenizing_per_tenant: int = 4
@@ -45,31 +45,31 @@ class GatewayLimits:
     idempotency_s: float = 86_400.0
 
 
-class GrammarTrials(Protocol):
+class CompileChecks(Protocol):
     """Compiles a grammar where it can do no harm before an engine hears of it."""
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
-        """Raises `GrammarRefused` naming `param`, or `TrialsUnavailable` when nobody can tell."""
+        """Raises `GrammarRefused` naming `param`, or `WorkersUnavailable` when nobody can tell."""
         ...
 
 
-class AnswerJudges(Protocol):
+class ValueValidation(Protocol):
     """Judges finished values where it can hold up nobody."""
 
     async def judge(self, namespace: bytes, schema: str, value: str) -> None:
-        """`schema` and `value` are JSON texts. Raises `AnswerNotSatisfied`, `TrialsUnavailable`."""
+        """`schema` and `value` are JSON texts. Raises `SchemaNotSatisfied`, `WorkersUnavailable`."""
         ...
 
 
-class RequestPreparation(Protocol):
+class RequestAnalysis(Protocol):
     """Does what a request may make long where it holds up nobody."""
 
     def check_body(self, namespace: bytes, body: bytes) -> Coroutine[Any, Any, None]:
-        """Raises what `parse_object` raises for this body, `Overloaded`, `TrialsUnavailable`."""
+        """Raises what `parse_object` raises for this body, `Overloaded`, `WorkersUnavailable`."""
         ...
 
-    async def compose(self, namespace: bytes, packed: bytes) -> Composed:
-        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `TrialsUnavailable`."""
+    async def compose(self, namespace: bytes, packed: bytes) -> CachedPlan:
+        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`."""
         ...
 
 
@@ -82,7 +82,7 @@ class PolicyPublisher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayServices:
+class GatewayDependencies:
     """`namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append what must follow.
     `detached` is to be joined before the stores are closed.
 
@@ -98,18 +98,18 @@ class GatewayServices:
     prompts: PromptRenderer
     token_text: TokenText
     recorder: RequestRecorder
-    preparation: RequestPreparation
-    trials: GrammarTrials
-    judges: AnswerJudges
-    admissions: RequestAdmissions
+    preparation: RequestAnalysis
+    trials: CompileChecks
+    judges: ValueValidation
+    admissions: AdmissionController
     namespace_of: Callable[[UUID], bytes]
     derive_key: Callable[..., bytes]
     uploads: Uploads
     adapter_path: Callable[[UUID, str], Awaitable[str]]
-    limits: GatewayLimits = field(default_factory=GatewayLimits)
+    limits: ServingConfig = field(default_factory=ServingConfig)
     fast_forward: bool = True
     currency: str = "USD"
     policies: PolicyPublisher | None = None
     addresses: ClientAddresses = field(default_factory=ClientAddresses)
-    key_use: KeyUse = field(default_factory=KeyUse)
-    detached: DetachedWork = field(default_factory=DetachedWork)
+    key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
+    detached: BackgroundTasks = field(default_factory=BackgroundTasks)

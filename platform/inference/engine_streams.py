@@ -10,7 +10,7 @@ import structlog
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.messages import EngineRequest, Event
-from loraplex.platform.observability.request_stats import TokenMeter
+from loraplex.platform.observability.request_stats import UsageCounter
 
 WAITING_EVENTS = 8
 ABORT_S = 6.0
@@ -20,7 +20,7 @@ LOG = structlog.get_logger("loraplex.engine_streams")
 class EngineStreams:
     """One engine request per prompt, each submitted and read by a task of its own. For one listener."""
 
-    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], meter: TokenMeter) -> None:
+    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], meter: UsageCounter) -> None:
         self._engine = engine
         self._requests = requests
         self._meter = meter

@@ -10,14 +10,14 @@ from typing import TypeAlias
 
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
 from loraplex.platform.errors import AdapterMismatch, EngineFailed
-from loraplex.platform.inference.admission import Entry
-from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.admission import PendingAdmission
+from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
-from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
-from loraplex.platform.observability.request_stats import RequestTimings, TokenMeter
-from loraplex.platform.tenant_limiter import InFlight
-from loraplex.tenants.quotas.reservation import Usage
+from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.platform.observability.request_stats import RequestStats, UsageCounter
+from loraplex.platform.tenant_limiter import InFlightLimiter
+from loraplex.tenants.quotas.reservation import SettledUsage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
 
@@ -32,19 +32,19 @@ class Generation:
 
     def __init__(
         self,
-        services: GatewayServices,
-        in_flight: InFlight,
+        services: GatewayDependencies,
+        in_flight: InFlightLimiter,
         model: ResolvedModel,
         requests: list[EngineRequest],
-        entry: Entry,
+        entry: PendingAdmission,
         arrival: float,
-        answer: FormedAnswer | None = None,
+        answer: ConstrainedOutput | None = None,
     ) -> None:
         self.model = model
         self.answer = answer
         self.n = requests[0].sampling.n
         self.choices = len(requests) * self.n
-        self.timings = RequestTimings(
+        self.timings = RequestStats(
             arrival=arrival,
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
@@ -54,7 +54,7 @@ class Generation:
         self._in_flight = in_flight
         self._entry = entry
         self._prompts = len(requests)
-        self._meter = TokenMeter([len(request.prompt_token_ids) for request in requests])
+        self._meter = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._streams = EngineStreams(services.engine, requests, self._meter)
         self._started: set[int] = set()
         self._finished = 0
@@ -125,7 +125,7 @@ class Generation:
             await self._streams.close()
         finally:
             done = meter.finished == self.choices
-            usage = Usage(
+            usage = SettledUsage(
                 outcome="completed" if done else "failed" if failed else "aborted",
                 prompt_tokens=meter.prompt_tokens,
                 cached_tokens=meter.cached_tokens,

@@ -9,8 +9,8 @@ from uuid import UUID
 
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ModelNotFound
-from loraplex.platform.inference.dependencies import GatewayServices
-from loraplex.tenants.registry.resolution import ServedAdapters
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.tenants.registry.resolution import ModelResolver
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ResolvedModel:
 
 
 async def resolve_model(
-    services: GatewayServices, caller: Caller, name: str, sticky: str = ""
+    services: GatewayDependencies, caller: Caller, name: str, sticky: str = ""
 ) -> ResolvedModel:
     """Where an alias splits its requests, those with the same `sticky` go the same way.
 
@@ -51,7 +51,7 @@ async def resolve_model(
     if name == services.served_model_name:
         return ResolvedModel(name)
     async with services.database.as_tenant(caller.tenant_id) as session:
-        adapter = await ServedAdapters(session, caller.tenant_id).resolve(name, sticky)
+        adapter = await ModelResolver(session, caller.tenant_id).resolve(name, sticky)
     if adapter is None:
         raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
     return ResolvedModel(
@@ -65,9 +65,9 @@ async def resolve_model(
     )
 
 
-async def list_models(services: GatewayServices, caller: Caller) -> list[ResolvedModel]:
+async def list_models(services: GatewayDependencies, caller: Caller) -> list[ResolvedModel]:
     """The base model and the caller's aliases that have a ready version; `production` is listed by its adapter's name."""
     async with services.database.as_tenant(caller.tenant_id) as session:
-        adapters = await ServedAdapters(session, caller.tenant_id).list()
+        adapters = await ModelResolver(session, caller.tenant_id).list()
     own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
     return [ResolvedModel(services.served_model_name), *own]

@@ -12,28 +12,28 @@ from msgspec.structs import replace
 
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar.constraints import AnswerForm, Tool
+from loraplex.grammar.constraints import OutputConstraints, Tool
 from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
-from loraplex.platform.inference.admission import InferenceCall, RequestAdmission
-from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.admission import InferenceAdmission, RequestContext
+from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import ResolvedModel, resolve_model
-from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
-from loraplex.platform.inference.structured_output.output_planner import AnswerComposer
+from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
+from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.output_constraints import answer_form
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, sampling_fields
 from loraplex.platform.parameters.value_types import Prompt
-from loraplex.platform.tenant_limiter import InFlight, Turns
+from loraplex.platform.tenant_limiter import InFlightLimiter, WaitingTenantLimiter
 
 INLINE_CHARACTERS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PreparedRequest:
     """A request whose sizes are checked: `values` with the model's defaults, token ids and sampling of every prompt."""
 
     values: Values
@@ -41,23 +41,23 @@ class _Asked:
     samplings: list[SamplingParams]
 
 
-class Inference:
+class InferencePipeline:
     """Turns checked parameters into a running `Generation`."""
 
-    def __init__(self, services: GatewayServices) -> None:
+    def __init__(self, services: GatewayDependencies) -> None:
         self._services = services
-        self._composer = AnswerComposer(
+        self._composer = OutputPlanner(
             services.limits.grammar,
             services.prompts.special_tokens,
             services.preparation,
             services.trials,
             services.judges,
         )
-        self._admission = RequestAdmission(services.admissions, services.detached)
-        self._encoding = Turns()
-        self.in_flight = InFlight(services.limits.max_in_flight)
+        self._admission = InferenceAdmission(services.admissions, services.detached)
+        self._encoding = WaitingTenantLimiter()
+        self.in_flight = InFlightLimiter(services.limits.max_in_flight)
 
-    async def begin(self, call: InferenceCall, endpoint: Endpoint, values: Values) -> "Generation":
+    async def begin(self, call: RequestContext, endpoint: Endpoint, values: Values) -> "Generation":
         """A generation whose first event has arrived. The owner must `close` it. Raises what the request deserves."""
         arrival = time.monotonic()
         form = answer_form(values, fast_forward=self._services.fast_forward)
@@ -77,10 +77,10 @@ class Inference:
 
     async def _admitted(
         self,
-        call: InferenceCall,
+        call: RequestContext,
         endpoint: Endpoint,
         values: Values,
-        form: AnswerForm | None,
+        form: OutputConstraints | None,
         arrival: float,
     ) -> Generation:
         """Let in once its sizes are known: while the counters refuse it, nothing is composed and no engine hears of it."""
@@ -93,7 +93,7 @@ class Inference:
         completion_tokens = sum(each.max_tokens * each.n for each in samplings)
         entry = await self._admission.enter(call, model, sum(map(len, prompts)), completion_tokens)
         async with self._admission.given_back_on_error(entry):
-            asked = _Asked(values, prompts, samplings)
+            asked = _PreparedRequest(values, prompts, samplings)
             requests, answer = await self._engine_requests(call.caller, asked, model, form)
             generation = Generation(self._services, self.in_flight, model, requests, entry, arrival, answer)
             call.headers.update(generation.headers())
@@ -143,8 +143,8 @@ class Inference:
         return self._services.prompts.style if model.tool_style is None else ToolStyle(model.tool_style)
 
     async def _engine_requests(
-        self, caller: Caller, asked: "_Asked", model: ResolvedModel, form: AnswerForm | None
-    ) -> tuple[list[EngineRequest], FormedAnswer | None]:
+        self, caller: Caller, asked: "_PreparedRequest", model: ResolvedModel, form: OutputConstraints | None
+    ) -> tuple[list[EngineRequest], ConstrainedOutput | None]:
         samplings = asked.samplings
         namespace = self._services.namespace_of(caller.tenant_id)
         adapter = await self._adapter_ref(caller, model, namespace)

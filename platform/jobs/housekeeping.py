@@ -32,7 +32,7 @@ TROUBLE: Final = (TenantsError, EngineError, AdaptersError, OSError)
 
 
 @dataclass(slots=True, kw_only=True)
-class Janitor:
+class Housekeeping:
     """`run` until cancelled."""
 
     database: Database

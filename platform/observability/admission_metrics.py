@@ -7,12 +7,18 @@ from uuid import UUID
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from loraplex.tenants.admission.controller import RequestAdmissions
+from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaExhausted, StoreUnavailable
 from loraplex.tenants.models import LEVELS
 from loraplex.tenants.quotas.limits import COUNTED, Subject
-from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, LetIn, Usage, not_told
+from loraplex.tenants.quotas.reservation import (
+    OnProvisional,
+    Reservation,
+    ReservationRequest,
+    SettledUsage,
+    not_told,
+)
 
 DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale")
 NONE: Final = "none"
@@ -119,14 +125,14 @@ class AdmissionMetrics:
         return Counter(f"loraplex_admission_{kind}_tokens", text, registry=self._registry)
 
 
-class MeteredAdmissions:
-    """`RequestAdmissions` around others."""
+class RecordedAdmissionController:
+    """`AdmissionController` around others."""
 
-    def __init__(self, admissions: RequestAdmissions, metrics: AdmissionMetrics) -> None:
+    def __init__(self, admissions: AdmissionController, metrics: AdmissionMetrics) -> None:
         self._admissions = admissions
         self._metrics = metrics
 
-    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
         """Times what a request waits for before work on it begins, and until it is in the books."""
         began, waited = time.perf_counter(), None
 
@@ -153,13 +159,13 @@ class MeteredAdmissions:
             self._metrics.degraded()
         return admission
 
-    async def settle(self, admission: Admission, usage: Usage) -> None:
+    async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         began = time.perf_counter()
         await self._admissions.settle(admission, usage)
         used = usage.prompt_tokens + usage.completion_tokens
         self._metrics.settled(admission.hold.tokens, used, time.perf_counter() - began)
 
-    async def release(self, admission: Admission) -> None:
+    async def release(self, admission: Reservation) -> None:
         await self._admissions.release(admission)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.observability.engine_metrics import EngineCollector
-from loraplex.platform.observability.request_stats import RequestTimings
+from loraplex.platform.observability.request_stats import RequestStats
 
 FIRST_TOKEN_BUCKETS = (
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -45,7 +45,7 @@ class Metrics:
         self.admission = AdmissionMetrics(self.registry)
         self.registry.register(EngineCollector(model_name, engines))
 
-    def record(self, timings: RequestTimings) -> None:
+    def record(self, timings: RequestStats) -> None:
         """Count one ended request."""
         reason = timings.finish_reason if timings.finish_reason in FINISH_REASONS else "error"
         self._success.labels(*self._labels, reason).inc()
@@ -64,7 +64,7 @@ class Metrics:
             self._observe_tokens(timings, timings.first_token, timings.last_token)
 
     def record_trial(self, result: str, seconds: float) -> None:
-        """Count one check of a grammar; see `TrialRecorder`."""
+        """Count one check of a grammar; see `CompileCheckRecorder`."""
         self._trials.labels(result).inc()
         self._trial_seconds.observe(seconds)
 
@@ -76,7 +76,7 @@ class Metrics:
         """The text exposition format."""
         return generate_latest(self.registry)
 
-    def _observe_tokens(self, timings: RequestTimings, first: float, last: float) -> None:
+    def _observe_tokens(self, timings: RequestStats, first: float, last: float) -> None:
         self._first_token.observe(first - timings.arrival)
         self._own_first_token.observe(first - timings.arrival)
         self._decode.observe(last - first)
@@ -84,7 +84,7 @@ class Metrics:
         if per_choice > 1:
             self._per_token.observe((last - first) / (per_choice - 1))
 
-    def _observe_engine(self, timings: RequestTimings, queue_s: float, prefill_s: float) -> None:
+    def _observe_engine(self, timings: RequestStats, queue_s: float, prefill_s: float) -> None:
         self._queue.observe(queue_s)
         self._own_queue.observe(queue_s)
         self._prefill.observe(prefill_s)

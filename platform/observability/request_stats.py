@@ -11,7 +11,7 @@ from loraplex.engine.messages import Delta, Event, Finished, Started
 
 
 @dataclass(slots=True, kw_only=True)
-class RequestTimings:
+class RequestStats:
     """Filled while a request runs. `queue_s` and `prefill_s` are the engine's: the longest of the request's prompts.
 
     `first_token` and `last_token` are None when none was delivered.
@@ -40,10 +40,10 @@ class RequestTimings:
 class RequestRecorder(Protocol):
     """Receives every request that reached the engine, once."""
 
-    def record(self, timings: RequestTimings) -> None: ...
+    def record(self, timings: RequestStats) -> None: ...
 
 
-class TokenMeter:
+class UsageCounter:
     """Counts the events of one engine request per prompt; a prompt counts from its `Started` on."""
 
     def __init__(self, prompt_tokens: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
-"""The parameters that shape an answer -> one `AnswerForm`. None means plain text, for which nothing is compiled or parsed."""
+"""The parameters that shape an answer -> one `OutputConstraints`. None means plain text, for which nothing is compiled or parsed."""
 
 from typing import Final
 
-from loraplex.grammar.constraints import AnswerForm, OutputFormat, Tool
+from loraplex.grammar.constraints import OutputConstraints, OutputFormat, Tool
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.parameters.parameter_table import Values
 from loraplex.platform.parameters.response_format import Structure
@@ -11,7 +11,7 @@ from loraplex.platform.parameters.tools import ToolChoice
 _NOTHING: Final = Structure(format=None, close=False)
 
 
-def answer_form(values: Values, *, fast_forward: bool = True) -> AnswerForm | None:
+def answer_form(values: Values, *, fast_forward: bool = True) -> OutputConstraints | None:
     """Raises `InvalidParameter` for parameters that do not go together and for a tool that is not there."""
     structure: Structure = values.get("structured_outputs") or _NOTHING
     wanted = _format(values.get("response_format"), structure)
@@ -20,7 +20,7 @@ def answer_form(values: Values, *, fast_forward: bool = True) -> AnswerForm | No
     callable_tools = _callable(tools, choice)
     if wanted is None and not callable_tools:
         return None
-    return AnswerForm(
+    return OutputConstraints(
         format=wanted,
         tools=callable_tools,
         tool_choice=choice.mode if callable_tools else "none",

@@ -8,9 +8,9 @@ from loraplex.grammar.constraints import (
     ContextFreeGrammar,
     JsonObject,
     JsonSchema,
-    Limits,
     OutputFormat,
     Regex,
+    SchemaLimits,
     StructuralTag,
 )
 from loraplex.platform.errors import InvalidBody, InvalidParameter
@@ -18,7 +18,7 @@ from loraplex.platform.parameters import value_types as kinds
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 from loraplex.platform.parameters.value_types import Boolean, Identifier, Text, closed_fields, needed, refuse
 
-BOUNDS: Final = Limits()
+BOUNDS: Final = SchemaLimits()
 MAX_DESCRIPTION_BYTES: Final = 65_536
 _JSON_SCHEMA: Final = '{"type": "json_schema", "json_schema": {name, schema, description?, strict?}}'
 _FORMATS: Final = ("json", "regex", "choice", "grammar", "structural_tag")

@@ -5,14 +5,14 @@ from typing import Final, TypeAlias
 import msgspec
 
 from loraplex.grammar import errors as grammar_errors
-from loraplex.grammar.constraints import Limits
+from loraplex.grammar.constraints import SchemaLimits
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.platform.errors import GatewayError, InvalidBody, InvalidParameter
 from loraplex.platform.parameters.json_object import BodyLimits
-from loraplex.platform.preparation.composed import Composed
+from loraplex.platform.preparation.composed import CachedPlan
 
 LENGTH_BYTES: Final = 8
-MOST_BYTES: Final = 1 << 30
+MAX_BYTES: Final = 1 << 30
 
 Refused: TypeAlias = GatewayError | GrammarRefused
 REFUSALS: Final[dict[str, type[Refused]]] = {
@@ -24,7 +24,7 @@ REFUSALS: Final[dict[str, type[Refused]]] = {
         grammar_errors.GrammarInvalid,
         grammar_errors.GrammarTooCostly,
         grammar_errors.GrammarTooLarge,
-        grammar_errors.SchemaNotHeld,
+        grammar_errors.SchemaNotEnforceable,
     )
 }
 
@@ -33,7 +33,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     """Said first. `control_tokens`: the texts of the tokenizer's special tokens."""
 
     body: BodyLimits
-    grammar: Limits
+    grammar: SchemaLimits
     control_tokens: frozenset[str]
 
 
@@ -74,7 +74,7 @@ class Refusal(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """`result` for a form that was composed. `broken`: the class of an error that no request should cause."""
 
-    result: Composed | None = None
+    result: CachedPlan | None = None
     refusal: Refusal | None = None
     broken: str | None = None
 
@@ -93,8 +93,8 @@ def frame(message: Setup | Task | Answer) -> bytes:
 
 
 def length(head: bytes) -> int:
-    """How many bytes follow the first `LENGTH_BYTES`. Raises `msgspec.DecodeError` above `MOST_BYTES`."""
+    """How many bytes follow the first `LENGTH_BYTES`. Raises `msgspec.DecodeError` above `MAX_BYTES`."""
     size = int.from_bytes(head, "big")
-    if size > MOST_BYTES:
-        raise msgspec.DecodeError(f"a message of {size} bytes, at most {MOST_BYTES} are read")
+    if size > MAX_BYTES:
+        raise msgspec.DecodeError(f"a message of {size} bytes, at most {MAX_BYTES} are read")
     return size

@@ -1,15 +1,15 @@
-"""An `AnswerForm` and a tool style as one JSON text. Invariant: numbers keep their digits, which msgpack bounds at 64 bits."""
+"""An `OutputConstraints` and a tool style as one JSON text. Invariant: numbers keep their digits, which msgpack bounds at 64 bits."""
 
 import json
 from dataclasses import fields
 from typing import Any, Final
 
 from loraplex.grammar.constraints import (
-    AnswerForm,
     Choice,
     ContextFreeGrammar,
     JsonObject,
     JsonSchema,
+    OutputConstraints,
     OutputFormat,
     Regex,
     StructuralTag,
@@ -22,7 +22,7 @@ _FORMATS: Final[dict[str, type[OutputFormat]]] = {
 }
 
 
-def pack_form(form: AnswerForm, style: ToolStyle) -> bytes:
+def pack_form(form: OutputConstraints, style: ToolStyle) -> bytes:
     """Equal bytes mean equal forms, members of objects in the same order."""
     document = _members(form) | {
         "format": None if form.format is None else [type(form.format).__name__, _members(form.format)],
@@ -31,15 +31,15 @@ def pack_form(form: AnswerForm, style: ToolStyle) -> bytes:
     return json.dumps([style, document]).encode()
 
 
-def unpack_form(packed: bytes) -> tuple[AnswerForm, ToolStyle]:
+def unpack_form(packed: bytes) -> tuple[OutputConstraints, ToolStyle]:
     """What `pack_form` was given."""
     style, document = json.loads(packed)
     tools = tuple(Tool(**tool) for tool in document["tools"])
-    form = AnswerForm(**document | {"format": _format(document["format"]), "tools": tools})
+    form = OutputConstraints(**document | {"format": _format(document["format"]), "tools": tools})
     return form, ToolStyle(style)
 
 
-def _members(item: AnswerForm | OutputFormat | Tool) -> dict[str, Any]:
+def _members(item: OutputConstraints | OutputFormat | Tool) -> dict[str, Any]:
     return {field.name: getattr(item, field.name) for field in fields(item)}
 
 

@@ -1,4 +1,4 @@
-"""`Preparer`: the preparing process as the gateway sees it: asked, bounded in time, started again when it died.
+"""`RequestAnalyzer`: the preparing process as the gateway sees it: asked, bounded in time, started again when it died.
 
 Invariants: the next task begins when the one before has ended, never earlier, whoever left meanwhile; of one tenant one task
 at a time is in the queue, so that another waits for one task of each; a process that missed its deadline is never asked again.
@@ -17,9 +17,9 @@ import msgspec
 import structlog
 
 from loraplex.grammar.child_process import end_child, spawn_child
-from loraplex.grammar.errors import GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.errors import GrammarTooCostly, WorkersUnavailable
 from loraplex.platform.errors import InvalidBody, Overloaded
-from loraplex.platform.preparation.composed import Composed
+from loraplex.platform.preparation.composed import CachedPlan
 from loraplex.platform.preparation.messages import (
     LENGTH_BYTES,
     Answer,
@@ -36,8 +36,8 @@ MODULE: Final = "loraplex.platform.preparation.process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparerOptions:
-    """`environment` is what the process sees. `deadline_s` bounds one task, `patience_s` the whole wait for it.
+class AnalyzerConfig:
+    """`environment` is what the process sees. `deadline_s` bounds one task, `queue_timeout_s` the whole wait for it.
 
     `waiting_bytes` bounds the bodies and forms that wait, `tenant_bytes` those of one tenant. After a start that failed
     nobody is kept waiting for another one for `pause_s`.
@@ -47,24 +47,24 @@ class PreparerOptions:
     environment: Mapping[str, str]
     deadline_s: float = 20.0
     start_timeout_s: float = 60.0
-    patience_s: float = 60.0
+    queue_timeout_s: float = 60.0
     pause_s: float = 2.0
     waiting_bytes: int = 256 << 20
     tenant_bytes: int = 32 << 20
 
 
 @dataclass(slots=True)
-class _Errand:
+class _Job:
     """A task and whether its turn has come: from then on it goes to its end, whoever waits for it."""
 
     task: Task
     begun: bool = False
 
 
-class Preparer:
+class RequestAnalyzer:
     """Made and used on one event loop."""
 
-    def __init__(self, options: PreparerOptions) -> None:
+    def __init__(self, options: AnalyzerConfig) -> None:
         self._options = options
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._lock = asyncio.Lock()
@@ -81,12 +81,12 @@ class Preparer:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start the process before anybody waits for it. Raises `TrialsUnavailable`."""
+        """Start the process before anybody waits for it. Raises `WorkersUnavailable`."""
         async with self._lock:
             await self._ready()
 
     async def close(self) -> None:
-        """End the process, in the middle of a task if need be; what is asked from now on is `TrialsUnavailable`."""
+        """End the process, in the middle of a task if need be; what is asked from now on is `WorkersUnavailable`."""
         self._closed = True
         for errand in self._errands:
             errand.cancel()
@@ -94,12 +94,12 @@ class Preparer:
         await self._end()
 
     async def check_body(self, namespace: bytes, body: bytes) -> None:
-        """Raises `InvalidBody` or `InvalidParameter` as `parse_object` does, `Overloaded`, `TrialsUnavailable`."""
+        """Raises `InvalidBody` or `InvalidParameter` as `parse_object` does, `Overloaded`, `WorkersUnavailable`."""
         if await self._ask(namespace, CheckBody(body), len(body)) is None:
             raise InvalidBody("The body could not be read within the memory allowed.")
 
-    async def compose(self, namespace: bytes, packed: bytes) -> Composed:
-        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `TrialsUnavailable`."""
+    async def compose(self, namespace: bytes, packed: bytes) -> CachedPlan:
+        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`."""
         answer = await self._ask(namespace, ComposeForm(packed), len(packed))
         if answer is None or answer.result is None:
             raise GrammarTooCostly("the schemas of this request take too much memory to analyse")
@@ -108,16 +108,16 @@ class Preparer:
     async def _ask(self, namespace: bytes, task: Task, size: int) -> Answer | None:
         """None when the process did not survive the task. Raises what the request deserves."""
         self._enter(namespace, size)
-        errand = _Errand(task)
+        errand = _Job(task)
         asking = asyncio.create_task(self._run(namespace, errand))
         self._errands.add(asking)
         asking.add_done_callback(self._forget)
         try:
-            async with asyncio.timeout(self._options.patience_s):
+            async with asyncio.timeout(self._options.queue_timeout_s):
                 answer = await asyncio.shield(asking)
         except TimeoutError:
-            raise TrialsUnavailable(
-                f"this request could not be analysed within {self._options.patience_s:g} s"
+            raise WorkersUnavailable(
+                f"this request could not be analysed within {self._options.queue_timeout_s:g} s"
             ) from None
         finally:
             if not errand.begun:
@@ -146,7 +146,7 @@ class Preparer:
             # Whoever asked may have left; an error that nobody looks at would be told to the log.
             asking.exception()
 
-    async def _run(self, namespace: bytes, errand: _Errand) -> Answer | None:
+    async def _run(self, namespace: bytes, errand: _Job) -> Answer | None:
         """The process answers in order, so nothing but the end of an errand gives its turn to the next."""
         turn = self._turns.setdefault(namespace, asyncio.Lock())
         async with turn, self._lock:
@@ -159,7 +159,7 @@ class Preparer:
                 self._log.error("preparation late", task=type(errand.task).__name__)
                 await self._end()
                 deadline_s = self._options.deadline_s
-                raise TrialsUnavailable(
+                raise WorkersUnavailable(
                     f"this request could not be analysed within {deadline_s:g} s"
                 ) from None
             except (OSError, EOFError, msgspec.DecodeError) as error:
@@ -176,7 +176,7 @@ class Preparer:
         if process is not None and process.returncode is None:
             return process
         if self._closed or now < self._paused_until:
-            raise TrialsUnavailable("requests of this size cannot be analysed now")
+            raise WorkersUnavailable("requests of this size cannot be analysed now")
         try:
             process = self._process = await spawn_child(
                 MODULE, str(os.getpid()), environment=self._options.environment
@@ -189,7 +189,7 @@ class Preparer:
                 raise
             self._paused_until = now + self._options.pause_s
             self._log.error("preparation does not start", reason=repr(error))
-            raise TrialsUnavailable("requests of this size cannot be analysed now") from error
+            raise WorkersUnavailable("requests of this size cannot be analysed now") from error
         return process
 
     async def _end(self) -> None:

@@ -7,7 +7,7 @@ everybody's stream, each time somebody's large body was parsed.
 import gc
 
 
-def freeze_start() -> None:
+def freeze_gc() -> None:
     """Collect once, then leave all objects of now out of later collections. Called when a process begins to serve."""
     gc.collect()
     gc.freeze()

@@ -12,83 +12,83 @@ import structlog
 
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.target_modules import adaptable_modules
-from loraplex.adapters.validation.result import Verdict
+from loraplex.adapters.validation.result import ValidationResult
 from loraplex.adapters.validation_process import ValidationProcesses
-from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifeCycle
-from loraplex.adapters.versions.pending_folders import HeldUploads
-from loraplex.adapters.versions.version_job import AdapterStore, LifeCycleLimits, Validation, VersionWork
+from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifecycle
+from loraplex.adapters.versions.pending_folders import PendingFolders
+from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig, Validation, VersionJob
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.errors import ModelError
 from loraplex.engine.messages import EngineInfo
-from loraplex.grammar.judge.judges import JudgeOptions, Judges
-from loraplex.grammar.trial.messages import TrialLimits
-from loraplex.grammar.trial.trials import Trials
-from loraplex.grammar.trial.worker import TrialWorkerOptions
+from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
+from loraplex.grammar.trial.messages import SandboxLimits
+from loraplex.grammar.trial.trials import CompileCache
+from loraplex.grammar.trial.worker import CompileWorkerConfig
 from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.inference.dependencies import AnswerJudges, GrammarTrials, RequestPreparation
+from loraplex.platform.inference.dependencies import CompileChecks, RequestAnalysis, ValueValidation
 from loraplex.platform.inference.structured_output.compile_cache import (
-    MeasuredTrials,
-    NoTrials,
-    TrialRecorder,
+    CompileCheckRecorder,
+    NoCompileChecks,
+    RecordedCompileChecks,
 )
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
+from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 from loraplex.tenants import valkey
-from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
+from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.database import Database
 
 # Less processor time than time: a trial that had its share and failed is the grammar's fault, not a busy machine's.
 CPU_SHARE: Final = 0.8
-PATIENCE_IN_DEADLINES: Final = 3
-LEAST_PATIENCE_S: Final = 30.0
+QUEUE_TIMEOUT_DEADLINES: Final = 3
+MIN_QUEUE_TIMEOUT_S: Final = 30.0
 
 
-def trial_limits(settings: Settings) -> TrialLimits:
+def trial_limits(settings: Settings) -> SandboxLimits:
     """The operator's budget. Who waits has the patience for a trial behind another one."""
     deadline_s = settings.grammar_deadline_s
-    return TrialLimits(
+    return SandboxLimits(
         deadline_s=deadline_s,
         cpu_s=max(1, int(CPU_SHARE * deadline_s)),
         memory_bytes=settings.grammar_memory_bytes,
-        patience_s=max(LEAST_PATIENCE_S, PATIENCE_IN_DEADLINES * deadline_s),
+        queue_timeout_s=max(MIN_QUEUE_TIMEOUT_S, QUEUE_TIMEOUT_DEADLINES * deadline_s),
     )
 
 
 @asynccontextmanager
 async def open_trials(
-    settings: Settings, info: EngineInfo, tokenizer_json: str, recorder: TrialRecorder
-) -> AsyncIterator[GrammarTrials]:
+    settings: Settings, info: EngineInfo, tokenizer_json: str, recorder: CompileCheckRecorder
+) -> AsyncIterator[CompileChecks]:
     """Trials for the model an engine serves. Their process starts meanwhile; checks wait for it.
 
     `tokenizer_json` is the tokenizer as the engine has it too, for models that come without such a file.
     """
     if not info.eos_token_ids:
-        yield NoTrials()
+        yield NoCompileChecks()
         return
     with TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         await asyncio.to_thread(file.write_text, tokenizer_json, "utf-8")
-        options = TrialWorkerOptions(
+        options = CompileWorkerConfig(
             tokenizer=str(file),
             vocab_size=info.vocab_size,
             end_token_ids=tuple(info.eos_token_ids),
             limits=trial_limits(settings),
             environment=foreign_environment(),
         )
-        trials = Trials(options)
+        trials = CompileCache(options)
         await trials.start()
         try:
-            yield MeasuredTrials(trials, recorder)
+            yield RecordedCompileChecks(trials, recorder)
         finally:
             await trials.close()
 
 
 @asynccontextmanager
-async def open_preparation(setup: Setup) -> AsyncIterator[RequestPreparation]:
+async def open_preparation(setup: Setup) -> AsyncIterator[RequestAnalysis]:
     """The preparing process of a gateway. It starts meanwhile; who needs it waits for that."""
-    preparer = Preparer(PreparerOptions(setup=setup, environment=foreign_environment()))
+    preparer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=foreign_environment()))
     starting = asyncio.create_task(preparer.start())
     try:
         yield preparer
@@ -100,9 +100,9 @@ async def open_preparation(setup: Setup) -> AsyncIterator[RequestPreparation]:
 
 
 @asynccontextmanager
-async def open_judges() -> AsyncIterator[AnswerJudges]:
+async def open_judges() -> AsyncIterator[ValueValidation]:
     """Judges of finished values. Their processes start when there is something to judge."""
-    judges = Judges(JudgeOptions(environment=foreign_environment()))
+    judges = ValueValidators(ValidatorPoolConfig(environment=foreign_environment()))
     try:
         yield judges
     finally:
@@ -118,7 +118,7 @@ class NoValidation:
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    async def validate(self, tenant_id: UUID, folder: Path) -> Verdict:
+    async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         """Raises `ValidationUnavailable`."""
         raise ValidationUnavailable(self._reason)
 
@@ -130,13 +130,13 @@ async def open_life_cycle(
     store: AdapterStore,
     root: Path,
     namespace_of: Callable[[UUID], bytes],
-) -> AsyncIterator[VersionLifeCycle]:
+) -> AsyncIterator[VersionLifecycle]:
     """At work until left. `root` is that of the local storage, beside which uploads wait."""
-    limits = LifeCycleLimits()
+    limits = LifecycleConfig()
     validation = await asyncio.to_thread(_validation, engines.info())
-    work = VersionWork(database, validation, engines, store, namespace_of, limits)
-    life_cycle = VersionLifeCycle(
-        database, work, HeldUploads(root), limits, lambda: refused_by_engines(engines)
+    work = VersionJob(database, validation, engines, store, namespace_of, limits)
+    life_cycle = VersionLifecycle(
+        database, work, PendingFolders(root), limits, lambda: refused_by_engines(engines)
     )
     running = asyncio.create_task(life_cycle.run())
     try:
@@ -170,7 +170,7 @@ async def open_admissions(
     database: Database,
     metrics: AdmissionMetrics,
     stack: AsyncExitStack,
-) -> Admissions:
+) -> QuotaAdmissionController:
     """Closed by `stack`, upkeep first. What requests wait for is given up sooner than what counts all of a tenant anew: by
     admission itself, which can tell a Valkey that hangs from a loop that is late.
     """
@@ -178,12 +178,12 @@ async def open_admissions(
     stack.push_async_callback(fast.aclose)
     patient = valkey.open_valkey(redis_url)
     stack.push_async_callback(patient.aclose)
-    times = AdmissionSettings(
+    times = AdmissionConfig(
         lease_s=settings.admission_lease_s,
         heartbeat_s=settings.admission_heartbeat_s,
         valkey_s=settings.valkey_timeout_s,
     )
-    admissions = Admissions(database, fast, settings.price, uuid4(), times, patient=patient)
+    admissions = QuotaAdmissionController(database, fast, settings.price, uuid4(), times, patient=patient)
     stack.push_async_callback(admissions.close)
     metrics.watch(admissions)
     upkeep = asyncio.create_task(admissions.run())

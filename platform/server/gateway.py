@@ -17,29 +17,29 @@ import structlog
 from fastapi import FastAPI
 
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.garbage_collection import BlobRemoval
-from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.messages import EngineInfo
 from loraplex.platform.api.app import create_app
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.config import Settings
-from loraplex.platform.datastores.blob_storage import OpenBlobs
+from loraplex.platform.datastores.blob_storage import BlobStorage
 from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.startup import open_engines
 from loraplex.platform.inference.dependencies import (
-    AnswerJudges,
-    GatewayLimits,
-    GatewayServices,
-    GrammarTrials,
-    RequestPreparation,
+    CompileChecks,
+    GatewayDependencies,
+    RequestAnalysis,
+    ServingConfig,
+    ValueValidation,
 )
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.inference.prompting.tokenizer import load_tokenizer
-from loraplex.platform.jobs.housekeeping import Janitor
+from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
-from loraplex.platform.observability.admission_metrics import MeteredAdmissions
+from loraplex.platform.observability.admission_metrics import RecordedAdmissionController
 from loraplex.platform.observability.health import Health, Ping, health_router
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.parameters.json_object import BodyLimits
@@ -77,7 +77,7 @@ class OpenGateway:
     engines: EnginePool
     health: Health
     database: Database
-    adapters: AdapterStorage
+    adapters: LocalAdapterStore
     served_model_name: str
 
 
@@ -122,14 +122,14 @@ async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnSt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answering:
+class TextComponents:
     """What knows the model's tokens and grammars, and the processes that work on them."""
 
     prompts: PromptRenderer
     token_text: TokenText
-    preparation: RequestPreparation
-    trials: GrammarTrials
-    judges: AnswerJudges
+    preparation: RequestAnalysis
+    trials: CompileChecks
+    judges: ValueValidation
 
 
 async def _assemble(
@@ -152,11 +152,11 @@ async def _assemble(
     await _require_roles(database)
     await warn_of_shadowed(database, served_name)
     admissions = await open_admissions(settings, addresses.redis_url, database, metrics.admission, stack)
-    blobs = await asyncio.to_thread(OpenBlobs, settings, info.model_digest)
+    blobs = await asyncio.to_thread(BlobStorage, settings, info.model_digest)
     for upkeep in (
         health.watch(),
         blobs.cleaner(database).run(),
-        BlobRemoval(database, blobs.adapters.delete).run(),
+        BlobGarbageCollector(database, blobs.adapters.delete).run(),
         blobs.adapters.run_eviction(),
     ):
         _run_beside(upkeep, stack)
@@ -168,7 +168,7 @@ async def _assemble(
     life_cycle = await stack.enter_async_context(
         open_life_cycle(database, engines, blobs.adapters, blobs.local.root, namespace_of)
     )
-    services = GatewayServices(
+    services = GatewayDependencies(
         served_model_name=served_name,
         database=database,
         engine=engines,
@@ -178,7 +178,7 @@ async def _assemble(
         preparation=answering.preparation,
         trials=answering.trials,
         judges=answering.judges,
-        admissions=MeteredAdmissions(admissions, metrics.admission),
+        admissions=RecordedAdmissionController(admissions, metrics.admission),
         policies=admissions,
         currency=settings.currency,
         fast_forward=settings.grammar_fast_forward,
@@ -210,13 +210,13 @@ def _run_beside(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
 
 
 async def _open_answering(
-    settings: Settings, info: EngineInfo, limits: GatewayLimits, metrics: Metrics, stack: AsyncExitStack
-) -> Answering:
+    settings: Settings, info: EngineInfo, limits: ServingConfig, metrics: Metrics, stack: AsyncExitStack
+) -> TextComponents:
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     prompts = PromptRenderer(tokenizer)
     setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
     trials = open_trials(settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
-    return Answering(
+    return TextComponents(
         prompts=prompts,
         token_text=TokenText(tokenizer),
         preparation=await stack.enter_async_context(open_preparation(setup)),
@@ -226,8 +226,8 @@ async def _open_answering(
 
 
 def _janitor(
-    settings: Settings, services: GatewayServices, client: valkey.Valkey, blobs: OpenBlobs
-) -> Janitor:
+    settings: Settings, services: GatewayDependencies, client: valkey.Valkey, blobs: BlobStorage
+) -> Housekeeping:
     erasure = TenantErasure(
         database=services.database,
         valkey=client,
@@ -239,7 +239,7 @@ def _janitor(
         audit=timedelta(days=settings.audit_retention_days),
         quota_events=timedelta(days=settings.quota_event_retention_days),
     )
-    return Janitor(database=services.database, erasure=erasure, retention=retention)
+    return Housekeeping(database=services.database, erasure=erasure, retention=retention)
 
 
 async def _require_dependencies(health: Health) -> None:
@@ -274,8 +274,8 @@ async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:
     return str(await blobs.ensure_local(tenant_id, digest))
 
 
-def _limits(settings: Settings) -> GatewayLimits:
-    return GatewayLimits(
+def _limits(settings: Settings) -> ServingConfig:
+    return ServingConfig(
         body=BodyLimits(max_bytes=settings.max_body_bytes),
         max_in_flight=settings.max_requests_in_flight,
         queue_timeout_s=settings.queue_timeout_s,

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import open_engine_process
-from loraplex.platform.processes.gc_tuning import freeze_start
+from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.server.uvicorn_server import Shutdown, bind, serve_until_stopped
@@ -79,7 +79,7 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             on_stage.finish()
             print(banner, flush=True)
             shutdown.started()
-            freeze_start()
+            freeze_gc()
             await serve_until_stopped(
                 gateway.app, listener, gateway.health, gateway.engines, shutdown, settings.drain_s
             )

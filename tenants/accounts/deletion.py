@@ -23,7 +23,7 @@ from loraplex.tenants.models import (
     IdempotencyRecord,
     Quota,
     QuotaEvent,
-    Reservation,
+    ReservationRow,
     Tenant,
     Upload,
     UploadPart,
@@ -31,7 +31,7 @@ from loraplex.tenants.models import (
 
 ERASED_TABLES: Final[tuple[type[Base], ...]] = (
     *(IdempotencyRecord, QuotaEvent, UploadPart, Upload, AliasTarget, AdapterAlias, AdapterVersion),
-    *(Quota, Adapter, ApiKey, Reservation, AdmissionEpoch),
+    *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),
 )
 """What refers to a table comes before it, so that no cascade is larger than a batch."""
 
@@ -77,7 +77,7 @@ class TenantDeletions:
 
     async def open_requests(self, tenant_id: UUID) -> int:
         """Requests of the tenant that nobody has settled."""
-        query = select(func.count()).select_from(Reservation).where(Reservation.tenant_id == tenant_id)
+        query = select(func.count()).select_from(ReservationRow).where(ReservationRow.tenant_id == tenant_id)
         return (await self._session.scalars(query)).one()
 
     async def erase_rows(self, tenant_id: UUID, batch: int) -> bool:

@@ -9,7 +9,7 @@ FAILURES = 3
 
 
 @dataclass(slots=True)
-class Breaker:
+class CircuitBreaker:
     """Starts closed. `failed` and `succeeded` count calls of requests; only `close` after a probe closes it again."""
 
     most_failures: int = FAILURES

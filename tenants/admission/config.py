@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionSettings:
+class AdmissionConfig:
     """Times in seconds. A gateway that is silent for `lease_s` is taken for dead and its open requests are given up.
 
     `valkey_s` is how long an admission waits for Valkey, and 0.8 times that once more for a second attempt; `most_pending`,

@@ -11,54 +11,54 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import Breaker
-from loraplex.tenants.admission.config import AdmissionSettings
-from loraplex.tenants.admission.counter_rebuild import Seeding
-from loraplex.tenants.admission.denial_log import Denials
-from loraplex.tenants.admission.in_flight import Ended, OpenRequests
-from loraplex.tenants.admission.local_limiter import LocalShare
-from loraplex.tenants.admission.maintenance import Upkeep
+from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.counter_rebuild import CounterRebuild
+from loraplex.tenants.admission.denial_log import DenialLog
+from loraplex.tenants.admission.in_flight import InFlightReservations, PendingSettlement
+from loraplex.tenants.admission.local_limiter import LocalLimiter
+from loraplex.tenants.admission.maintenance import AdmissionMaintenance
 from loraplex.tenants.admission.reaper import Reaper
-from loraplex.tenants.admission.reconciliation import Comparison
-from loraplex.tenants.admission.reserve import Gate
-from loraplex.tenants.admission.settlement import Settlements
+from loraplex.tenants.admission.reconciliation import Reconciliation
+from loraplex.tenants.admission.reserve import Reserver
+from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.billing.pricing import Price, amount_nano
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
-from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import (
     NOTHING_USED,
-    Actual,
-    Admission,
-    AdmissionRequest,
-    LetIn,
-    Usage,
-    UsageRow,
+    ActualUsage,
+    LedgerUsage,
+    OnProvisional,
+    Reservation,
+    ReservationRequest,
+    SettledUsage,
     not_told,
 )
 from loraplex.tenants.rate_state import Rate, RateState
 from loraplex.tenants.valkey import Valkey
 
 __all__ = [
-    "Admission",
-    "AdmissionRequest",
-    "AdmissionSettings",
-    "Admissions",
+    "AdmissionConfig",
+    "QuotaAdmissionController",
     "Rate",
     "RateState",
-    "Usage",
+    "Reservation",
+    "ReservationRequest",
+    "SettledUsage",
 ]
 
 FORGOTTEN_GATEWAY_SECONDS = 3600.0
 LOG = structlog.get_logger("loraplex.admissions")
-DEFAULTS = AdmissionSettings()
+DEFAULTS = AdmissionConfig()
 
 
-class Admissions:
+class QuotaAdmissionController:
     """Of one gateway. Somebody must `run` it; `close` it before its stores."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Admissions:
         redis: Valkey,
         price: Price,
         gateway_id: UUID,
-        settings: AdmissionSettings = DEFAULTS,
+        settings: AdmissionConfig = DEFAULTS,
         *,
         patient: Valkey | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -76,30 +76,30 @@ class Admissions:
         seeding does.
         """
         self._price, self._gateway_id, self._settings = price, gateway_id, settings
-        self._requests = OpenRequests()
-        self._books = books = Books(database)
+        self._requests = InFlightReservations()
+        self._books = books = UsageLedger(database)
         self._counters = counters = Counters(
             redis, patient, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
         self._policies = Policies(books.policy)
-        self._seeding = Seeding(books, counters, patient or redis, gateway_id)
-        self._share = LocalShare(clock)
-        self._denials = Denials(clock)
-        self._breaker = breaker = Breaker()
-        self._settlements = Settlements(
+        self._seeding = CounterRebuild(books, counters, patient or redis, gateway_id)
+        self._share = LocalLimiter(clock)
+        self._denials = DenialLog(clock)
+        self._breaker = breaker = CircuitBreaker()
+        self._settlements = SettlementQueue(
             books, counters, self._seeding, breaker, self._requests, settings.most_pending, clock
         )
         self._reaper = Reaper(books, counters, self._requests, settings.lease_s, clock)
-        self._comparison = Comparison(
+        self._comparison = Reconciliation(
             books, counters, self._seeding, breaker, self._requests, settings.compared_at_once
         )
-        self._gate = Gate(
+        self._gate = Reserver(
             books=books,
             counters=counters,
             seeding=self._seeding,
             policies=self._policies,
             breaker=breaker,
-            booking=Breaker(most_failures=1),
+            booking=CircuitBreaker(most_failures=1),
             share=self._share,
             denials=self._denials,
             price=price,
@@ -108,7 +108,7 @@ class Admissions:
             tell_overdue=self._reaper.overdue.add,
             abandon=self._settlements.abandon,
         )
-        self.upkeep = Upkeep(
+        self.upkeep = AdmissionMaintenance(
             books=books,
             counters=counters,
             breaker=breaker,
@@ -136,7 +136,7 @@ class Admissions:
         """How often counters were seeded anew because they were not what the books say."""
         return self._comparison.mended
 
-    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
         """Whoever gets it must `settle` or `release` it. From `let_in` on the request may be worked on, but nothing of its
         answer may leave before this returns: only then it is in the books, and it may still be refused.
 
@@ -150,13 +150,13 @@ class Admissions:
         self._requests.running[admission.id] = admission
         return admission
 
-    async def settle(self, admission: Admission, usage: Usage) -> None:
+    async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         """Returns when the usage is in the books, or when it waits for PostgreSQL. Harmless when repeated."""
         pico = self._price.amount_pico(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-        actual = Actual(usage.prompt_tokens + usage.completion_tokens, amount_nano(pico))
+        actual = ActualUsage(usage.prompt_tokens + usage.completion_tokens, amount_nano(pico))
         await self._end(admission, usage, pico, actual)
 
-    async def release(self, admission: Admission) -> None:
+    async def release(self, admission: Reservation) -> None:
         """As if the request had never been. Harmless when repeated, or after it was settled."""
         await self._end(admission, None, 0, NOTHING_USED)
 
@@ -210,18 +210,22 @@ class Admissions:
         finally:
             await self._books.close()
 
-    async def _end(self, admission: Admission, usage: Usage | None, pico: int, actual: Actual) -> None:
+    async def _end(
+        self, admission: Reservation, usage: SettledUsage | None, pico: int, actual: ActualUsage
+    ) -> None:
         if self._requests.running.pop(admission.id, None) is None:
             return
         self._share.leave(admission.id, actual.tokens)
         self._requests.active[admission.tenant_id] = None
-        await self._settlements.settle(Ended(admission, usage_row(admission, usage, pico), actual))
+        await self._settlements.settle(
+            PendingSettlement(admission, usage_row(admission, usage, pico), actual)
+        )
 
 
-def usage_row(admission: Admission, usage: Usage | None, amount_pico: int) -> UsageRow:
+def usage_row(admission: Reservation, usage: SettledUsage | None, amount_pico: int) -> LedgerUsage:
     """`usage` None: the request never began."""
     hold = admission.hold
-    return UsageRow(
+    return LedgerUsage(
         id=admission.id,
         tenant_id=admission.tenant_id,
         api_key_id=hold.api_key_id,
@@ -239,21 +243,21 @@ def usage_row(admission: Admission, usage: Usage | None, amount_pico: int) -> Us
     )
 
 
-class RequestAdmissions(Protocol):
+class AdmissionController(Protocol):
     """Lets requests in within their limits, reserving the most they may use, and writes down what they did use."""
 
-    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
         """`let_in` is called when work on it may begin; nothing of its answer may leave before this returns.
 
         Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, also after `let_in`.
         """
         ...
 
-    async def settle(self, admission: Admission, usage: Usage) -> None:
+    async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         """In place of the reservation; never lost, and harmless when repeated."""
         ...
 
-    async def release(self, admission: Admission) -> None:
+    async def release(self, admission: Reservation) -> None:
         """As if the request had never been."""
         ...
 

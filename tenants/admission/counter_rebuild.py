@@ -8,16 +8,16 @@ from uuid import UUID
 
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import ValkeyUnavailable
-from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.valkey import ANSWER_SECONDS, FAILURES, Valkey, tenant_key
 
 LOCK_MILLISECONDS = 500
 
 
-class Seeding:
+class CounterRebuild:
     """Of all tenants of one gateway: one seeding at a time for each."""
 
-    def __init__(self, books: Books, counters: Counters, redis: Valkey, gateway_id: UUID) -> None:
+    def __init__(self, books: UsageLedger, counters: Counters, redis: Valkey, gateway_id: UUID) -> None:
         self._books = books
         self._counters = counters
         self._redis = redis

@@ -10,12 +10,12 @@ from uuid import UUID
 
 from loraplex.tenants.counters.counter_replies import Explanation
 
-MOST_OF_A_TENANT = 100
+MAX_PER_TENANT = 100
 MOST = 10_000
 KEPT_SECONDS = 86_400.0
 
 
-class Denials:
+class DenialLog:
     """Of all tenants, in memory; newest last."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +28,7 @@ class Denials:
         request_id = explanation.request_id
         self._forget(tenant_id, request_id)
         own = self._of_tenant.setdefault(tenant_id, OrderedDict())
-        if len(own) >= MOST_OF_A_TENANT:
+        if len(own) >= MAX_PER_TENANT:
             self._forget(tenant_id, next(iter(own)))
         elif len(self._kept) >= MOST:
             self._forget(*next(iter(self._kept)))

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
-from loraplex.tenants.quotas.reservation import Actual, Admission, Hold, UsageRow
+from loraplex.tenants.quotas.reservation import ActualUsage, LedgerUsage, Reservation, ReservedAmounts
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class PendingSettlement:
     """A request that has ended: what is to be written and counted. Without an outcome it counts for nothing."""
 
-    admission: Admission
-    row: UsageRow
-    actual: Actual
+    admission: Reservation
+    row: LedgerUsage
+    actual: ActualUsage
 
 
-class Unheld(Enum):
+class MissingReservation(Enum):
     """What is to be done where the counters hold nothing for a request."""
 
     CHARGE = "it was written just now: counted under that epoch"
@@ -29,7 +29,7 @@ class Unheld(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Uncounted:
+class PendingCounterUpdate:
     """What the counters are still to be told. `epoch`: the tenant's when it was written into the books; `hold`: as which it
     was admitted, None if it was refused. `met`: it was admitted without the counters, which may not have its epoch yet.
     `told_at`: when they were first told, which may have happened although no answer came.
@@ -37,32 +37,32 @@ class Uncounted:
 
     tenant_id: UUID
     id: UUID
-    actual: Actual
+    actual: ActualUsage
     epoch: int | None = None
-    unheld: Unheld = Unheld.LEAVE
-    hold: Hold | None = None
+    unheld: MissingReservation = MissingReservation.LEAVE
+    hold: ReservedAmounts | None = None
     met: bool = False
     told_at: float | None = None
 
 
 @dataclass(slots=True)
-class OpenRequests:
+class InFlightReservations:
     """`reseed`: tenants whose counters are to be seeded anew, because too much was to be told to them. `active`: those to be
     compared with the books, whoever waits longest first.
     """
 
-    running: dict[UUID, Admission] = field(default_factory=dict)
-    unbooked: dict[UUID, Ended] = field(default_factory=dict)
-    uncounted: dict[UUID, Uncounted] = field(default_factory=dict)
+    running: dict[UUID, Reservation] = field(default_factory=dict)
+    unbooked: dict[UUID, PendingSettlement] = field(default_factory=dict)
+    uncounted: dict[UUID, PendingCounterUpdate] = field(default_factory=dict)
     reseed: set[UUID] = field(default_factory=set)
     active: dict[UUID, None] = field(default_factory=dict)
 
-    def vouched_for(self) -> list[Admission]:
+    def vouched_for(self) -> list[Reservation]:
         return [*self.running.values(), *(ended.admission for ended in self.unbooked.values())]
 
-    def holds(self) -> dict[UUID, list[Hold]]:
+    def holds(self) -> dict[UUID, list[ReservedAmounts]]:
         """By tenant, what Valkey's leases are renewed for."""
-        holds: dict[UUID, list[Hold]] = {}
+        holds: dict[UUID, list[ReservedAmounts]] = {}
         for admission in self.vouched_for():
             holds.setdefault(admission.tenant_id, []).append(admission.hold)
         return holds

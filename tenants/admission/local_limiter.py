@@ -17,7 +17,7 @@ from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
 from loraplex.tenants.quotas.limits import Level, LimitName, Subject
 from loraplex.tenants.rate_state import Rate, RateState
 
-MOST_SUBJECTS = 100_000
+MAX_SUBJECTS = 100_000
 RETRY_SECONDS = 1.0
 NO_SHARE_RETRY_SECONDS = 30.0
 
@@ -87,7 +87,7 @@ class SubjectUse:
     held: int = 0
 
 
-class LocalShare:
+class LocalLimiter:
     """Of all tenants; `live_gateways` is set by whoever counts them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -134,7 +134,7 @@ class LocalShare:
         self._uses.move_to_end(key)
         use.requests.refill(self.share(subject.limits.requests_per_minute or 0), now)
         use.tokens.refill(self.share(subject.limits.tokens_per_minute or 0), now)
-        while len(self._uses) > MOST_SUBJECTS:
+        while len(self._uses) > MAX_SUBJECTS:
             self._uses.popitem(last=False)
         return use
 

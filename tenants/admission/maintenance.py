@@ -11,35 +11,35 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import Breaker
-from loraplex.tenants.admission.config import AdmissionSettings
-from loraplex.tenants.admission.in_flight import OpenRequests
-from loraplex.tenants.admission.local_limiter import LocalShare
+from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.in_flight import InFlightReservations
+from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.reaper import Reaper
-from loraplex.tenants.admission.reconciliation import Comparison
-from loraplex.tenants.admission.settlement import Settlements
+from loraplex.tenants.admission.reconciliation import Reconciliation
+from loraplex.tenants.admission.settlement import SettlementQueue
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
-from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 HOLDS_AT_ONCE = 256
 LOG = structlog.get_logger("loraplex.admission_upkeep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upkeep:
+class AdmissionMaintenance:
     """Of one gateway."""
 
-    books: Books
+    books: UsageLedger
     counters: Counters
-    breaker: Breaker
-    share: LocalShare
-    requests: OpenRequests
-    settlements: Settlements
+    breaker: CircuitBreaker
+    share: LocalLimiter
+    requests: InFlightReservations
+    settlements: SettlementQueue
     reaper: Reaper
-    comparison: Comparison
+    comparison: Reconciliation
     gateway_id: UUID
-    settings: AdmissionSettings
+    settings: AdmissionConfig
 
     async def run(self) -> None:
         """Until it is cancelled."""

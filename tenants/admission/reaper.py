@@ -10,9 +10,9 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.in_flight import OpenRequests
+from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.reservation import NOTHING_USED
 
 LOG = structlog.get_logger("loraplex.reaper")
@@ -23,9 +23,9 @@ class Reaper:
 
     def __init__(
         self,
-        books: Books,
+        books: UsageLedger,
         counters: Counters,
-        requests: OpenRequests,
+        requests: InFlightReservations,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

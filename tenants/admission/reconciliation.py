@@ -9,35 +9,35 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import Breaker
-from loraplex.tenants.admission.counter_rebuild import Seeding
-from loraplex.tenants.admission.in_flight import OpenRequests
+from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
+from loraplex.tenants.admission.counter_rebuild import CounterRebuild
+from loraplex.tenants.admission.in_flight import InFlightReservations
 from loraplex.tenants.counters.counter_replies import PeriodUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable
-from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
 LOG = structlog.get_logger("loraplex.comparison")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CounterDrift:
     """By how much the counters of an epoch are behind the books; negative where they are ahead."""
 
     epoch: int
     behind: tuple[PeriodUse, ...]
 
 
-class Comparison:
+class Reconciliation:
     """Of one gateway, for the tenants that it asked or told something since it compared them last."""
 
     def __init__(
         self,
-        books: Books,
+        books: UsageLedger,
         counters: Counters,
-        seeding: Seeding,
-        breaker: Breaker,
-        requests: OpenRequests,
+        seeding: CounterRebuild,
+        breaker: CircuitBreaker,
+        requests: InFlightReservations,
         most_at_once: int,
     ) -> None:
         self.mended = 0
@@ -48,7 +48,7 @@ class Comparison:
         self._breaker = breaker
         self._requests = requests
         self._most_at_once = most_at_once
-        self._differing: dict[UUID, Difference] = {}
+        self._differing: dict[UUID, CounterDrift] = {}
 
     async def compare(self) -> None:
         """One round, of every tenant, though others fail: a node of a cluster may be away. Raises `StoreUnavailable` at its
@@ -82,7 +82,7 @@ class Comparison:
         self._differing[tenant_id] = found
         return False
 
-    async def _difference(self, tenant_id: UUID) -> Difference | None:
+    async def _difference(self, tenant_id: UUID) -> CounterDrift | None:
         """None, too, while a seeding is under way, or nobody can tell."""
         counted = await self._counters.settled(tenant_id)
         if counted is None:
@@ -94,12 +94,12 @@ class Comparison:
             PeriodUse(right.period, right.tokens - there.tokens, right.amount_nano - there.amount_nano)
             for right, there in zip(booked.uses, counted.uses, strict=True)
         )
-        return Difference(counted.epoch, behind)
+        return CounterDrift(counted.epoch, behind)
 
     def _is_telling(self, tenant_id: UUID) -> bool:
         return any(each.tenant_id == tenant_id for each in self._requests.uncounted.values())
 
-    async def _mend(self, tenant_id: UUID, found: Difference) -> None:
+    async def _mend(self, tenant_id: UUID, found: CounterDrift) -> None:
         """Forgotten first: their buckets may have lost as much. Nothing is done where another gateway was quicker."""
         if not await self._counters.invalidate(tenant_id, found.epoch):
             return

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from loraplex.tenants.counters.counter_replies import Decision, Denied, Explanation, UntoldLimit
+from loraplex.tenants.counters.counter_replies import Decision, Denied, Explanation, UnknownLimit
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
 from loraplex.tenants.quotas.limits import BUDGETS, NANO_PER_MICRO, LimitName
-from loraplex.tenants.quotas.reservation import CounterRequest
+from loraplex.tenants.quotas.reservation import CounterReservation
 from loraplex.tenants.rate_state import Rate, RateState
 
 
@@ -33,21 +33,21 @@ def refusal(denied: Denied) -> LimitExceeded:
 
 
 def degraded_denial(
-    asked: CounterRequest,
+    asked: CounterReservation,
     at: datetime,
     *,
     decisions: tuple[Decision, ...] = (),
-    untold: tuple[UntoldLimit, ...] = (),
+    untold: tuple[UnknownLimit, ...] = (),
 ) -> Explanation:
     return Explanation(request_id=asked.request_id, at=at, decisions=decisions, untold=untold, degraded=True)
 
 
-def untold_limits(asked: CounterRequest, names: Sequence[LimitName]) -> tuple[UntoldLimit, ...]:
+def untold_limits(asked: CounterReservation, names: Sequence[LimitName]) -> tuple[UnknownLimit, ...]:
     """Those of its subjects' limits that have one of these names, and what the request asked of each."""
     amounts: dict[str, int] = {"requests_per_minute": 1, "concurrent_requests": 1}
     amounts |= dict.fromkeys(BUDGETS, -(-asked.amount_nano // NANO_PER_MICRO))
     return tuple(
-        UntoldLimit(level=subject.level, name=name, limit=limit, asked=amounts.get(name, asked.tokens))
+        UnknownLimit(level=subject.level, name=name, limit=limit, asked=amounts.get(name, asked.tokens))
         for subject in asked.subjects
         for name in names
         if (limit := subject.limits.get(name)) is not None

@@ -12,14 +12,20 @@ from uuid import UUID
 
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import Breaker
-from loraplex.tenants.admission.config import AdmissionSettings
-from loraplex.tenants.admission.counter_rebuild import Seeding
-from loraplex.tenants.admission.denial_log import Denials
-from loraplex.tenants.admission.local_limiter import LocalShare
+from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.counter_rebuild import CounterRebuild
+from loraplex.tenants.admission.denial_log import DenialLog
+from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.rejections import degraded_denial, rate_state, refusal, untold_limits
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.counters.counter_replies import Admitted, CounterAnswer, Denied, StalePolicy, Unseeded
+from loraplex.tenants.counters.counter_replies import (
+    Admitted,
+    CounterReply,
+    CountersMissing,
+    Denied,
+    PolicyOutdated,
+)
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.counters.deadline import GRACE_SECONDS, deadline
 from loraplex.tenants.errors import (
@@ -30,17 +36,17 @@ from loraplex.tenants.errors import (
     QuotaUnavailable,
     ValkeyUnavailable,
 )
-from loraplex.tenants.ledger.usage_ledger import Books, Reserved, ReservedUnder
+from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder, UsageLedger
 from loraplex.tenants.quotas.limits import COUNTED, PERIODIC, LimitName
 from loraplex.tenants.quotas.periods import Periods, periods_of
 from loraplex.tenants.quotas.policies import Policies
 from loraplex.tenants.quotas.reservation import (
-    Admission,
-    AdmissionRequest,
-    CounterRequest,
-    Hold,
-    LetIn,
-    ReservationRow,
+    CounterReservation,
+    LedgerReservation,
+    OnProvisional,
+    Reservation,
+    ReservationRequest,
+    ReservedAmounts,
     not_told,
 )
 from loraplex.tenants.rate_state import RateState
@@ -56,27 +62,27 @@ LOG = structlog.get_logger("loraplex.admission")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class Reserver:
     """`breaker` is that of Valkey; `booking` is open from a failure of the books until they keep a reservation: meanwhile no
     work is begun that may come to nothing. `tell_overdue` hears of tenants that have leases to be reaped; `abandon`, of
     (tenant, id) that Valkey may still admit when it goes on, though the request was refused.
     """
 
-    books: Books
+    books: UsageLedger
     counters: Counters
-    seeding: Seeding
+    seeding: CounterRebuild
     policies: Policies
-    breaker: Breaker
-    booking: Breaker
-    share: LocalShare
-    denials: Denials
+    breaker: CircuitBreaker
+    booking: CircuitBreaker
+    share: LocalLimiter
+    denials: DenialLog
     price: Price
     gateway_id: UUID
-    settings: AdmissionSettings
+    settings: AdmissionConfig
     tell_overdue: Callable[[UUID], None]
     abandon: Callable[[UUID, UUID], None]
 
-    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
         """`let_in` is called as soon as the counters have admitted it, unless the books failed the request before.
 
         Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`.
@@ -102,12 +108,12 @@ class Gate:
             self.abandon(asked.tenant_id, asked.id)
             raise
 
-    async def _counter_request(self, request: AdmissionRequest) -> CounterRequest:
+    async def _counter_request(self, request: ReservationRequest) -> CounterReservation:
         key = request.key
         if key.tenant_id is None or key.policy_epoch is None:
             raise InvalidField("key", "an operator's key admits no requests")
         policy = await self.policies.of(key.tenant_id, key.policy_epoch)
-        return CounterRequest(
+        return CounterReservation(
             id=request.id,
             tenant_id=key.tenant_id,
             request_id=request.request_id,
@@ -118,8 +124,8 @@ class Gate:
         )
 
     async def _by_counters(
-        self, request: AdmissionRequest, asked: CounterRequest, let_in: LetIn
-    ) -> Admission:
+        self, request: ReservationRequest, asked: CounterReservation, let_in: OnProvisional
+    ) -> Reservation:
         """Again while the counters are being seeded; an id that is still held there is not taken twice.
 
         Whatever it raises but `LimitExceeded`, the counters may hold the id.
@@ -143,17 +149,17 @@ class Gate:
                 await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
         raise self._unavailable(asked, COUNTED, "the counters of this tenant are being seeded; try again")
 
-    def _raise_refusal(self, asked: CounterRequest, answer: CounterAnswer) -> None:
+    def _raise_refusal(self, asked: CounterReservation, answer: CounterReply) -> None:
         """Returns only for counters that are not seeded."""
         if isinstance(answer, Denied):
             self._note(asked.tenant_id, answer.overdue)
             raise refusal(answer)
-        if isinstance(answer, StalePolicy):
+        if isinstance(answer, PolicyOutdated):
             raise PolicyStale(f"the caller's policy is older than epoch {answer.policy_epoch}")
-        if not isinstance(answer, Unseeded):
+        if not isinstance(answer, CountersMissing):
             raise InvalidField("id", f"admission {asked.id} has ended already")
 
-    async def _reserve(self, row: ReservationRow) -> ReservedUnder:
+    async def _reserve(self, row: LedgerReservation) -> ReservedUnder:
         """Not kept when a seeding came between: the counters that admitted it are, or will be, no longer in force. Given up
         long before a reaper may end the lease in the counters.
         """
@@ -170,7 +176,7 @@ class Gate:
             raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
         return reserved
 
-    async def _by_share(self, request: AdmissionRequest, asked: CounterRequest) -> Admission:
+    async def _by_share(self, request: ReservationRequest, asked: CounterReservation) -> Reservation:
         if any(subject.limits.has_periods() for subject in asked.subjects):
             message = "what is left of a day's or month's quota cannot be told now; try again"
             raise self._unavailable(asked, PERIODIC, message)
@@ -193,7 +199,7 @@ class Gate:
         return admission(request, asked, periods, reserved.epoch, now, rate, degraded=True)
 
     def _unavailable(
-        self, asked: CounterRequest, names: Sequence[LimitName], message: str
+        self, asked: CounterReservation, names: Sequence[LimitName], message: str
     ) -> QuotaUnavailable:
         untold = untold_limits(asked, names)
         if not untold:
@@ -201,7 +207,7 @@ class Gate:
         self.denials.remember(asked.tenant_id, degraded_denial(asked, datetime.now(UTC), untold=untold))
         return QuotaUnavailable(message, limit=untold[0].name, level=untold[0].level)
 
-    async def _ask(self, asked: CounterRequest) -> CounterAnswer:
+    async def _ask(self, asked: CounterReservation) -> CounterReply:
         """Once more while the breaker is closed: a connection that Valkey has closed fails at once, and on a busy machine
         an answer may be late once. Both together wait for `ASKING` times `valkey_s`, also behind requests that Valkey
         keeps waiting.
@@ -214,7 +220,7 @@ class Gate:
                 raise
             return await self._ask_once(asked, last)
 
-    async def _ask_once(self, asked: CounterRequest, last: float) -> CounterAnswer:
+    async def _ask_once(self, asked: CounterReservation, last: float) -> CounterReply:
         now = asyncio.get_running_loop().time()
         try:
             # A loop that was held up beyond `last` asks for a moment, too: that was not Valkey's fault.
@@ -228,7 +234,7 @@ class Gate:
         self.breaker.succeeded()
         return answer
 
-    async def _release(self, asked: CounterRequest) -> None:
+    async def _release(self, asked: CounterReservation) -> None:
         try:
             await self.counters.release(asked.tenant_id, asked.id)
         except ValkeyUnavailable as error:
@@ -244,13 +250,13 @@ class Gate:
 
     def _row(
         self,
-        request: AdmissionRequest,
-        asked: CounterRequest,
+        request: ReservationRequest,
+        asked: CounterReservation,
         periods: Periods,
         at: datetime,
         epoch: int | None,
-    ) -> ReservationRow:
-        return ReservationRow(
+    ) -> LedgerReservation:
+        return LedgerReservation(
             id=asked.id,
             tenant_id=asked.tenant_id,
             api_key_id=asked.api_key_id,
@@ -270,16 +276,16 @@ class Gate:
 
 
 def admission(
-    request: AdmissionRequest,
-    asked: CounterRequest,
+    request: ReservationRequest,
+    asked: CounterReservation,
     periods: Periods,
     epoch: int | None,
     at: datetime,
     rate: RateState,
     *,
     degraded: bool,
-) -> Admission:
-    hold = Hold(
+) -> Reservation:
+    hold = ReservedAmounts(
         id=asked.id,
         api_key_id=asked.api_key_id,
         adapter_id=asked.adapter_id,
@@ -289,7 +295,7 @@ def admission(
         month=periods.month,
         epoch=epoch,
     )
-    return Admission(
+    return Reservation(
         id=asked.id,
         tenant_id=asked.tenant_id,
         hold=hold,

@@ -15,13 +15,18 @@ import msgspec
 import psycopg
 import structlog
 
-from loraplex.tenants.admission.circuit_breaker import Breaker
-from loraplex.tenants.admission.counter_rebuild import Seeding
-from loraplex.tenants.admission.in_flight import Ended, OpenRequests, Uncounted, Unheld
+from loraplex.tenants.admission.circuit_breaker import CircuitBreaker
+from loraplex.tenants.admission.counter_rebuild import CounterRebuild
+from loraplex.tenants.admission.in_flight import (
+    InFlightReservations,
+    MissingReservation,
+    PendingCounterUpdate,
+    PendingSettlement,
+)
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import first_line
 from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
-from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.reservation import NOTHING_USED
 
 AT_ONCE = 64
@@ -34,16 +39,16 @@ Item = TypeVar("Item")
 LOG = structlog.get_logger("loraplex.settlements")
 
 
-class Settlements:
+class SettlementQueue:
     """Of one gateway. `most_uncounted` bounds what is remembered while Valkey is away; beyond it tenants are seeded anew."""
 
     def __init__(
         self,
-        books: Books,
+        books: UsageLedger,
         counters: Counters,
-        seeding: Seeding,
-        breaker: Breaker,
-        requests: OpenRequests,
+        seeding: CounterRebuild,
+        breaker: CircuitBreaker,
+        requests: InFlightReservations,
         most_uncounted: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -57,14 +62,14 @@ class Settlements:
         self._busy: set[UUID] = set()
         self._telling: set[UUID] = set()
 
-    async def settle(self, ended: Ended) -> None:
+    async def settle(self, ended: PendingSettlement) -> None:
         """Tries once; what could not be done stays for `retry`."""
         self._requests.unbooked[ended.admission.id] = ended
         await self._book(ended)
 
     def abandon(self, tenant_id: UUID, request_id: UUID) -> None:
         """A refused request that the counters may still admit is released when they answer again."""
-        self._remember(Uncounted(tenant_id, request_id, NOTHING_USED))
+        self._remember(PendingCounterUpdate(tenant_id, request_id, NOTHING_USED))
 
     async def retry(self) -> None:
         """Once more whatever is not done, until a store fails again."""
@@ -89,7 +94,7 @@ class Settlements:
         for ended in self._requests.unbooked.values():
             LOG.error("usage is lost", **msgspec.to_builtins(ended.row))
 
-    async def _book(self, ended: Ended) -> bool:
+    async def _book(self, ended: PendingSettlement) -> bool:
         """False when PostgreSQL failed. What is on its way already is left to whoever sent it."""
         request_id = ended.admission.id
         if request_id in self._busy:
@@ -109,10 +114,10 @@ class Settlements:
             await self._count(each)
         return True
 
-    async def _written(self, ended: Ended) -> list[Uncounted]:
+    async def _written(self, ended: PendingSettlement) -> list[PendingCounterUpdate]:
         """What the counters are to be told, now that it is in the books."""
         admission, row = ended.admission, ended.row
-        nothing = Uncounted(
+        nothing = PendingCounterUpdate(
             admission.tenant_id, row.id, NOTHING_USED, hold=admission.hold, met=admission.degraded
         )
         try:
@@ -120,20 +125,26 @@ class Settlements:
             if row.outcome is None:
                 return [replace(nothing, epoch=booked.epoch)]
             if booked.written:
-                return [replace(nothing, actual=ended.actual, epoch=booked.epoch, unheld=Unheld.CHARGE)]
+                return [
+                    replace(
+                        nothing, actual=ended.actual, epoch=booked.epoch, unheld=MissingReservation.CHARGE
+                    )
+                ]
             if not await self._books.was_given_up(row.id):
-                return [replace(nothing, actual=ended.actual, epoch=booked.epoch, unheld=Unheld.SEED)]
+                return [
+                    replace(nothing, actual=ended.actual, epoch=booked.epoch, unheld=MissingReservation.SEED)
+                ]
             LOG.warning("a request that was given up has ended", admission=str(row.id))
             late = await self._books.settle(replace(row, id=row.late_id))
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             LOG.error("no table takes this usage", admission=str(row.id), reason=type(error).__name__)
             return [nothing]
-        unheld = Unheld.CHARGE if late.written else Unheld.SEED
+        unheld = MissingReservation.CHARGE if late.written else MissingReservation.SEED
         hold = replace(admission.hold, id=row.late_id)
         told = replace(nothing, id=hold.id, hold=hold)
         return [nothing, replace(told, actual=ended.actual, epoch=late.epoch, unheld=unheld)]
 
-    async def _count(self, uncounted: Uncounted) -> None:
+    async def _count(self, uncounted: PendingCounterUpdate) -> None:
         """What is on its way already is left to whoever sent it: told twice, it looks as if the counters had lost it."""
         self._remember(uncounted)
         if self._breaker.is_open or uncounted.id in self._telling:
@@ -144,7 +155,7 @@ class Settlements:
         finally:
             self._telling.discard(uncounted.id)
 
-    async def _count_once(self, uncounted: Uncounted) -> None:
+    async def _count_once(self, uncounted: PendingCounterUpdate) -> None:
         if uncounted.told_at is None:
             uncounted = replace(uncounted, told_at=self._clock())
             self._remember(uncounted)
@@ -158,21 +169,25 @@ class Settlements:
         if self._requests.uncounted.get(uncounted.id) is uncounted:
             del self._requests.uncounted[uncounted.id]
 
-    async def _tell(self, uncounted: Uncounted) -> None:
+    async def _tell(self, uncounted: PendingCounterUpdate) -> None:
         """A seeding that read the books before the usage was written may still be on its way: then another one follows."""
         tenant_id, hold, booked = uncounted.tenant_id, uncounted.hold, uncounted.epoch
         charge = None
-        if hold is not None and uncounted.unheld is Unheld.CHARGE and self._is_repeatable(uncounted):
+        if (
+            hold is not None
+            and uncounted.unheld is MissingReservation.CHARGE
+            and self._is_repeatable(uncounted)
+        ):
             charge = replace(hold, epoch=booked)
         settled = await self._counters.settle(tenant_id, uncounted.id, uncounted.actual, charge=charge)
         if hold is None or booked is None:
             return
         behind = settled.epoch < booked and (uncounted.met or hold.epoch != booked)
         unclear = settled.epoch <= booked and not settled.found and not charge
-        if behind or (unclear and uncounted.unheld is not Unheld.LEAVE):
+        if behind or (unclear and uncounted.unheld is not MissingReservation.LEAVE):
             await self._seed_beyond(tenant_id, booked)
 
-    def _is_repeatable(self, uncounted: Uncounted) -> bool:
+    def _is_repeatable(self, uncounted: PendingCounterUpdate) -> bool:
         return uncounted.told_at is None or self._clock() - uncounted.told_at < REPEATABLE_SECONDS
 
     async def _seed_beyond(self, tenant_id: UUID, epoch: int) -> None:
@@ -180,7 +195,7 @@ class Settlements:
         if await self._seeding.seed(tenant_id) <= epoch:
             await self._seeding.seed(tenant_id)
 
-    def _remember(self, uncounted: Uncounted) -> None:
+    def _remember(self, uncounted: PendingCounterUpdate) -> None:
         remembered = self._requests.uncounted
         remembered[uncounted.id] = uncounted
         if len(remembered) > self._most_uncounted:

@@ -20,26 +20,26 @@ from loraplex.tenants.models import ApiKey
 
 
 @dataclass(frozen=True, slots=True)
-class KeyBounds:
+class KeyRestrictions:
     """`networks` () is from everywhere, `expires_at` None is for ever."""
 
     networks: tuple[str, ...]
     expires_at: datetime | None
 
     @classmethod
-    def of(cls, record: ApiKey) -> "KeyBounds":
+    def of(cls, record: ApiKey) -> "KeyRestrictions":
         return cls(tuple(record.allowed_cidrs), record.expires_at)
 
-    def changed(self, change: KeyChange) -> "KeyBounds":
+    def changed(self, change: KeyChange) -> "KeyRestrictions":
         """What `change` would make of them. Raises `InvalidField`."""
         networks, expires_at = self.networks, self.expires_at
         if "allowed_cidrs" in change:
             networks = tuple(check_networks("allowed_cidrs", change["allowed_cidrs"]))
         if "expires_at" in change and change["expires_at"] != expires_at:
             expires_at = check_expiry(change["expires_at"])
-        return KeyBounds(networks, expires_at)
+        return KeyRestrictions(networks, expires_at)
 
-    def exceeded_by(self, other: "KeyBounds") -> str | None:
+    def exceeded_by(self, other: "KeyRestrictions") -> str | None:
         """The field in which `other` reaches further, if any."""
         if self.networks and not (other.networks and are_covered(other.networks, self.networks)):
             return "allowed_cidrs"
@@ -47,7 +47,7 @@ class KeyBounds:
             return "expires_at"
         return None
 
-    def require(self, granted: "KeyBounds") -> None:
+    def require(self, granted: "KeyRestrictions") -> None:
         """Raises `BoundNotHeld` where `granted` reaches further than these, those of the managing key."""
         match self.exceeded_by(granted):
             case "allowed_cidrs":
@@ -62,7 +62,7 @@ class KeyBounds:
                 )
 
 
-class ManagedKeys:
+class KeyDelegation:
     """`manager` is the id of the key that acts. Every method raises `InvalidApiKey` when that key has ended."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID, manager: UUID) -> None:
@@ -82,7 +82,7 @@ class ManagedKeys:
         """
         manager = await self._manager()
         require_held(manager, scopes)
-        held = KeyBounds.of(manager)
+        held = KeyRestrictions.of(manager)
         granted = held.changed(bounds or {})
         held.require(granted)
         return await self._keys.create(
@@ -103,18 +103,18 @@ class ManagedKeys:
         """Raises `ScopeNotHeld`, `BoundNotHeld` and what `KeyRepository.change` does."""
         manager, record = await self._over(key_id)
         require_held(manager, change.get("scopes", ()))
-        before = KeyBounds.of(record)
+        before = KeyRestrictions.of(record)
         after = before.changed(change)
         if before.exceeded_by(after) or effective_scopes(change.get("scopes", ())) - effective_scopes(
             record.scopes
         ):
-            KeyBounds.of(manager).require(after)
+            KeyRestrictions.of(manager).require(after)
         return await self._keys.change(self._tenant_id, key_id, change, expected)
 
     async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
         """Raises `ScopeNotHeld`, `BoundNotHeld` for a key that reaches further, and what `KeyRepository.rotate` does."""
         manager, record = await self._over(key_id)
-        KeyBounds.of(manager).require(KeyBounds.of(record))
+        KeyRestrictions.of(manager).require(KeyRestrictions.of(record))
         return await self._keys.rotate(self._tenant_id, key_id, grace_seconds, created_by=manager.key_id)
 
     async def revoke(self, key_id: str) -> ApiKey:

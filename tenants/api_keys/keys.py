@@ -37,7 +37,7 @@ LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundKey:
+class AuthenticatedKey:
     """A key with what its tenant decides, as the database's one lookup function returns it.
 
     An operator's key has no tenant: its tenant's fields are None. `policy_epoch` says how new all this is.
@@ -109,14 +109,14 @@ class KeyRepository:
             allowed_cidrs=allowed_cidrs,
         )
 
-    async def find(self, key_id: str) -> FoundKey | None:
+    async def find(self, key_id: str) -> AuthenticatedKey | None:
         """The key with that public id and its tenant; also when it is revoked or expired. For writers and operators."""
         if not is_key_id(key_id):
             return None
         row = (await self._session.execute(FIND_KEY, {"key_id": key_id})).one_or_none()
-        return None if row is None else FoundKey(**row._mapping)
+        return None if row is None else AuthenticatedKey(**row._mapping)
 
-    async def authenticate(self, presented: str) -> FoundKey:
+    async def authenticate(self, presented: str) -> AuthenticatedKey:
         """The live key of a presented text and its tenant. Raises `InvalidApiKey` or `TenantSuspended`."""
         key = parse_key(presented)
         return check_key(await self.find(key.key_id), key, datetime.now(UTC))
@@ -286,7 +286,7 @@ def alive(now: datetime) -> ColumnElement[bool]:
     return ApiKey.revoked_at.is_(None) & or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
 
 
-def check_key(record: FoundKey | None, key: ParsedKey, now: datetime) -> FoundKey:
+def check_key(record: AuthenticatedKey | None, key: ParsedKey, now: datetime) -> AuthenticatedKey:
     """Whether `key` authenticates as `record` at `now`; the digests are compared also when there is no record."""
     matches = key.matches(NO_DIGEST if record is None else record.secret_sha256)
     if record is None or not matches or record.environment != key.environment:
@@ -294,7 +294,7 @@ def check_key(record: FoundKey | None, key: ParsedKey, now: datetime) -> FoundKe
     return check_usable(record, now)
 
 
-def check_usable(record: FoundKey, now: datetime) -> FoundKey:
+def check_usable(record: AuthenticatedKey, now: datetime) -> AuthenticatedKey:
     """Raises `RevokedKey`, `ExpiredKey` or `TenantSuspended`."""
     if record.revoked_at is not None:
         raise RevokedKey(f"API key {record.key_id} is revoked")
@@ -305,7 +305,7 @@ def check_usable(record: FoundKey, now: datetime) -> FoundKey:
     return record
 
 
-def is_live(record: ApiKey | FoundKey, now: datetime) -> bool:
+def is_live(record: ApiKey | AuthenticatedKey, now: datetime) -> bool:
     return record.revoked_at is None and (record.expires_at is None or now < record.expires_at)
 
 

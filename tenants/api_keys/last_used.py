@@ -29,7 +29,7 @@ UPDATE api_keys k SET last_used_at = used.at FROM used JOIN free USING (id) WHER
 """)
 
 
-class KeyUse:
+class LastUsedTracker:
     """The uses since the last flush."""
 
     def __init__(self) -> None:
@@ -62,9 +62,9 @@ class KeyUse:
 
 
 @asynccontextmanager
-async def writing_use(database: Database) -> AsyncIterator[KeyUse]:
+async def writing_use(database: Database) -> AsyncIterator[LastUsedTracker]:
     """Notes uses, and writes them while it is open and at its end."""
-    key_use = KeyUse()
+    key_use = LastUsedTracker()
     writing = asyncio.create_task(key_use.run(database))
     try:
         yield key_use

@@ -84,23 +84,23 @@ class Denied:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseeded:
+class CountersMissing:
     """The counters are new or lost: they must be seeded before anything is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
-class StalePolicy:
+class PolicyOutdated:
     """The tenant, key or limits have changed since the request's were read; `policy_epoch` is the newest."""
 
     policy_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AlreadyEnded:
     """The reservation of this id was settled or released before; nothing was written."""
 
 
-CounterAnswer = Admitted | Denied | Unseeded | StalePolicy | Ended
+CounterReply = Admitted | Denied | CountersMissing | PolicyOutdated | AlreadyEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class LimitUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UntoldLimit:
+class UnknownLimit:
     """One limit of which nobody could tell what is left. Budgets in micro-units of money, rounded up."""
 
     level: Level
@@ -179,7 +179,7 @@ class Explanation:
     request_id: str
     at: datetime
     decisions: tuple[Decision, ...]
-    untold: tuple[UntoldLimit, ...] = ()
+    untold: tuple[UnknownLimit, ...] = ()
     degraded: bool = False
 
 

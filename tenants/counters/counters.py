@@ -7,7 +7,7 @@ from typing import Any, get_args
 from uuid import UUID
 
 from loraplex.tenants.counters.counter_replies import (
-    CounterAnswer,
+    CounterReply,
     Explanation,
     Heartbeat,
     LimitUse,
@@ -22,10 +22,10 @@ from loraplex.tenants.counters.reply_decoding import (
     member,
 )
 from loraplex.tenants.counters.script_runner import ScriptName, ScriptRunner, load_script
-from loraplex.tenants.counters.snapshot import Seed
+from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Subject
-from loraplex.tenants.quotas.reservation import NOTHING_USED, Actual, CounterRequest, Hold
+from loraplex.tenants.quotas.reservation import NOTHING_USED, ActualUsage, CounterReservation, ReservedAmounts
 from loraplex.tenants.valkey import ANSWER_SECONDS, COMMAND_SECONDS, Valkey, tenant_key
 
 LEASE_S = 45.0
@@ -62,7 +62,7 @@ class Counters:
         """How often Valkey did not know a script and was sent its text."""
         return self._redis.fallbacks + self._patient.fallbacks
 
-    async def admit(self, request: CounterRequest) -> CounterAnswer:
+    async def admit(self, request: CounterReservation) -> CounterReply:
         """Tests every limit at every level, then takes from all of them or from none."""
         head = (
             str(request.id),
@@ -77,7 +77,12 @@ class Counters:
         )
 
     async def settle(
-        self, tenant_id: UUID, reservation_id: UUID, actual: Actual, *, charge: Hold | None = None
+        self,
+        tenant_id: UUID,
+        reservation_id: UUID,
+        actual: ActualUsage,
+        *,
+        charge: ReservedAmounts | None = None,
     ) -> Settled:
         """Ends a reservation with what was really used. Nothing happens to an id without one, unless `charge` says for
         whom and in which periods to count it (once); with an epoch in `charge`, only under that epoch.
@@ -88,14 +93,14 @@ class Counters:
         return await self._end(self._redis, tenant_id, reservation_id, actual, "settle", *to_charge)
 
     async def release(self, tenant_id: UUID, reservation_id: UUID) -> Settled:
-        """Ends a reservation unused. An admission of this id that arrives later answers `Ended`."""
+        """Ends a reservation unused. An admission of this id that arrives later answers `AlreadyEnded`."""
         return await self.settle(tenant_id, reservation_id, NOTHING_USED)
 
-    async def reap(self, tenant_id: UUID, reservation_id: UUID, actual: Actual) -> Settled:
+    async def reap(self, tenant_id: UUID, reservation_id: UUID, actual: ActualUsage) -> Settled:
         """As `settle`, but only if its lease is over: a heartbeat that came meanwhile wins."""
         return await self._end(self._patient, tenant_id, reservation_id, actual, "reap")
 
-    async def heartbeat(self, tenant_id: UUID, holds: Sequence[Hold]) -> Heartbeat:
+    async def heartbeat(self, tenant_id: UUID, holds: Sequence[ReservedAmounts]) -> Heartbeat:
         """Extends the leases; a reservation that Valkey lost is made anew under its own epoch (None: any)."""
         rows = [part for hold in holds for part in (*hold_arguments(hold), admitted_under(hold))]
         answer = await self._run(self._patient, "heartbeat", tenant_id, self._lease_us, *rows)
@@ -110,7 +115,7 @@ class Counters:
         """Reservations whose lease is over, longest first; at most `MAX_EXPIRED`."""
         return [*map(member, await self._run(self._patient, "expired", tenant_id, MAX_EXPIRED))]
 
-    async def seed(self, tenant_id: UUID, epoch: int, seed: Seed) -> int:
+    async def seed(self, tenant_id: UUID, epoch: int, seed: CounterSnapshot) -> int:
         """Replaces all counters, unless they are of this epoch or a later one; buckets that live go on into the epoch that
         follows theirs. Returns the epoch in force, or 0 if they were forgotten since this epoch.
         """
@@ -130,7 +135,7 @@ class Counters:
         return in_force
 
     async def invalidate(self, tenant_id: UUID, epoch: int | None = None) -> bool:
-        """Forgets the counters (of that epoch only): the next admission answers `Unseeded`. What the policy is stays known.
+        """Forgets the counters (of that epoch only): the next admission answers `CountersMissing`. What the policy is stays known.
         Returns whether there were any.
         """
         only = ANY_EPOCH if epoch is None else epoch
@@ -171,7 +176,7 @@ class Counters:
         return decode_use(await self._run(self._patient, "read", tenant_id, *rows), subjects)
 
     async def _end(
-        self, runner: ScriptRunner, tenant_id: UUID, reservation_id: UUID, actual: Actual, *more: str
+        self, runner: ScriptRunner, tenant_id: UUID, reservation_id: UUID, actual: ActualUsage, *more: str
     ) -> Settled:
         amounts = (str(reservation_id), actual.tokens, actual.amount_nano)
         found, charged, epoch = await self._run(runner, "settle", tenant_id, *amounts, *more)
@@ -207,13 +212,13 @@ def limit_arguments(subject: Subject) -> tuple[str | int, ...]:
     )
 
 
-def hold_arguments(hold: Hold) -> tuple[str | int, ...]:
+def hold_arguments(hold: ReservedAmounts) -> tuple[str | int, ...]:
     return (str(hold.id), *whose(hold), hold.tokens, hold.amount_nano, hold.day, hold.month)
 
 
-def whose(hold: Hold) -> tuple[str, str]:
+def whose(hold: ReservedAmounts) -> tuple[str, str]:
     return str(hold.api_key_id), NO_ADAPTER if hold.adapter_id is None else str(hold.adapter_id)
 
 
-def admitted_under(hold: Hold) -> str:
+def admitted_under(hold: ReservedAmounts) -> str:
     return ANY_EPOCH if hold.epoch is None else str(hold.epoch)

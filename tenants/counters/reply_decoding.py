@@ -10,16 +10,16 @@ from uuid import UUID
 from loraplex.tenants.counters.counter_replies import (
     RETRY_S,
     Admitted,
-    CounterAnswer,
+    AlreadyEnded,
+    CounterReply,
+    CountersMissing,
     Decision,
     Denied,
-    Ended,
     Explanation,
     LimitUse,
     PeriodUse,
+    PolicyOutdated,
     SettledUse,
-    StalePolicy,
-    Unseeded,
 )
 from loraplex.tenants.quotas.limits import BUDGETS, COUNTED, NANO_PER_MICRO, Level, LimitName, Subject
 from loraplex.tenants.quotas.periods import period_end
@@ -31,15 +31,15 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 
-def decode_admission(answer: Sequence[Any]) -> CounterAnswer:
+def decode_admission(answer: Sequence[Any]) -> CounterReply:
     """Of `admit.lua`."""
     kind = text(answer[0])
     if kind == "unseeded":
-        return Unseeded()
+        return CountersMissing()
     if kind == "stale":
-        return StalePolicy(answer[1])
+        return PolicyOutdated(answer[1])
     if kind == "ended":
-        return Ended()
+        return AlreadyEnded()
     epoch, microseconds, day, month, overdue, repeated, numbers = answer[1:]
     at = moment(microseconds)
     decisions = decode_decisions(numbers, at, text(day), text(month))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from uuid import UUID
 
-from loraplex.tenants.quotas.reservation import Hold
+from loraplex.tenants.quotas.reservation import ReservedAmounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class PeriodTotal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seed:
+class CounterSnapshot:
     """What the counters start from: PostgreSQL's totals of the periods around now, and all open reservations.
 
     `full_buckets` only when this tenant never had counters before. Otherwise buckets of counters that live go on; what lost
@@ -27,5 +27,5 @@ class Seed:
 
     policy_epoch: int
     totals: tuple[PeriodTotal, ...]
-    holds: tuple[Hold, ...]
+    holds: tuple[ReservedAmounts, ...]
     full_buckets: bool = False

@@ -15,20 +15,20 @@ from sqlalchemy import select
 
 from loraplex.tenants.billing.pricing import amount_nano
 from loraplex.tenants.counters.counter_replies import PeriodUse, SettledUse
-from loraplex.tenants.counters.snapshot import PeriodTotal, Seed
+from loraplex.tenants.counters.snapshot import CounterSnapshot, PeriodTotal
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.ids import uuid7_from
 from loraplex.tenants.ledger import statements
-from loraplex.tenants.ledger.write_batching import Coalescer
+from loraplex.tenants.ledger.write_batching import WriteBatcher
 from loraplex.tenants.ledger.writer_connection import WriterConnection
-from loraplex.tenants.models import Reservation, Tenant, UsageTotal
+from loraplex.tenants.models import ReservationRow, Tenant, UsageTotal
 from loraplex.tenants.quotas.periods import periods_around
 from loraplex.tenants.quotas.policies import ROWS_AT_ONCE, TenantPolicy, policy_of, policy_rows
-from loraplex.tenants.quotas.reservation import Actual, Hold, ReservationRow, UsageRow
+from loraplex.tenants.quotas.reservation import ActualUsage, LedgerReservation, LedgerUsage, ReservedAmounts
 
 UNKNOWN = "unknown"
-MOST_REAPED = 256
+MAX_REAPED = 256
 # Of a gateway's clock, which is in its ids, and Valkey's.
 CLOCKS_APART = timedelta(seconds=30)
 # What was let in so long after the counters were asked is of a clock that is ahead of theirs.
@@ -53,7 +53,7 @@ class ReservedUnder:
 
 
 @dataclass(frozen=True, slots=True)
-class Booked:
+class LedgerWrite:
     """`written` False: the books had a record of this request already. `epoch`: the tenant's, held while it was written;
     None if it has none yet."""
 
@@ -65,10 +65,10 @@ class Booked:
 class Known:
     """A request that the books know; `actual` None while it is open."""
 
-    actual: Actual | None
+    actual: ActualUsage | None
 
 
-class Books:
+class UsageLedger:
     """All methods raise `DatabaseUnavailable`; then what they do may or may not have been done, and may be repeated."""
 
     def __init__(self, database: Database) -> None:
@@ -76,16 +76,16 @@ class Books:
         self._reserving = WriterConnection(database.url, durable=False)
         self._settling = WriterConnection(database.url, durable=True)
         self._keeping = WriterConnection(database.url, durable=False)
-        self._reservations = Coalescer(self._reserve)
-        self._unseen_reservations = Coalescer(self._reserve_unseen)
-        self._settlements = Coalescer(self._settle)
+        self._reservations = WriteBatcher(self._reserve)
+        self._unseen_reservations = WriteBatcher(self._reserve_unseen)
+        self._settlements = WriteBatcher(self._settle)
 
-    async def reserve(self, row: ReservationRow) -> ReservedUnder:
+    async def reserve(self, row: LedgerReservation) -> ReservedUnder:
         """Kept only under the epoch it was admitted under and by the newest policy; a row without an epoch gets one."""
         rows = self._unseen_reservations if row.epoch is None else self._reservations
         return await rows.add(row)
 
-    async def settle(self, row: UsageRow) -> Booked:
+    async def settle(self, row: LedgerUsage) -> LedgerWrite:
         """Durable when it returns. Harmless when repeated. Raises `psycopg.Error` for a row that no table takes."""
         return await self._settlements.add(row)
 
@@ -99,11 +99,11 @@ class Books:
         if ids:
             await self._keeping.fetch(statements.RENEW, lease_s, [*ids])
 
-    async def take_expired(self, put_off_s: float) -> list[UsageRow]:
+    async def take_expired(self, put_off_s: float) -> list[LedgerUsage]:
         """What nobody vouches for any longer, as usage that nobody knows; put off, so that one gateway gets it."""
-        rows = await self._keeping.fetch(statements.EXPIRED, put_off_s, MOST_REAPED)
+        rows = await self._keeping.fetch(statements.EXPIRED, put_off_s, MAX_REAPED)
         return [
-            UsageRow(
+            LedgerUsage(
                 **dict(zip(("id", "tenant_id", "api_key_id", "adapter_id", "digest"), row[:5], strict=True)),
                 **dict(zip(("day", "month", "admitted_at"), row[5:], strict=True)),
                 outcome=UNKNOWN,
@@ -115,7 +115,7 @@ class Books:
         """Of those ids that the books know: whether they are open, or else what they used."""
         rows = await self._keeping.fetch(statements.KNOWN, [*ids], [*ids])
         return {
-            request_id: Known(None if tokens is None else Actual(tokens, amount_nano(pico)))
+            request_id: Known(None if tokens is None else ActualUsage(tokens, amount_nano(pico)))
             for request_id, tokens, pico in rows
         }
 
@@ -148,7 +148,7 @@ class Books:
         day, month = (PeriodUse(*row[1:4]) for row in rows)
         return SettledUse(rows[0][0], counted.at, (day, month))
 
-    async def seed(self, tenant_id: UUID, above: int = 0) -> tuple[int, Seed]:
+    async def seed(self, tenant_id: UUID, above: int = 0) -> tuple[int, CounterSnapshot]:
         """Takes the tenant's next epoch above that one, and what its counters start from; nothing in the books changes
         meanwhile.
         """
@@ -160,10 +160,10 @@ class Books:
                 select(UsageTotal).where(UsageTotal.tenant_id == tenant_id, UsageTotal.period.in_(periods))
             )
             open_requests = await session.scalars(
-                select(Reservation).where(Reservation.tenant_id == tenant_id)
+                select(ReservationRow).where(ReservationRow.tenant_id == tenant_id)
             )
             policy = await session.execute(select(Tenant.policy_epoch).where(Tenant.id == tenant_id))
-            seed = Seed(
+            seed = CounterSnapshot(
                 policy_epoch=policy.scalar_one(),
                 totals=tuple(period_total(each) for each in totals),
                 holds=tuple(hold_of(each) for each in open_requests),
@@ -187,22 +187,22 @@ class Books:
         for connection in (self._reserving, self._settling, self._keeping):
             await connection.close()
 
-    async def _reserve(self, rows: list[ReservationRow]) -> list[ReservedUnder]:
+    async def _reserve(self, rows: list[LedgerReservation]) -> list[ReservedUnder]:
         return await self._write_reservations(statements.RESERVE, rows)
 
-    async def _reserve_unseen(self, rows: list[ReservationRow]) -> list[ReservedUnder]:
+    async def _reserve_unseen(self, rows: list[LedgerReservation]) -> list[ReservedUnder]:
         return await self._write_reservations(statements.RESERVE_UNSEEN, rows)
 
-    async def _write_reservations(self, statement: str, rows: list[ReservationRow]) -> list[ReservedUnder]:
+    async def _write_reservations(self, statement: str, rows: list[LedgerReservation]) -> list[ReservedUnder]:
         told = {
             request_id: (kept, current, epoch)
             for request_id, kept, current, epoch in await self._reserving.fetch(statement, packed(rows))
         }
         return [reserved(*told[row.id]) for row in rows]
 
-    async def _settle(self, rows: list[UsageRow]) -> list[Booked]:
+    async def _settle(self, rows: list[LedgerUsage]) -> list[LedgerWrite]:
         told = {
-            request_id: Booked(written, epoch)
+            request_id: LedgerWrite(written, epoch)
             for request_id, written, epoch in await self._settling.fetch(statements.SETTLE, packed(rows))
         }
         return [told[row.id] for row in rows]
@@ -217,7 +217,7 @@ def reserved(kept: bool, current: bool, epoch: int | None) -> ReservedUnder:
     return ReservedUnder(Reserved.EPOCH_LOCKED if epoch is None else Reserved.EPOCH_MOVED, None)
 
 
-def packed(rows: Sequence[ReservationRow] | Sequence[UsageRow]) -> str:
+def packed(rows: Sequence[LedgerReservation] | Sequence[LedgerUsage]) -> str:
     return msgspec.json.encode(rows).decode()
 
 
@@ -225,8 +225,8 @@ def period_total(row: UsageTotal) -> PeriodTotal:
     return PeriodTotal(row.level, row.subject_id, row.period, row.tokens, row.amount_nano)
 
 
-def hold_of(row: Reservation) -> Hold:
-    return Hold(
+def hold_of(row: ReservationRow) -> ReservedAmounts:
+    return ReservedAmounts(
         id=row.id,
         api_key_id=row.api_key_id,
         adapter_id=row.adapter_id,

@@ -11,18 +11,16 @@ import psycopg
 
 from loraplex.tenants.errors import DatabaseUnavailable, TenantsError
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 
-class Coalescer(Generic[Row, Result]):
+class WriteBatcher(Generic[Row, Result]):
     """`run` takes a batch and returns one result per row, in order."""
 
-    def __init__(
-        self, run: Callable[[list[Row]], Awaitable[Sequence[Result]]], most: int = MOST_ROWS
-    ) -> None:
+    def __init__(self, run: Callable[[list[Row]], Awaitable[Sequence[Result]]], most: int = MAX_ROWS) -> None:
         self._run = run
         self._most = most
         self._waiting: list[tuple[Row, asyncio.Future[Result]]] = []

@@ -22,7 +22,7 @@ from loraplex.tenants.models.quotas import (
     Gateway,
     Quota,
     QuotaEvent,
-    Reservation,
+    ReservationRow,
     UsageRecord,
     UsageTotal,
 )
@@ -49,7 +49,7 @@ __all__ = [
     "IdempotencyRecord",
     "Quota",
     "QuotaEvent",
-    "Reservation",
+    "ReservationRow",
     "Tenant",
     "Upload",
     "UploadPart",

@@ -74,7 +74,7 @@ class AdmissionEpoch(Base):
     epoch: Mapped[BigInt]
 
 
-class Reservation(Base):
+class ReservationRow(Base):
     """An admitted request that has not been settled: what it may use at most, and until when its gateway vouches for it.
 
     `id` is the admission's UUIDv7. Amounts in nano-units of money. `day` and `month` are the periods of its admission.

@@ -15,9 +15,9 @@ from loraplex.tenants.api_keys.key_format import is_key_id
 from loraplex.tenants.api_keys.keys import alive
 from loraplex.tenants.errors import InvalidField, KeyNotFound
 from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
-from loraplex.tenants.quotas.limits import Level, Limits, Subject, wider
+from loraplex.tenants.quotas.limits import Level, QuotaLimits, Subject, wider
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.storage_quota import AdapterSpace
+from loraplex.tenants.registry.storage_quota import StorageQuota
 
 FIRST_REVISION: Final = 1
 TENANT_ONLY: Final = ("max_adapters", "max_adapter_bytes", "max_keys")
@@ -35,7 +35,7 @@ class QuotaState:
     level: Level
     subject_id: UUID
     name: str
-    limits: Limits
+    limits: QuotaLimits
     revision: int
 
     @property
@@ -48,7 +48,7 @@ class QuotaState:
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class ResourceCounts:
     """What counts against the limits that only a tenant has, by their names."""
 
     max_adapters: int
@@ -117,7 +117,7 @@ class QuotaRepository:
             raise InvalidField("level", "only the limits of keys and adapters are a tenant's to set")
         return row
 
-    async def narrow(self, row: Quota, limits: Limits) -> None:
+    async def narrow(self, row: Quota, limits: QuotaLimits) -> None:
         """Sets all limits of a locked row. Raises `InvalidField` for one above the tenant's."""
         for name in TENANT_ONLY:
             if limits.get(name) is not None:
@@ -129,7 +129,7 @@ class QuotaRepository:
             setattr(row, name, value)
         await self._session.flush()
 
-    async def holdings(self) -> Holdings:
+    async def holdings(self) -> ResourceCounts:
         """The tenant's adapters, their bytes with uploads under way, and the keys that work and were not replaced: what
         the limits themselves count.
         """
@@ -143,8 +143,8 @@ class QuotaRepository:
             ApiKey.expires_at.is_(None) | (ApiKey.expires_at > func.now()),
         )
         counts = [await self._session.scalar(query) or 0 for query in (adapters, keys)]
-        used_bytes = await AdapterSpace(self._session, self._tenant_id).used()
-        return Holdings(max_adapters=counts[0], max_adapter_bytes=used_bytes, max_keys=counts[1])
+        used_bytes = await StorageQuota(self._session, self._tenant_id).used()
+        return ResourceCounts(max_adapters=counts[0], max_adapter_bytes=used_bytes, max_keys=counts[1])
 
     async def _row(
         self, api_key_id: UUID | None, adapter_id: UUID | None, *, locked: bool = False
@@ -160,4 +160,6 @@ class QuotaRepository:
 
 def state_of(level: Level, subject_id: UUID, name: str, row: Quota | None) -> QuotaState:
     revision = FIRST_REVISION if row is None else row.revision
-    return QuotaState(level=level, subject_id=subject_id, name=name, limits=Limits.of(row), revision=revision)
+    return QuotaState(
+        level=level, subject_id=subject_id, name=name, limits=QuotaLimits.of(row), revision=revision
+    )

@@ -56,7 +56,7 @@ MAXIMA: Mapping[str, int] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class QuotaLimits:
     """None is no limit. Budgets in micro-units of money. Raises `InvalidField` naming the limit and its range."""
 
     requests_per_minute: int | None = None
@@ -92,7 +92,7 @@ class Limits:
         return any(self.get(name) is not None for name in PERIODIC)
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = QuotaLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class Subject:
 
     level: Level
     id: UUID
-    limits: Limits = NO_LIMITS
+    limits: QuotaLimits = NO_LIMITS
 
 
-def wider(limits: Limits, above: Limits) -> tuple[str, ...]:
+def wider(limits: QuotaLimits, above: QuotaLimits) -> tuple[str, ...]:
     """The limits that allow more than those above them. No limit of one's own is not wider: the one above still binds."""
     return tuple(
         name
@@ -113,5 +113,5 @@ def wider(limits: Limits, above: Limits) -> tuple[str, ...]:
     )
 
 
-def narrows(limits: Limits, above: Limits) -> bool:
+def narrows(limits: QuotaLimits, above: QuotaLimits) -> bool:
     return not wider(limits, above)

@@ -15,9 +15,9 @@ from sqlalchemy import Row, Select, and_, exists, func, or_, select
 
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
-from loraplex.tenants.quotas.limits import NO_LIMITS, Limits, Subject
+from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits, Subject
 
-MOST_TENANTS = 10_000
+MAX_TENANTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class TenantPolicy:
     """A tenant's limits at all levels; what has no entry has no limit of its own."""
 
     policy_epoch: int
-    tenant: Limits = NO_LIMITS
-    keys: Mapping[UUID, Limits] = field(default_factory=dict)
-    adapters: Mapping[UUID, Limits] = field(default_factory=dict)
+    tenant: QuotaLimits = NO_LIMITS
+    keys: Mapping[UUID, QuotaLimits] = field(default_factory=dict)
+    adapters: Mapping[UUID, QuotaLimits] = field(default_factory=dict)
 
     def subjects(self, tenant_id: UUID, api_key_id: UUID, adapter_id: UUID | None) -> tuple[Subject, ...]:
         """Who is counted for one request: all levels, limited or not, since a limit may be set later in a period."""
@@ -42,7 +42,7 @@ class Policies:
     """The policies last used; `load` reads one from the database."""
 
     def __init__(
-        self, load: Callable[[UUID], Awaitable[TenantPolicy]], most_tenants: int = MOST_TENANTS
+        self, load: Callable[[UUID], Awaitable[TenantPolicy]], most_tenants: int = MAX_TENANTS
     ) -> None:
         self._load = load
         self._most_tenants = most_tenants
@@ -89,7 +89,7 @@ class Policies:
 ROWS_AT_ONCE: Final = 500
 # Gateways end keys by their own clocks, and admit by what they read a moment before.
 KEPT_AFTER_EXPIRY: Final = timedelta(days=1)
-LIMIT_NAMES: Final = tuple(field.name for field in fields(Limits))
+LIMIT_NAMES: Final = tuple(field.name for field in fields(QuotaLimits))
 
 
 def policy_rows(tenant_id: UUID) -> Select[Any]:
@@ -109,14 +109,14 @@ def policy_rows(tenant_id: UUID) -> Select[Any]:
 async def policy_of(parts: AsyncIterator[Sequence[Row[Any]]]) -> TenantPolicy | None:
     """None without any row: there is no such tenant."""
     policy_epoch, tenant = None, NO_LIMITS
-    keys: dict[UUID, Limits] = {}
-    adapters: dict[UUID, Limits] = {}
+    keys: dict[UUID, QuotaLimits] = {}
+    adapters: dict[UUID, QuotaLimits] = {}
     async for part in parts:
         for row in part:
             policy_epoch, quota_id, api_key_id, adapter_id, *values = tuple(row)
             if quota_id is None:
                 continue
-            limits = Limits(**dict(zip(LIMIT_NAMES, values, strict=True)))
+            limits = QuotaLimits(**dict(zip(LIMIT_NAMES, values, strict=True)))
             if api_key_id is not None:
                 keys[api_key_id] = limits
             elif adapter_id is not None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID, uuid5
 
-from loraplex.tenants.api_keys.keys import FoundKey
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.quotas.limits import MAX_INTEGER, Subject
 from loraplex.tenants.rate_state import RateState
@@ -26,7 +26,7 @@ def check_amounts(tokens: int, amount_nano: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CounterRequest:
+class CounterReservation:
     """One admission. `id` names its reservation: asking again with the same id changes nothing.
 
     `subjects`: the tenant, the key and, unless it is for the base model, the adapter, in this order. `tokens` and
@@ -59,7 +59,7 @@ class CounterRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class ReservedAmounts:
     """An open reservation: what is held, for whom, and in which periods it was admitted.
 
     `epoch` is the one it was admitted under. None: it was admitted without the counters.
@@ -79,7 +79,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Actual:
+class ActualUsage:
     """What a request really used."""
 
     tokens: int
@@ -89,12 +89,12 @@ class Actual:
         check_amounts(self.tokens, self.amount_nano)
 
 
-NOTHING_USED = Actual(0, 0)
+NOTHING_USED = ActualUsage(0, 0)
 
 
 Outcome = Literal["completed", "aborted", "failed"]
 # Told when the counters have let a request in and the books do not have it yet; perhaps more than once.
-LetIn: TypeAlias = Callable[[], None]
+OnProvisional: TypeAlias = Callable[[], None]
 
 
 def not_told() -> None:
@@ -102,12 +102,12 @@ def not_told() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionRequest:
+class ReservationRequest:
     """`id` is a UUIDv7 and used once; `request_id` is what the client knows. Both counts are upper bounds."""
 
     id: UUID
     request_id: str
-    key: FoundKey
+    key: AuthenticatedKey
     adapter_id: UUID | None = None
     adapter_version: int | None = None
     digest: str | None = None
@@ -116,12 +116,12 @@ class AdmissionRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class Reservation:
     """A request that may run. `degraded`: by this gateway's share of the limits, without the counters."""
 
     id: UUID
     tenant_id: UUID
-    hold: Hold
+    hold: ReservedAmounts
     adapter_version: int | None
     digest: str | None
     admitted_at: datetime
@@ -130,7 +130,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class SettledUsage:
     """What a request used; `prompt_tokens` includes `cached_tokens`."""
 
     outcome: Outcome
@@ -147,7 +147,7 @@ LATE = "late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationRow:
+class LedgerReservation:
     """What a request may use at most. `epoch` is that of the counters that admitted it; None when no counters did."""
 
     id: UUID
@@ -168,7 +168,7 @@ class ReservationRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRow:
+class LedgerUsage:
     """What a request used. `outcome` None: it never began, so its reservation is taken back and nothing is written."""
 
     id: UUID

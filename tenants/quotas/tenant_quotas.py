@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.models import Quota
-from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.limits import QuotaLimits
 
 FIRST_REVISION = 1
 
@@ -22,10 +22,10 @@ class TenantQuotas:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def get(self, tenant_id: UUID) -> tuple[Limits, int]:
+    async def get(self, tenant_id: UUID) -> tuple[QuotaLimits, int]:
         """The limits and their revision."""
         quota = (await self._session.scalars(_of(tenant_id))).one_or_none()
-        return Limits.of(quota), FIRST_REVISION if quota is None else quota.revision
+        return QuotaLimits.of(quota), FIRST_REVISION if quota is None else quota.revision
 
     async def locked(self, tenant_id: UUID) -> Quota:
         """The row, made where there is none, and nobody else's to change until the transaction's end."""
@@ -34,9 +34,9 @@ class TenantQuotas:
         quota: Quota = (await self._session.scalars(_of(tenant_id).with_for_update())).one()
         return quota
 
-    async def change(self, quota: Quota, change: Mapping[str, int | None]) -> Limits:
+    async def change(self, quota: Quota, change: Mapping[str, int | None]) -> QuotaLimits:
         """Sets the limits that `change` names. Raises `InvalidField`."""
-        limits = Limits(**{**dict(Limits.of(quota).items()), **change})
+        limits = QuotaLimits(**{**dict(QuotaLimits.of(quota).items()), **change})
         for name, value in change.items():
             setattr(quota, name, value)
         await self._session.flush()

@@ -13,12 +13,12 @@ from sqlalchemy import Select, case, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.errors import InUse
-from loraplex.tenants.models import Adapter, AdapterVersion, Reservation
+from loraplex.tenants.models import Adapter, AdapterVersion, ReservationRow
 from loraplex.tenants.registry.adapters import AdapterRepository, present, require_revision
 from loraplex.tenants.registry.aliases import AliasRepository
 
 DELETING: Final = "deleting"
-UNJUDGED: Final = ("uploading", "validating")
+UNVALIDATED: Final = ("uploading", "validating")
 FILELESS: Final = ("rejected", DELETING)
 WITHOUT_FILES: Final = func.coalesce(
     AdapterVersion.blob_deleted_at, case((AdapterVersion.digest.is_(None), func.now()))
@@ -92,7 +92,7 @@ class AdapterDeletion:
 
     async def _require_idle(self, adapter: Adapter, versions: Sequence[AdapterVersion]) -> None:
         for version in versions:
-            if version.state in UNJUDGED:
+            if version.state in UNVALIDATED:
                 raise InUse(
                     f"version {version.version} of adapter {adapter.name} is being validated; try later"
                 )
@@ -103,9 +103,9 @@ class AdapterDeletion:
 
     async def _running(self, adapter: Adapter, digests: Iterable[str]) -> int:
         query = select(func.count()).where(
-            Reservation.tenant_id == self._tenant_id,
-            Reservation.adapter_id == adapter.id,
-            Reservation.digest.in_(digests),
+            ReservationRow.tenant_id == self._tenant_id,
+            ReservationRow.adapter_id == adapter.id,
+            ReservationRow.digest.in_(digests),
         )
         return await self._session.scalar(query) or 0
 
@@ -151,7 +151,7 @@ class UnusedBlobs:
         if await self._session.scalar(needed):
             return "shared"
         running = select(func.count()).where(
-            Reservation.tenant_id == blob.tenant_id, Reservation.digest == blob.digest
+            ReservationRow.tenant_id == blob.tenant_id, ReservationRow.digest == blob.digest
         )
         return "running" if await self._session.scalar(running) else "unused"
 

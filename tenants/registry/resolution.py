@@ -60,7 +60,7 @@ class ResolvedAdapter:
         return self.name if self.alias == PRODUCTION else f"{self.name}:{self.alias}"
 
 
-class ServedAdapters:
+class ModelResolver:
     """The ready versions of `tenant_id`, seen by one session."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:

@@ -13,7 +13,7 @@ from loraplex.tenants.errors import CountReached
 from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Upload
 
 
-class AdapterSpace:
+class StorageQuota:
     """The room of one tenant, seen by one session."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:

@@ -21,7 +21,7 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.models import Adapter, AdapterVersion, Upload, UploadPart
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.storage_quota import AdapterSpace
+from loraplex.tenants.registry.storage_quota import StorageQuota
 
 OPEN, COMPLETED, ABORTED, EXPIRED = "open", "completed", "aborted", "expired"
 
@@ -55,7 +55,7 @@ class UploadRepository:
         """The adapter, if an upload of so many bytes could begin. Raises what `open` does."""
         found = await AdapterRepository(self._session, self._tenant_id).get(adapter)
         await self._require_few(terms)
-        await AdapterSpace(self._session, self._tenant_id).require(size_bytes, found.id)
+        await StorageQuota(self._session, self._tenant_id).require(size_bytes, found.id)
         return found
 
     async def open(
@@ -67,7 +67,7 @@ class UploadRepository:
         upload_id: UUID | None = None,
     ) -> Upload:
         """A new upload, its bytes reserved. Raises `AdapterNotFound`, `CountReached`."""
-        await AdapterSpace(self._session, self._tenant_id).lock()
+        await StorageQuota(self._session, self._tenant_id).lock()
         size_bytes = sum(file.size for file in files)
         found = await self.check_room(adapter, size_bytes, terms)
         upload = Upload(
@@ -100,7 +100,7 @@ class UploadRepository:
 
         Raises what `open` does, `IdempotencyMismatch` for a repetition with other files, `IdempotencyInUse`.
         """
-        await AdapterSpace(self._session, self._tenant_id).lock()
+        await StorageQuota(self._session, self._tenant_id).lock()
         query = self._own(upload_id).with_for_update()
         upload = (await self._session.scalars(query)).one_or_none()
         if upload is None:
@@ -249,7 +249,7 @@ class UploadRepository:
         return upload
 
 
-class UploadJanitor:
+class ExpiredUploads:
     """Ends uploads of all tenants whose time is over; for an operator's session."""
 
     def __init__(self, session: AsyncSession) -> None:

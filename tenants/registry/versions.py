@@ -154,11 +154,11 @@ def target_of(name: str, version: int) -> str:
     return f"adapters/{name}/versions/{version}"
 
 
-MOST_AT_ONCE = 100
+MAX_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingVersion:
+class PendingVersion:
     """A version in the state `validating`. `digest` None: nothing is stored of it yet."""
 
     tenant_id: UUID
@@ -166,25 +166,25 @@ class WaitingVersion:
     digest: str | None = None
 
 
-class WaitingVersions:
+class PendingVersions:
     """Seen by one session of the operator."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def get(self, version_id: UUID) -> WaitingVersion | None:
+    async def get(self, version_id: UUID) -> PendingVersion | None:
         """None when it does not exist or has its verdict."""
         found = await self._read(_waiting().where(AdapterVersion.id == version_id))
         return found[0] if found else None
 
-    async def older_than(self, seconds: float) -> list[WaitingVersion]:
-        """The oldest of them, `MOST_AT_ONCE` at most."""
+    async def older_than(self, seconds: float) -> list[PendingVersion]:
+        """The oldest of them, `MAX_AT_ONCE` at most."""
         bound = func.now() - timedelta(seconds=seconds)
         return await self._read(_waiting().where(AdapterVersion.created_at < bound))
 
-    async def _read(self, query: Select[UUID, UUID, str | None]) -> list[WaitingVersion]:
-        rows = await self._session.execute(query.order_by(AdapterVersion.created_at).limit(MOST_AT_ONCE))
-        return [WaitingVersion(*row) for row in rows]
+    async def _read(self, query: Select[UUID, UUID, str | None]) -> list[PendingVersion]:
+        rows = await self._session.execute(query.order_by(AdapterVersion.created_at).limit(MAX_AT_ONCE))
+        return [PendingVersion(*row) for row in rows]
 
 
 def _waiting() -> Select[UUID, UUID, str | None]:

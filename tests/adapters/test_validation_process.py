@@ -14,10 +14,10 @@ from tests.adapters.validation.bad_folders import BAD_UPLOADS, FILES, BadUpload
 from tests.adapters.validation.good_folder import LIMITS, MODEL, write_good
 from tests.grammar.process_table import children, command_line
 
-from loraplex.adapters.confinement import ValidationLimits
+from loraplex.adapters.confinement import SandboxLimits
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.target_modules import adaptable_modules
-from loraplex.adapters.validation.result import Rejected, Validated, Verdict
+from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult
 from loraplex.adapters.validation.validate import judge
 from loraplex.adapters.validation_process import MODULE, ValidationProcesses
 
@@ -35,7 +35,7 @@ def processes(
         MODULES,
         BASE_DIGEST,
         environment=environment or dict(os.environ),
-        limits=ValidationLimits(**({"concurrent_per_tenant": 2} | limits)),
+        limits=SandboxLimits(**({"concurrent_per_tenant": 2} | limits)),
         adapter_limits=LIMITS,
         module=module,
     )
@@ -57,7 +57,7 @@ def processed() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationResult]:
     """Of the whole corpus, two at a time as a server does it, and of a good upload under the name ""."""
     parent = tmp_path_factory.mktemp("uploads")
     folders = {"": good_folder(parent)}
@@ -66,7 +66,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
         upload.spoil(folders[upload.name])
     by_process = {name: folder for name, folder in folders.items() if name in {"", *processed()}}
 
-    async def validate() -> list[Verdict]:
+    async def validate() -> list[ValidationResult]:
         pool = processes(queued_per_tenant=len(by_process))
         return await asyncio.gather(*(pool.validate(TENANT, folder) for folder in by_process.values()))
 
@@ -79,7 +79,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
     return here | dict(zip(by_process, asyncio.run(validate()), strict=True))
 
 
-def test_a_good_upload_is_told_apart_by_its_content(verdicts: dict[str, Verdict]) -> None:
+def test_a_good_upload_is_told_apart_by_its_content(verdicts: dict[str, ValidationResult]) -> None:
     verdict = verdicts[""]
     assert isinstance(verdict, Validated)
     assert len(verdict.digest) == 64 and verdict.rank == 4 and verdict.report.passed
@@ -88,14 +88,14 @@ def test_a_good_upload_is_told_apart_by_its_content(verdicts: dict[str, Verdict]
     assert [check.name for check in verdict.report.checks][:3] == ["files", "manifest", "header"]
 
 
-def test_the_corpus_is_large_and_no_two_refusals_read_alike(verdicts: dict[str, Verdict]) -> None:
+def test_the_corpus_is_large_and_no_two_refusals_read_alike(verdicts: dict[str, ValidationResult]) -> None:
     assert len(processed()) >= 40
     refused = [verdict for verdict in verdicts.values() if isinstance(verdict, Rejected)]
     assert len({(each.check, each.subject, each.message) for each in refused}) > 0.9 * len(BAD_UPLOADS)
 
 
 @pytest.mark.parametrize("upload", BAD_UPLOADS.values(), ids=lambda upload: upload.name)
-def test_a_bad_upload_is_refused_by_name(verdicts: dict[str, Verdict], upload: BadUpload) -> None:
+def test_a_bad_upload_is_refused_by_name(verdicts: dict[str, ValidationResult], upload: BadUpload) -> None:
     verdict, good = verdicts[upload.name], verdicts[""]
     assert isinstance(verdict, Rejected)
     assert (verdict.check, True) == (upload.check, upload.message in verdict.message), verdict.message
@@ -107,7 +107,7 @@ def test_a_bad_upload_is_refused_by_name(verdicts: dict[str, Verdict], upload: B
     assert verdict.peak_bytes - good.peak_bytes < 32 * MIB, "memory is flat whatever is uploaded"
 
 
-async def end_of(deed: str, parent: Path, **limits: Any) -> Verdict:
+async def end_of(deed: str, parent: Path, **limits: Any) -> ValidationResult:
     """The verdict on a process that does something else than it should."""
     return await strange(deed, **limits).validate(TENANT, good_folder(parent, deed or "nothing"))
 

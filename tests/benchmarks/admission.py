@@ -22,14 +22,14 @@ from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
-from loraplex.platform.inference.admission import Entry, InferenceCall, RequestAdmission
-from loraplex.platform.inference.background_tasks import DetachedWork
+from loraplex.platform.inference.admission import InferenceAdmission, PendingAdmission, RequestContext
+from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
-from loraplex.platform.observability.request_stats import TokenMeter
+from loraplex.platform.observability.request_stats import UsageCounter
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.admission.controller import Admissions, AdmissionSettings, Usage
-from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository
+from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController, SettledUsage
+from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
@@ -79,14 +79,14 @@ class Timing:
 class Scene:
     """The engine and the stores, and the requests of one shape."""
 
-    def __init__(self, shape: AdmissionShape, admissions: Admissions) -> None:
+    def __init__(self, shape: AdmissionShape, admissions: QuotaAdmissionController) -> None:
         self._shape = shape
         self._admissions = admissions
-        self._admission = RequestAdmission(admissions, DetachedWork())
+        self._admission = InferenceAdmission(admissions, BackgroundTasks())
         self._engine = FakeEngine(FakeScript(start_delay_s=shape.engine_ms / 1000))
         self._prompt = list(range(shape.input_len))
 
-    async def round(self, key: FoundKey | None, seed: int) -> list[Timing]:
+    async def round(self, key: AuthenticatedKey | None, seed: int) -> list[Timing]:
         """Every request at its time. `key` None: without admission."""
         count = max(1, round(self._shape.rate * self._shape.seconds))
         began = time.perf_counter()
@@ -97,11 +97,11 @@ class Scene:
 
         return await asyncio.gather(*map(one, arrival_offsets(count, self._shape.rate, seed)))
 
-    async def _request(self, key: FoundKey | None) -> Timing:
+    async def _request(self, key: AuthenticatedKey | None) -> Timing:
         began = time.perf_counter()
         entry = None if key is None else await self._enter(key)
         entered = time.perf_counter()
-        meter = TokenMeter([self._shape.input_len])
+        meter = UsageCounter([self._shape.input_len])
         streams = EngineStreams(self._engine, [self._engine_request()], meter)
         await streams.next()
         begun = time.perf_counter()
@@ -115,11 +115,11 @@ class Scene:
             await self._admissions.settle(admission, used(meter))
         return Timing(first - began, entered - began, first - begun, time.perf_counter() - answered)
 
-    async def _enter(self, key: FoundKey) -> Entry:
+    async def _enter(self, key: AuthenticatedKey) -> PendingAdmission:
         async def renewed(caller: Caller) -> Caller:
             return caller
 
-        call = InferenceCall(
+        call = RequestContext(
             caller=tenant_caller(key, None), request_id=uuid4().hex, renewed=renewed, confirmed=renewed
         )
         shape = self._shape
@@ -134,8 +134,8 @@ class Scene:
         )
 
 
-def used(meter: TokenMeter) -> Usage:
-    return Usage(
+def used(meter: UsageCounter) -> SettledUsage:
+    return SettledUsage(
         outcome="completed",
         prompt_tokens=meter.prompt_tokens,
         cached_tokens=meter.cached_tokens,
@@ -150,11 +150,14 @@ async def measure_admission(shape: AdmissionShape, say: Callable[[str], None]) -
 
 
 async def measure_on(
-    database: Database, admissions: Admissions, shape: AdmissionShape, say: Callable[[str], None]
+    database: Database,
+    admissions: QuotaAdmissionController,
+    shape: AdmissionShape,
+    say: Callable[[str], None],
 ) -> Report:
     """The three cases in turn, in an order that changes from round to round, after a warm-up of each."""
     found: dict[str, list[Timing]] = {WITHOUT: [], UNLIMITED: [], LIMITED: []}
-    keys: dict[str, FoundKey | None] = {
+    keys: dict[str, AuthenticatedKey | None] = {
         WITHOUT: None,
         UNLIMITED: await tenant(database, "unlimited", {}),
         LIMITED: await tenant(database, "limited", dict.fromkeys(COUNTED, AMPLE)),
@@ -171,15 +174,15 @@ async def measure_on(
 
 
 @asynccontextmanager
-async def opened_stores() -> AsyncIterator[tuple[Database, Admissions]]:
+async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionController]]:
     """Fresh ones, with admission as a gateway runs it."""
     with TemporaryDirectory(prefix="loraplex-bench-") as folder:
         async with EmbeddedServices(Path(folder)) as services:
             await asyncio.to_thread(upgrade, services.database_url)
-            database, settings = Database(services.database_url), AdmissionSettings()
+            database, settings = Database(services.database_url), AdmissionConfig()
             fast = open_valkey(services.redis_url)
             patient = open_valkey(services.redis_url)
-            admissions = Admissions(database, fast, PRICE, uuid4(), settings, patient=patient)
+            admissions = QuotaAdmissionController(database, fast, PRICE, uuid4(), settings, patient=patient)
             upkeep = asyncio.create_task(admissions.run())
             try:
                 yield database, admissions
@@ -192,7 +195,7 @@ async def opened_stores() -> AsyncIterator[tuple[Database, Admissions]]:
                 await database.close()
 
 
-async def tenant(database: Database, name: str, limits: Mapping[str, int]) -> FoundKey:
+async def tenant(database: Database, name: str, limits: Mapping[str, int]) -> AuthenticatedKey:
     """The key of a new tenant with `limits` on itself and on the key."""
     async with database.as_operator() as session:
         owner = await TenantRepository(session).create(name)

@@ -4,14 +4,14 @@ from uuid import uuid4
 
 from tests.benchmarks.admission import LIMITED, PRICE, UNLIMITED, WITHOUT, AdmissionShape, measure_on
 
-from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
+from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import open_valkey
 
 
 async def test_every_case_is_answered_and_compared(database: Database, valkey_url: str) -> None:
     client, said = open_valkey(valkey_url), list[str]()
-    admissions = Admissions(database, client, PRICE, uuid4(), AdmissionSettings(valkey_s=1.0))
+    admissions = QuotaAdmissionController(database, client, PRICE, uuid4(), AdmissionConfig(valkey_s=1.0))
     shape = AdmissionShape(rate=40, seconds=0.25, rounds=2, engine_ms=1)
     report = await measure_on(database, admissions, shape, said.append)
     await admissions.close()

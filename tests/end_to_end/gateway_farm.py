@@ -16,12 +16,12 @@ from uuid import UUID, uuid4
 import msgspec
 import uvicorn
 
-from loraplex.adapters.limits import UploadLimits
+from loraplex.adapters.limits import UploadConfig
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.platform.api.app import create_app
-from loraplex.platform.inference.dependencies import GatewayLimits, GatewayServices
-from loraplex.tenants.admission.controller import Admissions, AdmissionSettings
+from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
+from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.database import Database
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
@@ -59,8 +59,8 @@ def price_of(plan: FarmPlan) -> Price:
     return Price(prompt=plan.price_prompt, cached_prompt=plan.price_cached, completion=plan.price_completion)
 
 
-def settings_of(plan: FarmPlan) -> AdmissionSettings:
-    return AdmissionSettings(
+def settings_of(plan: FarmPlan) -> AdmissionConfig:
+    return AdmissionConfig(
         lease_s=plan.lease_s,
         heartbeat_s=plan.heartbeat_s,
         valkey_s=plan.valkey_s,
@@ -74,7 +74,9 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
     database = Database(plan.database_url, pool_size=3)
     fast = open_valkey(plan.valkey_url, command_s=max(plan.valkey_s, ANSWER_SECONDS))
     patient = open_valkey(plan.valkey_url)
-    admissions = Admissions(database, fast, price_of(plan), uuid4(), settings_of(plan), patient=patient)
+    admissions = QuotaAdmissionController(
+        database, fast, price_of(plan), uuid4(), settings_of(plan), patient=patient
+    )
     upkeep = asyncio.create_task(admissions.run())
     app = create_app(services(plan, database, admissions))
     config = uvicorn.Config(app, log_level="error", lifespan="off", access_log=False, ws="none")
@@ -82,11 +84,11 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
     upkeep.cancel()
 
 
-def services(plan: FarmPlan, database: Database, admissions: Admissions) -> GatewayServices:
+def services(plan: FarmPlan, database: Database, admissions: QuotaAdmissionController) -> GatewayDependencies:
     absent: Any = SimpleNamespace(special_tokens=frozenset(), record=lambda timings: None)
-    no_uploads: Any = SimpleNamespace(limits=UploadLimits())
+    no_uploads: Any = SimpleNamespace(limits=UploadConfig())
     no_uploads.in_turns = lambda turn: no_uploads
-    return GatewayServices(
+    return GatewayDependencies(
         served_model_name=MODEL,
         database=database,
         engine=FakeEngine(plan.script),
@@ -102,7 +104,7 @@ def services(plan: FarmPlan, database: Database, admissions: Admissions) -> Gate
         derive_key=lambda *parts: bytes(32),
         uploads=no_uploads,
         adapter_path=adapter_path,
-        limits=GatewayLimits(),
+        limits=ServingConfig(),
     )
 
 

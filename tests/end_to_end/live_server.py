@@ -18,7 +18,7 @@ from openai import OpenAI
 
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.demo.demo_file import DemoAccess
-from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
 
 RUN = "from loraplex.platform.cli.main import main; main()"
@@ -128,7 +128,7 @@ class LiveServer:
 
 async def engine_stats(address: str) -> EngineStats:
     """What the engine at `address` counts now."""
-    engine = RemoteEngine(address, BufferLimits())
+    engine = RemoteEngine(address, EventBufferConfig())
     engine.start()
     try:
         async with asyncio.timeout(20):

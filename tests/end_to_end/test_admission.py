@@ -26,12 +26,12 @@ from tests.tenants.admission.gateways import limited_subjects
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, stream_completion
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
-from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.valkey import open_valkey
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ LEASE_S, HEARTBEAT_S = 2.0, 0.4
 # Two clocks' readings of one moment, and a pruned lease's last beat.
 SLACK_S = 0.05
 # Rates of the tenant are high: after Valkey was emptied they begin at nothing, and the rest is to be tried then as well.
-OF_TENANT = Limits(
+OF_TENANT = QuotaLimits(
     requests_per_minute=20_000,
     tokens_per_minute=600_000,
     concurrent_requests=12,
@@ -49,12 +49,12 @@ OF_TENANT = Limits(
     budget_per_month=100_000,
 )
 OF_KEYS = {
-    "free": Limits(),
-    "requests": Limits(requests_per_minute=8),
-    "tokens": Limits(tokens_per_minute=300),
-    "places": Limits(concurrent_requests=2),
-    "day": Limits(tokens_per_day=200),
-    "money": Limits(budget_per_day=300),
+    "free": QuotaLimits(),
+    "requests": QuotaLimits(requests_per_minute=8),
+    "tokens": QuotaLimits(tokens_per_minute=300),
+    "places": QuotaLimits(concurrent_requests=2),
+    "day": QuotaLimits(tokens_per_day=200),
+    "money": QuotaLimits(budget_per_day=300),
 }
 BOUND = (
     "requests_per_minute",
@@ -85,7 +85,7 @@ class Subject:
 
     name: str
     api_key_id: UUID | None
-    limits: Limits
+    limits: QuotaLimits
 
 
 @dataclass
@@ -258,7 +258,7 @@ async def ready(gateways: Sequence[FarmGateway]) -> None:
 async def counted(database: Database, plan: FarmPlan, tenant_id: UUID) -> list[LimitUse]:
     """What Valkey says is used, once the last settlement has reached it."""
     client = open_valkey(plan.valkey_url)
-    admissions = Admissions(database, client, price_of(plan), uuid4())
+    admissions = QuotaAdmissionController(database, client, price_of(plan), uuid4())
     subjects = await limited_subjects(admissions, tenant_id)
     async with asyncio.timeout(10):
         uses = await admissions.quotas(tenant_id, subjects)
@@ -318,7 +318,7 @@ def check_counters(run: Run, records: Sequence[Record], uses: Sequence[LimitUse]
         if use.name in expected:
             seen += 1
             assert (use.used, use.reserved) == (expected[use.name], 0), (keys.get(use.subject_id), use)
-    limited = sum(subject.limits != Limits() for subject in run.subjects)
+    limited = sum(subject.limits != QuotaLimits() for subject in run.subjects)
     assert seen >= 5 * limited
 
 

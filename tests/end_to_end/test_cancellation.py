@@ -13,7 +13,7 @@ import pytest
 from tests.end_to_end.live_server import LiveServer, serving
 
 from loraplex.engine.messages import EngineStats
-from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
 
 CANCELS = 300
@@ -106,7 +106,7 @@ def busy(stats: EngineStats) -> int:
 
 async def storm(server: LiveServer, unit_s: float) -> tuple[list[EngineStats], EngineStats, float]:
     """What was seen meanwhile, the last numbers, and how long after the last departure they came."""
-    engine = RemoteEngine(server.engine_address, BufferLimits())
+    engine = RemoteEngine(server.engine_address, EventBufferConfig())
     engine.start()
     await engine.wait_ready()
     seen: list[EngineStats] = []

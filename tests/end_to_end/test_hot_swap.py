@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from tests.end_to_end.live_server import LiveServer
 
-from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, AdapterStorage
+from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
 from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.cli.command_context import open_database
@@ -96,7 +96,7 @@ class Client:
 async def push_versions(demo: LiveServer, tenant: str) -> dict[int, str]:
     """Both versions of the adapter: their digests."""
     facts = read_base_model(demo.data_dir)
-    storage = AdapterStorage(demo.data_dir / ADAPTERS_FOLDER)
+    storage = LocalAdapterStore(demo.data_dir / ADAPTERS_FOLDER)
     async with open_database(demo.data_dir) as database:
         async with database.as_operator() as session:
             tenant_id = (await TenantRepository(session).get(tenant)).id

@@ -12,7 +12,7 @@ from loraplex.engine.config import LoraConfig
 from loraplex.engine.errors import AdapterInexact
 from loraplex.engine.kernels import dispatch
 from loraplex.engine.lora import pool_factory
-from loraplex.engine.lora.memory.device_memory import PagedMemory
+from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
 from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.site import LoraSite
@@ -44,9 +44,9 @@ def in_pages(
     max_slots: int,
     device: torch.device,
     allocate_blob: Callable[[int], Tensor],
-) -> PagedMemory:
+) -> DeviceAdapterMemory:
     """What a GPU has, in host memory."""
-    return PagedMemory(
+    return DeviceAdapterMemory(
         sites,
         pages,
         max_bytes=config.max_bytes,
@@ -64,7 +64,7 @@ def test_adapters_in_pages_of_an_arena_equal_peft(
 ) -> None:
     """Ranks over one page, on the embedding and the head too, in an arena that holds two or three of them."""
     monkeypatch.setattr(pool_factory, "open_memory", in_pages)
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
     served = engine(max_bytes=200_000, max_rank=32)
     names = [None, *ADAPTERS]
     for index, prompt in enumerate(prompts(12, seed=9)):

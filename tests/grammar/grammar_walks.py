@@ -16,7 +16,7 @@ from loraplex.grammar.tree import JsonValue
 
 USUAL = frozenset('"]},:{[\\u0123456789-.eEabcdxyz ')
 CLOSING = frozenset('"]},')
-MOST_TOKENS = 160
+MAX_TOKENS = 160
 
 
 class DeadEnd(AssertionError):
@@ -57,7 +57,7 @@ class Walks:
 
     def _walk(self, start: LlguidanceMask | XgrammarMask, source: random.Random) -> list[int] | None:
         mask, tokens = start.fork(), list[int]()
-        for _ in range(MOST_TOKENS):
+        for _ in range(MAX_TOKENS):
             allowed = self._allowed(mask)
             if self._end in allowed:
                 if not mask.is_complete():

@@ -4,15 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.grammar.tenant_cache import TenantCache
-from loraplex.grammar.trial.messages import Verdict
+from loraplex.grammar.trial.messages import CompileResult
 from loraplex.grammar.trial.trials import ENTRY_BYTES, remembered_bytes
 
 
-def verdict(text: str = "") -> Verdict:
-    return Verdict(trial_id=0, outcome="invalid", text=text, wall_s=0.0, cpu_s=0.0, bytes=0)
+def verdict(text: str = "") -> CompileResult:
+    return CompileResult(trial_id=0, outcome="invalid", text=text, wall_s=0.0, cpu_s=0.0, bytes=0)
 
 
-def verdicts(most_bytes: int, most_tenant_bytes: int) -> TenantCache[Verdict]:
+def verdicts(most_bytes: int, most_tenant_bytes: int) -> TenantCache[CompileResult]:
     return TenantCache(most_bytes, most_tenant_bytes, remembered_bytes)
 
 

@@ -10,7 +10,7 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.accounts.deletion import TenantDeletions
-from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository
+from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.database import ROLES, Database
 
 pytestmark = pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
@@ -59,7 +59,7 @@ async def test_what_crosses_tenants_works_for_an_ordinary_owner(owned: Database)
     async with owned.as_tenant(tenant_id) as session:
         key_id = (await KeyRepository(session).create(tenant_id, "first", ["inference"])).record.key_id
 
-    async def find() -> FoundKey | None:
+    async def find() -> AuthenticatedKey | None:
         async with owned.as_writer() as session:
             return await KeyRepository(session).find(key_id)
 

@@ -7,12 +7,19 @@ from uuid import UUID
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
-from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, Hold, LetIn, Usage, not_told
+from loraplex.tenants.quotas.reservation import (
+    OnProvisional,
+    Reservation,
+    ReservationRequest,
+    ReservedAmounts,
+    SettledUsage,
+    not_told,
+)
 from loraplex.tenants.rate_state import RateState
 
 
 class FakeAdmissions:
-    """`RequestAdmissions`. `refusals` are raised by the next admissions, one each. `booking`: what happens between letting
+    """`AdmissionController`. `refusals` are raised by the next admissions, one each. `booking`: what happens between letting
     a request in and admitting it.
     """
 
@@ -20,14 +27,14 @@ class FakeAdmissions:
         self.rate = RateState(requests=None, tokens=None)
         self.refusals: list[Exception] = []
         self.booking: Callable[[], Awaitable[None]] | None = None
-        self.asked: list[AdmissionRequest] = []
-        self.settled: list[tuple[Admission, Usage]] = []
-        self.released: list[Admission] = []
+        self.asked: list[ReservationRequest] = []
+        self.settled: list[tuple[Reservation, SettledUsage]] = []
+        self.released: list[Reservation] = []
         self.published: list[UUID] = []
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
 
-    async def admit(self, request: AdmissionRequest, let_in: LetIn = not_told) -> Admission:
+    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
         self.asked.append(request)
         if self.refusals:
             raise self.refusals.pop(0)
@@ -37,7 +44,7 @@ class FakeAdmissions:
         tenant_id, now = request.key.tenant_id, datetime.now(UTC)
         assert tenant_id is not None
         periods = periods_of(now)
-        hold = Hold(
+        hold = ReservedAmounts(
             id=request.id,
             api_key_id=request.key.api_key_id,
             adapter_id=request.adapter_id,
@@ -46,7 +53,7 @@ class FakeAdmissions:
             day=periods.day,
             month=periods.month,
         )
-        return Admission(
+        return Reservation(
             id=request.id,
             tenant_id=tenant_id,
             hold=hold,
@@ -57,10 +64,10 @@ class FakeAdmissions:
             degraded=self.degraded,
         )
 
-    async def settle(self, admission: Admission, usage: Usage) -> None:
+    async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         self.settled.append((admission, usage))
 
-    async def release(self, admission: Admission) -> None:
+    async def release(self, admission: Reservation) -> None:
         self.released.append(admission)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:

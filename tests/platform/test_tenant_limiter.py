@@ -6,11 +6,11 @@ from uuid import uuid4
 import pytest
 
 from loraplex.platform.errors import Overloaded
-from loraplex.platform.tenant_limiter import TenantSlots
+from loraplex.platform.tenant_limiter import RefusingTenantLimiter
 
 
 def test_slots_are_bounded_in_all_and_for_each_tenant() -> None:
-    slots = TenantSlots(3, 2, "uploads")
+    slots = RefusingTenantLimiter(3, 2, "uploads")
     first, second = uuid4(), uuid4()
     with ExitStack() as stack:
         for tenant_id in (first, first, second):

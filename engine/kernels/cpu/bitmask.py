@@ -9,7 +9,7 @@ from numba import carray
 
 from loraplex.engine.kernels.cpu.numba_bridge import (
     KINDS,
-    ParallelBody,
+    ParallelKernel,
     load,
     load_int,
     load_long,
@@ -24,7 +24,7 @@ FORBIDDEN = np.float32(-np.inf)
 
 
 @cache
-def _body(kind: int) -> ParallelBody:
+def _body(kind: int) -> ParallelKernel:
     def forbid(block: Any) -> None:
         arguments = carray(block, (6,))
         threads, masked, words, vocab = np.int64(team_size()), arguments[0], arguments[1], arguments[2]
@@ -46,7 +46,7 @@ def _body(kind: int) -> ParallelBody:
                     value = load(kind, target, bit)
                     store(kind, target, bit, value if (word >> np.int32(bit)) & 1 else FORBIDDEN)
 
-    return ParallelBody(forbid, 6)
+    return ParallelKernel(forbid, 6)
 
 
 def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:

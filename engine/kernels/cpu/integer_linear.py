@@ -16,7 +16,7 @@ from loraplex.engine.kernels.cpu.integer_tile import BLOCK_BYTES, GROUP, multipl
 from loraplex.engine.kernels.cpu.integer_weight import IntegerWeight
 from loraplex.engine.kernels.cpu.llvm_vectors import LANES, has_byte_products
 from loraplex.engine.kernels.cpu.numba_bridge import (
-    ParallelBody,
+    ParallelKernel,
     barrier,
     team_size,
     thread_number,
@@ -29,7 +29,7 @@ LONG_PRODUCT = 8 << 20
 
 
 @cache
-def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: int) -> ParallelBody:
+def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: int) -> ParallelKernel:
     @njit(inline="always")  # type: ignore[untyped-decorator]
     def multiply(
         count: int,
@@ -94,7 +94,7 @@ def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: in
             if rows & 1:
                 multiply(1, first, row_bytes, lines, tile_bytes, weight_groups, groups, out, y_bytes)
 
-    return ParallelBody(round_multiply, 11, as_written=True)
+    return ParallelKernel(round_multiply, 11, as_written=True)
 
 
 class Workspace(threading.local):

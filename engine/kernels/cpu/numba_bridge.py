@@ -212,7 +212,7 @@ class _BodyCache(FunctionCache):  # type: ignore[misc]
         self._cache_file = IndexDataCacheFile(self.cache_path, self._impl.filename_base, stamp)
 
 
-class ParallelBody:
+class ParallelKernel:
     """A compiled body that takes `num_arguments` integers. Engines on several threads may share it."""
 
     def __init__(

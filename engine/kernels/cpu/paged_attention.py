@@ -12,7 +12,7 @@ from numba import carray, njit
 
 from loraplex.engine.kernels.cpu.numba_bridge import (
     KINDS,
-    ParallelBody,
+    ParallelKernel,
     exp,
     load,
     load_constant,
@@ -73,7 +73,7 @@ def _add_4_values(kind: int, target: int, value: int, stride: int, size: int, we
 
 
 @cache
-def _body(kind: int) -> ParallelBody:
+def _body(kind: int) -> ParallelKernel:
     def attend(block: Any) -> None:
         arguments = carray(block, (15,))
         threads, rows, heads, kv_heads, size = (
@@ -166,7 +166,7 @@ def _body(kind: int) -> ParallelBody:
                     for i in range(size):
                         store(kind, target, i, load_float(scratch + g * size * 4, i) * inverse)
 
-    return ParallelBody(attend, 15)
+    return ParallelKernel(attend, 15)
 
 
 @cache

@@ -9,7 +9,7 @@ from numba import carray
 
 from loraplex.engine.kernels.cpu.numba_bridge import (
     KINDS,
-    ParallelBody,
+    ParallelKernel,
     load,
     store,
     team_size,
@@ -20,7 +20,7 @@ from loraplex.engine.kernels.cpu.numba_bridge import (
 
 
 @cache
-def _body(kind: int) -> ParallelBody:
+def _body(kind: int) -> ParallelKernel:
     def rms_norm_rows(block: Any) -> None:
         arguments = carray(block, (8,))
         threads, rows, size = np.int64(team_size()), arguments[0], arguments[1]
@@ -44,7 +44,7 @@ def _body(kind: int) -> ParallelBody:
             for i in range(size):
                 store(kind, out + offset, i, load(kind, source, i) * scale * load(kind, weight, i))
 
-    return ParallelBody(rms_norm_rows, 8)
+    return ParallelKernel(rms_norm_rows, 8)
 
 
 def rms_norm(

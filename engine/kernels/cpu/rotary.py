@@ -9,7 +9,7 @@ from numba import carray, njit
 
 from loraplex.engine.kernels.cpu.numba_bridge import (
     KINDS,
-    ParallelBody,
+    ParallelKernel,
     load,
     load_float,
     load_long,
@@ -42,7 +42,7 @@ def _rotate(kind: int, head: int, half: int, cos: int, sin: int) -> None:
 
 
 @cache
-def _body(kind: int) -> ParallelBody:
+def _body(kind: int) -> ParallelKernel:
     def rotate_and_write(block: Any) -> None:
         arguments = carray(block, (14,))
         threads, tokens, heads, kv_heads, size = (
@@ -71,7 +71,7 @@ def _body(kind: int) -> ParallelBody:
             for i in range(2 * kv_heads * size):
                 store(kind, target, i, load(kind, source, i))
 
-    return ParallelBody(rotate_and_write, 14)
+    return ParallelKernel(rotate_and_write, 14)
 
 
 def rotary_write_kv(

@@ -12,7 +12,7 @@ from numba import carray, njit
 
 from loraplex.engine.kernels.cpu.numba_bridge import (
     KINDS,
-    ParallelBody,
+    ParallelKernel,
     barrier,
     load,
     load_constant,
@@ -132,7 +132,7 @@ def _expand_rows(
 
 
 @cache
-def _body(kind: int) -> ParallelBody:
+def _body(kind: int) -> ParallelKernel:
     def shrink_expand(block: Any) -> None:
         arguments = carray(block, (18,))
         threads, tokens, inputs = np.int64(team_size()), arguments[0], arguments[1]
@@ -214,7 +214,7 @@ def _body(kind: int) -> ParallelBody:
                         store(kind, target, n, load_float(accumulators + j * size * 4, n))
                 column += rank
 
-    return ParallelBody(shrink_expand, 18)
+    return ParallelKernel(shrink_expand, 18)
 
 
 class Workspace:

@@ -9,7 +9,7 @@ from numba import carray
 
 from loraplex.engine.kernels.cpu.numba_bridge import (
     KINDS,
-    ParallelBody,
+    ParallelKernel,
     exp,
     load_constant,
     store,
@@ -21,7 +21,7 @@ from loraplex.engine.kernels.cpu.numba_bridge import (
 
 
 @cache
-def _body(kind: int) -> ParallelBody:
+def _body(kind: int) -> ParallelKernel:
     def silu_mul_rows(block: Any) -> None:
         arguments = carray(block, (4,))
         threads, rows, size = np.int64(team_size()), arguments[0], arguments[1]
@@ -36,7 +36,7 @@ def _body(kind: int) -> ParallelBody:
                 numerator = np.float32(1) if g >= np.float32(0) else e
                 store(kind, out, i, g * numerator / (np.float32(1) + e) * load_constant(kind, up, i))
 
-    return ParallelBody(silu_mul_rows, 4)
+    return ParallelKernel(silu_mul_rows, 4)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

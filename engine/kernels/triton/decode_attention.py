@@ -18,7 +18,7 @@ MAX_PROGRAMS = 1056
 """Two programs for each place on an H100 (132 SMs, 4 programs on each), so that one that ends early is followed by another."""
 DECODE_ROWS = 16
 """Query heads of a tile: the least a tensor core takes, and as many as one KV head has in most models."""
-LEAST_ROWS = 64
+MIN_ROWS = 64
 """Rows a kernel is compiled for at the least: smaller batches share one variant."""
 DECODE_STAGES = 7
 """A tile's address comes from the block table, whose load takes stages too: 2n + 1 of them keep n tiles in flight."""
@@ -219,7 +219,7 @@ def decode_attention(
         group=group,
         block_size=block_size,
         block_m=DECODE_ROWS,
-        block_rows=max(LEAST_ROWS, triton.next_power_of_2(rows)),
+        block_rows=max(MIN_ROWS, triton.next_power_of_2(rows)),
         num_warps=NUM_WARPS,
         num_stages=DECODE_STAGES,
         **cut,

@@ -24,7 +24,7 @@ from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
 from loraplex.engine.lora.site import PAGE_RANKS
 
 NUM_WARPS = 4
-LEAST_COLUMNS = 16
+MIN_COLUMNS = 16
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -236,8 +236,8 @@ def expand_rotary_write_kv(
         aligned=is_aligned(size),
         block_m=batch.chunk_rows,
         block_r=PAGE_RANKS,
-        block_half=max(triton.next_power_of_2(max(half, 1)), LEAST_COLUMNS),
-        block_rest=max(triton.next_power_of_2(max(size - 2 * half, 1)), LEAST_COLUMNS),
+        block_half=max(triton.next_power_of_2(max(half, 1)), MIN_COLUMNS),
+        block_rest=max(triton.next_power_of_2(max(size - 2 * half, 1)), MIN_COLUMNS),
         num_warps=NUM_WARPS,
         num_stages=TILE_STAGES,
         enable_fp_fusion=True,

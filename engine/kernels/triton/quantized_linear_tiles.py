@@ -17,7 +17,7 @@ _SMS = 132
 _WARPS_OF_SM = 8
 """From so many on an SM waits for memory and not for instructions."""
 MAX_SPLITS = 4
-_LEAST_SPLIT_INPUTS = 1024
+_MIN_SPLIT_INPUTS = 1024
 _WORTH_A_SPLIT = 0.75
 """The share of its time that a split product may need at most: programs that wait for each other cost 1 to 2 us."""
 
@@ -70,7 +70,7 @@ def splits_for(rows: int, weight: QuantizedWeight, tile: Tile) -> int:
     def time(splits: int) -> float:
         return _ceiling(programs * splits, at_once) / splits
 
-    allowed = [n for n in range(1, MAX_SPLITS + 1) if n == 1 or weight.inputs >= n * _LEAST_SPLIT_INPUTS]
+    allowed = [n for n in range(1, MAX_SPLITS + 1) if n == 1 or weight.inputs >= n * _MIN_SPLIT_INPUTS]
     best = min(allowed, key=time)
     return best if time(best) <= _WORTH_A_SPLIT * time(1) else 1
 

@@ -1,4 +1,4 @@
-"""`PagedMemory`: adapters in one preallocated arena, in pages of 16 rank rows: the way of a GPU.
+"""`DeviceAdapterMemory`: adapters in one preallocated arena, in pages of 16 rank rows: the way of a GPU.
 
 Invariant: no load calls the device's allocator, moves an adapter or waits for the device. A matrix of rank r takes r rows,
 no more: its last page is as short as it can be, because no kernel reads beyond the rank.
@@ -18,14 +18,14 @@ from loraplex.engine.lora.memory.packed_adapter import PackedAdapter, pack, page
 from loraplex.engine.lora.memory.page_copy import CopyStream, PageCopy
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.memory.rank_quantization import QuantizationReport, QuantizedModule
-from loraplex.engine.lora.memory.slab_allocator import Allocation, SlabArena, choose_slab_bytes
+from loraplex.engine.lora.memory.slab_allocator import Allocation, SlabAllocator, choose_slab_bytes
 from loraplex.engine.lora.memory.slot_entries import ModulePages
 from loraplex.engine.lora.memory.slot_tables import Contents, SlotTables
 from loraplex.engine.lora.site import PAGE_RANKS, LoraPart, LoraSite
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
 
-LEAST_SLAB_BYTES = 1 << 20
-LEAST_SLABS = 64
+MIN_SLAB_BYTES = 1 << 20
+MIN_SLABS = 64
 """A small budget has smaller slabs, so that its page sizes do not take it up with one slab each."""
 
 
@@ -110,7 +110,7 @@ class PagedParts(Sequence[LoraPart | None]):
         return self._storage[start : start + torch.float32.itemsize * module.rank].view(torch.float32)
 
 
-class PagedMemory:
+class DeviceAdapterMemory:
     """Implements `AdapterMemory`. `start_copy` sets a copy going; `stream` is where it will go.
 
     `allocate_blob` makes uint8 host memory for an adapter on its way, on the loader's thread.
@@ -134,7 +134,7 @@ class PagedMemory:
         self._pages = pages
         self._tables = SlotTables(sites, max_slots, max_rank, device)
         self._max_bytes = max_bytes
-        self._arena = SlabArena(max_bytes, _slab_bytes(sites, pages, max_bytes))
+        self._arena = SlabAllocator(max_bytes, _slab_bytes(sites, pages, max_bytes))
         self._storage = torch.empty(self._arena.capacity_bytes, dtype=torch.uint8, device=device)
         self._base = self._storage.data_ptr()
         self._allocate_blob = allocate_blob
@@ -234,7 +234,7 @@ class PagedMemory:
 def _slab_bytes(sites: Sequence[LoraSite], pages: PageFormat, max_bytes: int) -> int:
     widths = {width for site in sites for width in (site.inputs, *site.slice_sizes)}
     sizes = [page_bytes(PAGE_RANKS, width, pages.dtype) for width in widths] or [1]
-    return choose_slab_bytes(sizes, min(LEAST_SLAB_BYTES, max(1, max_bytes // LEAST_SLABS)))
+    return choose_slab_bytes(sizes, min(MIN_SLAB_BYTES, max(1, max_bytes // MIN_SLABS)))
 
 
 def _copy_of(placement: Placement) -> PageCopy:

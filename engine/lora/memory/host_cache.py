@@ -1,4 +1,4 @@
-"""`HostTier`: adapters that left the device, as the blobs they were loaded as. Least recently used first out.
+"""`HostCache`: adapters that left the device, as the blobs they were loaded as. Least recently used first out.
 
 Invariant: at most `max_bytes` of host memory; whoever comes back from here is copied, not read from disk.
 """
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
-from loraplex.engine.lora.memory.pinned_arena import HostArena
+from loraplex.engine.lora.memory.pinned_arena import PinnedArena
 
 Key = tuple[bytes, str]
 
 
-class HostTier:
+class HostCache:
     """`max_bytes` 0 keeps nothing. An adapter on the device stays in here as well, so that it can leave at once.
 
     With an `arena` blobs are its extents, and only those are kept. The loader asks for blobs, the step loop for the rest.
     """
 
-    def __init__(self, max_bytes: int, arena: HostArena | None = None) -> None:
+    def __init__(self, max_bytes: int, arena: PinnedArena | None = None) -> None:
         self.max_bytes = max_bytes if arena is None else arena.capacity_bytes
         self.nbytes = 0
         self.num_hits = 0

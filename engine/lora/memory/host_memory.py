@@ -1,4 +1,4 @@
-"""`ContiguousMemory`: adapters on the CPU. The blob the loader made is where kernels read; nothing is copied.
+"""`HostAdapterMemory`: adapters on the CPU. The blob the loader made is where kernels read; nothing is copied.
 
 Invariant: the pages of a matrix are contiguous, so that a body may read it whole, and have the model's type: adapters that
 were to be quantized are quantized and expanded again, which shows what it does to answers but saves no memory.
@@ -20,7 +20,7 @@ from loraplex.engine.lora.site import LoraSite, LoraSlice
 from loraplex.engine.lora.weights import LoraWeights
 
 
-class ContiguousMemory:
+class HostAdapterMemory:
     """Implements `AdapterMemory` for sites on the CPU."""
 
     def __init__(

@@ -16,7 +16,7 @@ from loraplex.engine.lora.memory.slot_entries import ModulePages, TableRows, tab
 from loraplex.engine.lora.site import ALIGNMENT, PAGE_RANKS
 from loraplex.engine.lora.weights import LoraModule
 
-LEAST_SCALE_BYTES = 64
+MIN_SCALE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _parts(name: str, module: LoraModule | QuantizedModule, dtype: torch.dtype) 
             yield _Part(name, matrix, page, page_bytes(page.shape[0], page.shape[1], dtype))
     if isinstance(module, QuantizedModule):
         scales = module.scales
-        yield _Part(name, "s", scales, max(LEAST_SCALE_BYTES, _power_of_two(scales.nbytes)))
+        yield _Part(name, "s", scales, max(MIN_SCALE_BYTES, _power_of_two(scales.nbytes)))
 
 
 def _fill(blob: Tensor, parts: Iterable[_Part], dtype: torch.dtype) -> Iterator[Page]:

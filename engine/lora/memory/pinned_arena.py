@@ -1,4 +1,4 @@
-"""`HostArena`: host memory for blobs, pinned once at the start: pinning under way would hold the driver, and every row.
+"""`PinnedArena`: host memory for blobs, pinned once at the start: pinning under way would hold the driver, and every row.
 
 Invariant: an extent returns when the last reference to its blob goes, so that no blob that is still copied is written over.
 """
@@ -15,7 +15,7 @@ PIECE_BYTES = 1 << 30
 """Pieces are powers of two, since torch's allocator of pinned memory rounds up to those; a blob lies in one piece."""
 
 
-class HostArena:
+class PinnedArena:
     """At most `max_bytes`, in pieces of at most `piece_bytes`. First fit. Any thread may allocate and let go."""
 
     def __init__(self, max_bytes: int, *, pinned: bool, piece_bytes: int = PIECE_BYTES) -> None:

@@ -1,4 +1,4 @@
-"""`SlabArena`: which bytes of one preallocated budget hold which page (Bonwick's slabs). Pure bookkeeping, no tensor.
+"""`SlabAllocator`: which bytes of one preallocated budget hold which page (Bonwick's slabs). Pure bookkeeping, no tensor.
 
 Invariant: pages never overlap, never move and never leave the budget; a slab holds pages of one size and returns when its
 last page does. A slab is taken only when no page of the wanted size is free, so unused bytes of a size lie in its own slabs.
@@ -40,7 +40,7 @@ class _Size:
     partial: dict[int, None] = field(default_factory=dict)
 
 
-class SlabArena:
+class SlabAllocator:
     """`need` maps page sizes in bytes to counts, everywhere."""
 
     def __init__(self, nbytes: int, slab_bytes: int) -> None:

@@ -4,9 +4,9 @@ from bisect import bisect_left
 
 DENSE_STEP = 8
 """A tile of rows of most kernels: within it, padding costs next to nothing."""
-MOST_DENSE = 256
+MAX_DENSE = 256
 SPARSE_STEP = 64
-MOST_ROWS = 1024
+MAX_ROWS = 1024
 """Beyond it launches no longer matter, and a step is computed without a graph."""
 
 
@@ -17,8 +17,8 @@ class Buckets:
         """Raises `ValueError` for fewer than 1 row."""
         if max_rows < 1:
             raise ValueError(f"a step has at least 1 row, not {max_rows}")
-        most = min(max_rows, MOST_ROWS)
-        sizes = (1, 2, 4, *range(DENSE_STEP, MOST_DENSE, DENSE_STEP), *range(MOST_DENSE, most, SPARSE_STEP))
+        most = min(max_rows, MAX_ROWS)
+        sizes = (1, 2, 4, *range(DENSE_STEP, MAX_DENSE, DENSE_STEP), *range(MAX_DENSE, most, SPARSE_STEP))
         self.sizes: tuple[int, ...] = (*(size for size in sizes if size < most), most)
 
     @property

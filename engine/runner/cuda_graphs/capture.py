@@ -8,7 +8,7 @@ from loraplex.engine.batch.forward_batch import AdapterPath
 from loraplex.engine.lora.device_batch import FEW_ADAPTERS
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.runner.cuda_graphs.buckets import Buckets
-from loraplex.engine.runner.cuda_graphs.decode_graphs import DecodeGraphs, KindLimits
+from loraplex.engine.runner.cuda_graphs.decode_graphs import AdapterKinds, DecodeGraphs
 from loraplex.engine.runner.cuda_graphs.replay import CudaReplayer
 from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs, StaticShape
@@ -29,7 +29,7 @@ def capture_decodes(
         buckets,
         CudaReplayer(device),
         StaticGroups(path, device),
-        KindLimits(few, is_one=path.deterministic),
+        AdapterKinds(few, is_one=path.deterministic),
     )
     report = graphs.capture()
     structlog.get_logger("loraplex.engine").info(

@@ -34,7 +34,7 @@ Grouping: TypeAlias = Callable[[Tensor, AdapterKind], LoraBatch | None]
 
 
 @dataclass(frozen=True, slots=True)
-class KindLimits:
+class AdapterKinds:
     """`few`: the most adapters of a step of that kind; 0: there are no adapters. With `is_one` every step with any
     adapter is of one kind, whoever is in it."""
 
@@ -76,7 +76,7 @@ class DecodeGraphs:
         buckets: Buckets,
         replayer: Replayer,
         grouping: Grouping,
-        limits: KindLimits,
+        limits: AdapterKinds,
     ) -> None:
         """`logits` [rows of the largest bucket, vocab], where every step leaves its own."""
         self._forward = forward

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from loraplex.engine.batch.forward_batch import BatchRows, ForwardBatch, UnknownTokens
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.lora.batch import LoraBatch
 
 
@@ -26,9 +26,11 @@ class StaticShape:
 class StaticInputs:
     """Filled in stream order: a step that still reads them is not disturbed."""
 
-    def __init__(self, shape: StaticShape, device: torch.device, staging: Staging | None = None) -> None:
+    def __init__(
+        self, shape: StaticShape, device: torch.device, staging: HostTransfers | None = None
+    ) -> None:
         self._shape = shape
-        self._staging = staging or Staging(device)
+        self._staging = staging or HostTransfers(device)
         rows = shape.rows
         self.token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)

@@ -15,16 +15,16 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 from starlette.responses import Response
 
-from loraplex.platform.api.management.idempotent_responses import SealedAnswers
+from loraplex.platform.api.management.idempotent_responses import EncryptedResponses
 from loraplex.platform.api.management.pagination import Cursors, Page, page_of
 from loraplex.platform.api.management.request_bodies import body_sha256
-from loraplex.platform.api.management.responses import Answer, Document, respond
-from loraplex.platform.api.management.sorting import KeyT, Order, RowT
+from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, respond
+from loraplex.platform.api.management.sorting import KeyT, RowT, SortOrder
 from loraplex.platform.api.request_id import request_id_of
 from loraplex.platform.auth.authenticator import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.inference.dependencies import GatewayServices
-from loraplex.platform.tenant_limiter import Turns
+from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.tenant_limiter import WaitingTenantLimiter
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.idempotency import IdempotencyRepository, RepeatableRequest
@@ -35,19 +35,19 @@ _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 
 FoundT = TypeVar("FoundT")
 PlaneCaller: TypeAlias = Caller | OperatorCaller
-Read: TypeAlias = Callable[[AsyncSession], Awaitable[Answer]]
-Change: TypeAlias = Callable[[AsyncSession, AuditRepository], Awaitable[Answer]]
+Read: TypeAlias = Callable[[AsyncSession], Awaitable[ApiResponse]]
+Change: TypeAlias = Callable[[AsyncSession, AuditRepository], Awaitable[ApiResponse]]
 Rows: TypeAlias = Callable[[AsyncSession, Page[RowT, KeyT]], Awaitable[Sequence[RowT]]]
 
 
-class Plane:
+class ManagementEndpoint:
     """Runs the work of routes as what their caller is: a tenant sees its own rows, an operator all."""
 
-    def __init__(self, services: GatewayServices) -> None:
+    def __init__(self, services: GatewayDependencies) -> None:
         self._services = services
-        self._sealed = SealedAnswers(services.derive_key)
+        self._sealed = EncryptedResponses(services.derive_key)
         self._cursor_key = services.derive_key(CURSOR_DOMAIN)
-        self._turns = Turns()
+        self._turns = WaitingTenantLimiter()
 
     @property
     def served_model_name(self) -> str:
@@ -63,7 +63,7 @@ class Plane:
         self,
         caller: PlaneCaller,
         find: Callable[[AsyncSession], Awaitable[FoundT]],
-        tell: Callable[[FoundT], Awaitable[Answer]],
+        tell: Callable[[FoundT], Awaitable[ApiResponse]],
     ) -> Response:
         """As `read`, for what lies in another store too: `tell` is asked in the same turn, and holds no connection."""
         async with self._turn(caller):
@@ -92,28 +92,28 @@ class Plane:
         self,
         request: Request,
         caller: PlaneCaller,
-        order: Order[RowT, KeyT],
+        order: SortOrder[RowT, KeyT],
         rows: Rows[RowT, KeyT],
-        shown: Callable[[RowT], Document],
+        shown: Callable[[RowT], ResponseModel],
         filters: Iterable[str] = (),
     ) -> Response:
         """The page that the query asks for. `rows` reads `fetch` rows behind `after`, in that order."""
         page = self.page(request, caller, order, filters)
 
-        async def work(session: AsyncSession) -> Answer:
-            return Answer(200, page.listing(await rows(session, page), shown))
+        async def work(session: AsyncSession) -> ApiResponse:
+            return ApiResponse(200, page.listing(await rows(session, page), shown))
 
         return await self.read(caller, work)
 
     def page(
-        self, request: Request, caller: PlaneCaller, order: Order[RowT, KeyT], filters: Iterable[str] = ()
+        self, request: Request, caller: PlaneCaller, order: SortOrder[RowT, KeyT], filters: Iterable[str] = ()
     ) -> Page[RowT, KeyT]:
         """What the query asks for, of the listing at this path as `caller` sees it."""
         scope = f"{tenant_of(caller) or 'operator'} {request.url.path}".encode()
         return page_of(request, Cursors(self._cursor_key, scope), order, filters)
 
     async def _once(
-        self, session: AsyncSession, request: RepeatableRequest, work: Callable[[], Awaitable[Answer]]
+        self, session: AsyncSession, request: RepeatableRequest, work: Callable[[], Awaitable[ApiResponse]]
     ) -> Response:
         kept = timedelta(seconds=self._services.limits.idempotency_s)
         records = IdempotencyRepository(session, kept)

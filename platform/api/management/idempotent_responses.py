@@ -11,7 +11,7 @@ import msgspec
 from cryptography.fernet import Fernet, InvalidToken
 from starlette.responses import Response
 
-from loraplex.tenants.errors import AnswerLost
+from loraplex.tenants.errors import StoredResponseUnreadable
 from loraplex.tenants.idempotency import RepeatableRequest
 
 DOMAIN = b"loraplex/idempotency/v1"
@@ -20,31 +20,31 @@ DeriveKey = Callable[..., bytes]
 """Parts as bytes, the first of which names the purpose -> 32 bytes."""
 
 
-class KeptAnswer(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     status: int
     headers: list[tuple[str, str]]
     body: bytes
 
 
-class SealedAnswers:
+class EncryptedResponses:
     """Seals and opens the answers of repeatable requests."""
 
     def __init__(self, derive_key: DeriveKey) -> None:
         self._derive_key = derive_key
 
     def seal(self, request: RepeatableRequest, response: Response) -> bytes:
-        kept = KeptAnswer(response.status_code, response.headers.items(), bytes(response.body))
+        kept = StoredResponse(response.status_code, response.headers.items(), bytes(response.body))
         return self._fernet(request).encrypt(msgspec.json.encode(kept))
 
     def open(self, request: RepeatableRequest, sealed: bytes) -> Response:
-        """The same answer, marked as a repetition. Raises `AnswerLost` when the server secret has changed since."""
+        """The same answer, marked as a repetition. Raises `StoredResponseUnreadable` when the server secret has changed since."""
         try:
             content = self._fernet(request).decrypt(sealed)
         except InvalidToken as error:
-            raise AnswerLost(
+            raise StoredResponseUnreadable(
                 "the answer to this Idempotency-Key can no longer be read: take a new one"
             ) from error
-        kept = msgspec.json.decode(content, type=KeptAnswer)
+        kept = msgspec.json.decode(content, type=StoredResponse)
         headers = {**dict(kept.headers), REPLAYED_HEADER: "true"}
         return Response(kept.body, kept.status, headers)
 

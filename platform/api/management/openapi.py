@@ -6,14 +6,14 @@ from typing import Any, Final
 from fastapi import FastAPI
 
 from loraplex.platform.api.management.pagination import Listing, page_parameters
-from loraplex.platform.api.management.request_bodies import Body, body_schema
-from loraplex.platform.api.management.responses import Document, documented
+from loraplex.platform.api.management.request_bodies import RequestModel, body_schema
+from loraplex.platform.api.management.responses import ResponseModel, documented
 
 _FRAMEWORK_ERROR: Final = "HTTPValidationError"
 
 
 def described(
-    body: type[Body] | None = None,
+    body: type[RequestModel] | None = None,
     *,
     optional_body: bool = False,
     if_match: bool = False,
@@ -36,7 +36,7 @@ def described(
     return extra if body is None else {**extra, **body_schema(body, optional=optional_body)}
 
 
-def listed(item: type[Document], filters: Mapping[str, str] | None = None) -> dict[str, Any]:
+def listed(item: type[ResponseModel], filters: Mapping[str, str] | None = None) -> dict[str, Any]:
     """What the route of a listing of `item` is declared with; `filters`: name -> what it means."""
     return {
         "responses": documented(answer=Listing[item]),  # type: ignore[valid-type]

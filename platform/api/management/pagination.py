@@ -15,8 +15,8 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from starlette.requests import Request
 
-from loraplex.platform.api.management.responses import Document
-from loraplex.platform.api.management.sorting import KeyT, Order, Position, RowT
+from loraplex.platform.api.management.responses import ResponseModel
+from loraplex.platform.api.management.sorting import KeyT, Position, RowT, SortOrder
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 
 MAX_LIMIT: Final = 100
@@ -30,7 +30,7 @@ _BASE64: Final = re.compile(r"[A-Za-z0-9_-]+")
 ItemT = TypeVar("ItemT")
 
 
-class Listing(Document, Generic[ItemT]):
+class Listing(ResponseModel, Generic[ItemT]):
     """`next_cursor` is null on the last page."""
 
     data: list[ItemT]
@@ -75,7 +75,7 @@ class Page(Generic[RowT, KeyT]):
     after: KeyT | None
     filters: Mapping[str, str]
     cursors: Cursors
-    order: Order[RowT, KeyT]
+    order: SortOrder[RowT, KeyT]
 
     @property
     def fetch(self) -> int:
@@ -90,7 +90,7 @@ class Page(Generic[RowT, KeyT]):
 
 
 def page_of(
-    request: Request, cursors: Cursors, order: Order[RowT, KeyT], filters: Iterable[str] = ()
+    request: Request, cursors: Cursors, order: SortOrder[RowT, KeyT], filters: Iterable[str] = ()
 ) -> Page[RowT, KeyT]:
     """The page that the query asks for. Raises `UnknownParameter`, `InvalidParameter`.
 

@@ -23,17 +23,17 @@ BODY_LIMITS: Final = BodyLimits(max_bytes=64 << 10, max_s=30.0, max_depth=16, ma
 _NO_BODY: Final = hashlib.sha256(b"").digest()
 _NAME_LENGTH: Final = 64
 
-BodyT = TypeVar("BodyT", bound="Body")
+BodyT = TypeVar("BodyT", bound="RequestModel")
 ReadT = TypeVar("ReadT")
 
 
-class Body(BaseModel):
+class RequestModel(BaseModel):
     """Base of every body: closed and strict. `model_fields_set` tells the fields a PATCH names."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
-def body_of(model: type[BodyT], *, optional: bool = False) -> Any:
+def request_model(model: type[BodyT], *, optional: bool = False) -> Any:
     """A dependency that reads the body as `model`; an `optional` one may be empty, which reads as `{}`.
 
     It comes after the caller among a route's parameters, so that a body is only read of those who may send one.
@@ -77,7 +77,7 @@ def body_sha256(request: Request) -> bytes:
     return digest
 
 
-def body_schema(model: type[Body], *, optional: bool = False) -> dict[str, Any]:
+def body_schema(model: type[RequestModel], *, optional: bool = False) -> dict[str, Any]:
     """The `requestBody` of an operation, for `openapi_extra`."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
@@ -107,7 +107,7 @@ def _is_empty(request: Request) -> bool:
     return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
 
-def _refusal(model: type[Body], details: ErrorDetails) -> InvalidParameter:
+def _refusal(model: type[RequestModel], details: ErrorDetails) -> InvalidParameter:
     param = ".".join(str(part)[:_NAME_LENGTH] for part in details["loc"]) or None
     if details["type"] == "extra_forbidden":
         top = len(details["loc"]) == 1

@@ -14,27 +14,27 @@ EVERYWHERE: Final = (400, 401, 403, 404, 408, 413, 503)
 """What any route of the planes may answer: see the table in `platform.errors`."""
 
 
-class Document(BaseModel):
+class ResponseModel(BaseModel):
     """Base of what routes show."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
-class ErrorDetails(Document):
+class ErrorDetails(ResponseModel):
     message: str
     type: str
     param: str | None
     code: str
 
 
-class ErrorDocument(Document):
+class ErrorDocument(ResponseModel):
     """The OpenAI error object."""
 
     error: ErrorDetails
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     """`etag`: the revision of what `document` shows; the next change names it in If-Match."""
 
     status: int
@@ -43,7 +43,7 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def respond(answer: Answer) -> Response:
+def respond(answer: ApiResponse) -> Response:
     """The HTTP response; without a document there is no body."""
     headers = dict(answer.headers)
     if answer.etag is not None:

@@ -13,7 +13,7 @@ KeyT = TypeVar("KeyT")
 
 
 @dataclass(frozen=True, slots=True)
-class Order(Generic[RowT, KeyT]):
+class SortOrder(Generic[RowT, KeyT]):
     """`key`: what a row is sorted by, which no other row of the listing has."""
 
     key: Callable[[RowT], KeyT]
@@ -24,21 +24,21 @@ class Order(Generic[RowT, KeyT]):
         return self.write(self.key(row))
 
 
-def by_text(key: Callable[[RowT], str]) -> Order[RowT, str]:
-    return Order(key, lambda text: (text,), lambda position: str(position[0]))
+def by_text(key: Callable[[RowT], str]) -> SortOrder[RowT, str]:
+    return SortOrder(key, lambda text: (text,), lambda position: str(position[0]))
 
 
-def by_number(key: Callable[[RowT], int]) -> Order[RowT, int]:
-    return Order(key, lambda number: (number,), lambda position: int(position[0]))
+def by_number(key: Callable[[RowT], int]) -> SortOrder[RowT, int]:
+    return SortOrder(key, lambda number: (number,), lambda position: int(position[0]))
 
 
-def by_id(key: Callable[[RowT], UUID]) -> Order[RowT, UUID]:
-    return Order(key, lambda identity: (str(identity),), lambda position: UUID(str(position[0])))
+def by_id(key: Callable[[RowT], UUID]) -> SortOrder[RowT, UUID]:
+    return SortOrder(key, lambda identity: (str(identity),), lambda position: UUID(str(position[0])))
 
 
-def by_time(key: Callable[[RowT], tuple[datetime, UUID]]) -> Order[RowT, tuple[datetime, UUID]]:
+def by_time(key: Callable[[RowT], tuple[datetime, UUID]]) -> SortOrder[RowT, tuple[datetime, UUID]]:
     """With an id, for rows of one moment."""
-    return Order(
+    return SortOrder(
         key,
         lambda moment: (moment[0].astimezone(UTC).isoformat(), str(moment[1])),
         lambda position: (datetime.fromisoformat(str(position[0])), UUID(str(position[1]))),

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished
-from loraplex.grammar.parsing.deltas import Piece
+from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.platform.api.openai.logprobs import chat_entries
 from loraplex.platform.api.openai.parsed_output import ended_by, piece_delta, read_whole
-from loraplex.platform.api.openai.response_envelope import AnswerHead, event_of, usage_of
+from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, usage_of
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
-from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
+from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 
 _encode = msgspec.json.encode
 
@@ -25,7 +25,7 @@ class ChatChunks:
     _role = b'"role":"assistant","content":""'
 
     def __init__(
-        self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+        self, head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
     ) -> None:
         self._head = head
         self._choices = generation.choices
@@ -62,7 +62,7 @@ class ChatChunks:
         )
 
 
-class ReadChatChunks(ChatChunks):
+class ParsedChatChunks(ChatChunks):
     """Encodes the stream of an answer with a form: what the reader of each choice makes of its text."""
 
     # An answer of calls alone has no content.
@@ -70,8 +70,8 @@ class ReadChatChunks(ChatChunks):
 
     def __init__(
         self,
-        answer: FormedAnswer,
-        head: AnswerHead,
+        answer: ConstrainedOutput,
+        head: ResponseHead,
         generation: Generation,
         text_of: TokenText,
         include_usage: bool,
@@ -95,18 +95,18 @@ class ReadChatChunks(ChatChunks):
         end = b'},"logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
         return self._chunks(choice, pieces) + self._before[choice] + end + self._open_end
 
-    def _chunks(self, choice: int, pieces: list[Piece]) -> bytes:
+    def _chunks(self, choice: int, pieces: list[OutputDelta]) -> bytes:
         before, after = self._before[choice], self._running
         return b"".join(before + piece_delta(piece) + after for piece in pieces)
 
 
 def chat_chunks(
-    head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+    head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
 ) -> ChatChunks:
     """The encoder of one stream; a plain one has no readers."""
     if generation.answer is None:
         return ChatChunks(head, generation, text_of, include_usage)
-    return ReadChatChunks(generation.answer, head, generation, text_of, include_usage)
+    return ParsedChatChunks(generation.answer, head, generation, text_of, include_usage)
 
 
 @dataclass(slots=True)
@@ -116,8 +116,8 @@ class _Choice:
     finished: Finished | None = None
 
 
-async def collect_chat(head: AnswerHead, generation: Generation, text_of: TokenText) -> dict[str, object]:
-    """The whole answer, once every choice has finished. Raises `AnswerNotSatisfied` when any choice is not."""
+async def collect_chat(head: ResponseHead, generation: Generation, text_of: TokenText) -> dict[str, object]:
+    """The whole answer, once every choice has finished. Raises `SchemaNotSatisfied` when any choice is not."""
     choices = [_Choice() for _ in range(generation.choices)]
     async for index, event in generation.events():
         choice = choices[index]
@@ -134,7 +134,7 @@ async def collect_chat(head: AnswerHead, generation: Generation, text_of: TokenT
     }
 
 
-async def _choice(index: int, choice: _Choice, answer: FormedAnswer | None) -> dict[str, object]:
+async def _choice(index: int, choice: _Choice, answer: ConstrainedOutput | None) -> dict[str, object]:
     logprobs = None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
     text, calls, reason = await read_whole(answer, choice.texts, choice.finished)
     content = text if text or not calls else None

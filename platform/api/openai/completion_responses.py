@@ -5,10 +5,10 @@ import msgspec
 from loraplex.engine.messages import Delta, Finished
 from loraplex.platform.api.openai.logprobs import CompletionLogprobs
 from loraplex.platform.api.openai.parsed_output import ended_by, read_whole
-from loraplex.platform.api.openai.response_envelope import AnswerHead, event_of, usage_of
+from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, usage_of
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
-from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
+from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 
 KIND = "text_completion"
 _encode = msgspec.json.encode
@@ -18,7 +18,7 @@ class CompletionChunks:
     """Encodes one stream: text, the reason of each choice, and usage when asked."""
 
     def __init__(
-        self, head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+        self, head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
     ) -> None:
         self._head = head
         self._timings = generation.timings
@@ -55,8 +55,8 @@ class ReadCompletionChunks(CompletionChunks):
 
     def __init__(
         self,
-        answer: FormedAnswer,
-        head: AnswerHead,
+        answer: ConstrainedOutput,
+        head: ResponseHead,
         generation: Generation,
         text_of: TokenText,
         include_usage: bool,
@@ -75,7 +75,7 @@ class ReadCompletionChunks(CompletionChunks):
 
 
 def completion_chunks(
-    head: AnswerHead, generation: Generation, text_of: TokenText, include_usage: bool
+    head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
 ) -> CompletionChunks:
     """The encoder of one stream; a plain one has no readers."""
     if generation.answer is None:
@@ -84,9 +84,9 @@ def completion_chunks(
 
 
 async def collect_completion(
-    head: AnswerHead, generation: Generation, text_of: TokenText
+    head: ResponseHead, generation: Generation, text_of: TokenText
 ) -> dict[str, object]:
-    """The whole answer, once every choice of every prompt has finished. Raises `AnswerNotSatisfied`."""
+    """The whole answer, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
     texts: list[list[str]] = [[] for _ in range(generation.choices)]
     logprobs = [CompletionLogprobs(text_of) for _ in texts]
     finished: list[Finished | None] = [None] * generation.choices

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from loraplex.platform.observability.request_stats import RequestTimings
+from loraplex.platform.observability.request_stats import RequestStats
 
 
-def usage_of(timings: RequestTimings) -> dict[str, object]:
+def usage_of(timings: RequestStats) -> dict[str, object]:
     """`prompt_tokens`, `completion_tokens`, their sum, and the cached part of the prompt."""
     return {
         "prompt_tokens": timings.prompt_tokens,
@@ -21,7 +21,7 @@ def usage_of(timings: RequestTimings) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerHead:
+class ResponseHead:
     """`created` in seconds of the Unix epoch."""
 
     id: str

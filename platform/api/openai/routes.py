@@ -12,39 +12,41 @@ from starlette.responses import Response
 from loraplex.platform.api.openai.chat_responses import chat_chunks, collect_chat
 from loraplex.platform.api.openai.completion_responses import collect_completion, completion_chunks
 from loraplex.platform.api.openai.openapi import ANSWERING, READING, body_schema
-from loraplex.platform.api.openai.response_envelope import AnswerHead
+from loraplex.platform.api.openai.response_envelope import ResponseHead
 from loraplex.platform.api.request_body import read_object
 from loraplex.platform.api.request_id import answer_headers_of, request_id_of
 from loraplex.platform.api.sse import EventStream, unless_disconnected
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import describe
-from loraplex.platform.inference.admission import InferenceCall
-from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.admission import RequestContext
+from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.model_resolution import list_models, resolve_model
-from loraplex.platform.inference.pipeline import Inference
+from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, read_parameters
-from loraplex.platform.tenant_limiter import TenantSlots, Turns
+from loraplex.platform.tenant_limiter import RefusingTenantLimiter, WaitingTenantLimiter
 
 SCOPE = "inference"
 # What is wrong with a request, found before it is admitted or without it.
 UNADMITTED = frozenset({400, 404, 408, 413})
 
 
-def inference_router(services: GatewayServices, authenticator: Authenticator) -> APIRouter:
+def inference_router(services: GatewayDependencies, authenticator: Authenticator) -> APIRouter:
     """All routes of the inference plane."""
     router = APIRouter(prefix="/v1", tags=["inference"])
-    inference = Inference(services)
+    inference = InferencePipeline(services)
     # Admission knows when a cached key is outdated; what is not admitted looks its key up.
     authorized, admissible = (
         Depends(authenticator.requires(SCOPE, cached=cached)) for cached in (False, True)
     )
     limits = services.limits
-    turns = Turns()
-    tokenizing = TenantSlots(limits.max_tokenizing, limits.max_tokenizing_per_tenant, "calls of /v1/tokenize")
+    turns = WaitingTenantLimiter()
+    tokenizing = RefusingTenantLimiter(
+        limits.max_tokenizing, limits.max_tokenizing_per_tenant, "calls of /v1/tokenize"
+    )
     started, base = int(time.time()), services.served_model_name
 
-    def call_of(request: Request, caller: Caller) -> InferenceCall:
-        return InferenceCall(
+    def call_of(request: Request, caller: Caller) -> RequestContext:
+        return RequestContext(
             caller=caller,
             request_id=request_id_of(request.scope),
             renewed=partial(authenticator.renewed, scope=SCOPE),
@@ -98,7 +100,9 @@ def _needs_no_admission(error: Exception) -> bool:
     return describe(error).row.status in UNADMITTED
 
 
-async def _values(services: GatewayServices, request: Request, caller: Caller, endpoint: Endpoint) -> Values:
+async def _values(
+    services: GatewayDependencies, request: Request, caller: Caller, endpoint: Endpoint
+) -> Values:
     namespace = services.namespace_of(caller.tenant_id)
 
     async def check_elsewhere(body: bytes) -> None:
@@ -110,11 +114,15 @@ async def _values(services: GatewayServices, request: Request, caller: Caller, e
 
 
 async def _answer(
-    services: GatewayServices, inference: Inference, request: Request, call: InferenceCall, endpoint: Endpoint
+    services: GatewayDependencies,
+    inference: InferencePipeline,
+    request: Request,
+    call: RequestContext,
+    endpoint: Endpoint,
 ) -> Response:
     values = await _values(services, request, call.caller, endpoint)
     kind = "chatcmpl" if endpoint == "chat" else "cmpl"
-    head = AnswerHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
+    head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
     if not values["stream"]:
         work = _whole(services, inference, call, endpoint, values, head)
         return await unless_disconnected(request.receive, work)
@@ -127,12 +135,12 @@ async def _answer(
 
 
 async def _whole(
-    services: GatewayServices,
-    inference: Inference,
-    call: InferenceCall,
+    services: GatewayDependencies,
+    inference: InferencePipeline,
+    call: RequestContext,
     endpoint: Endpoint,
     values: Values,
-    head: AnswerHead,
+    head: ResponseHead,
 ) -> Response:
     generation = await inference.begin(call, endpoint, values)
     collect = collect_chat if endpoint == "chat" else collect_completion
@@ -147,7 +155,7 @@ async def _whole(
     return json_response(answer, generation.headers())
 
 
-def _tokens(services: GatewayServices, prompts: list[list[int]]) -> dict[str, object]:
+def _tokens(services: GatewayDependencies, prompts: list[list[int]]) -> dict[str, object]:
     limit = services.engine.info().max_model_len
     if len(prompts) == 1:
         return {"count": len(prompts[0]), "max_model_len": limit, "tokens": prompts[0]}

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import listed
 from loraplex.platform.api.management.pagination import Page
 from loraplex.platform.api.schemas.audit import BY_ID, AuditedChange, fields
@@ -33,7 +33,7 @@ class OperatorAuditDocument(AuditedChange):
     tenant_id: UUID | None
 
 
-def audit_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def audit_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     operator = Depends(authenticator.requires_operator())
 

@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import EngineInfo, EngineStats
-from loraplex.platform.api.management.responses import Answer, Document, documented, respond
+from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, documented, respond
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.dependencies import GatewayDependencies
 
 
-class ModelFacts(Document):
+class ModelFacts(ResponseModel):
     served_name: str
     digest: str
     architecture: str
@@ -25,7 +25,7 @@ class ModelFacts(Document):
     max_model_len: int
 
 
-class DeviceTier(Document):
+class DeviceTier(ResponseModel):
     """Adapters on the device. `adapters`: digests, the least recently used first."""
 
     adapters: list[str]
@@ -37,17 +37,17 @@ class DeviceTier(Document):
     evictions: int
 
 
-class HostTier(Document):
+class HostTier(ResponseModel):
     bytes: int
     hits: int
 
 
-class Residency(Document):
+class Residency(ResponseModel):
     device: DeviceTier
     host: HostTier
 
 
-class Queues(Document):
+class Queues(ResponseModel):
     """Sequences. `heartbeat_age_s`: seconds since the last step."""
 
     running: int
@@ -57,7 +57,7 @@ class Queues(Document):
     heartbeat_age_s: float
 
 
-class KvCache(Document):
+class KvCache(ResponseModel):
     """Blocks of `block_size` tokens; cached ones may be evicted. Prefix counters are tokens."""
 
     block_size: int
@@ -69,7 +69,7 @@ class KvCache(Document):
     prefix_hits: int
 
 
-class EngineDocument(Document):
+class EngineDocument(ResponseModel):
     """The parts are null while the engine does not answer. `failure`: why it is not started again."""
 
     connected: bool
@@ -81,12 +81,12 @@ class EngineDocument(Document):
     kv: KvCache | None
 
 
-class EnginesDocument(Document):
+class EnginesDocument(ResponseModel):
     model: ModelFacts
     engines: list[EngineDocument]
 
 
-def engine_router(services: GatewayServices, authenticator: Authenticator) -> APIRouter:
+def engine_router(services: GatewayDependencies, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     operator = Depends(authenticator.requires_operator())
 
@@ -94,12 +94,12 @@ def engine_router(services: GatewayServices, authenticator: Authenticator) -> AP
     async def show_engines(caller: Annotated[OperatorCaller, operator]) -> Response:
         info = services.engine.info()
         engines = await engines_of(services, info.block_size)
-        return respond(Answer(200, EnginesDocument(model=model_facts(services, info), engines=engines)))
+        return respond(ApiResponse(200, EnginesDocument(model=model_facts(services, info), engines=engines)))
 
     return router
 
 
-async def engines_of(services: GatewayServices, block_size: int) -> list[EngineDocument]:
+async def engines_of(services: GatewayDependencies, block_size: int) -> list[EngineDocument]:
     """Every engine of a pool by its newest snapshot, else the one engine asked now."""
     engine = services.engine
     if isinstance(engine, EnginePool):
@@ -113,7 +113,7 @@ async def engines_of(services: GatewayServices, block_size: int) -> list[EngineD
         return [document(None, block_size, failure=str(error))]
 
 
-def model_facts(services: GatewayServices, info: EngineInfo) -> ModelFacts:
+def model_facts(services: GatewayDependencies, info: EngineInfo) -> ModelFacts:
     facts = msgspec.structs.asdict(info)
     names = ("architecture", "dtype", "vocab_size", "max_model_len")
     return ModelFacts(

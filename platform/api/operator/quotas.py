@@ -6,21 +6,21 @@ from fastapi import APIRouter, Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import if_match, require_revision
 from loraplex.platform.api.management.openapi import described
-from loraplex.platform.api.management.request_bodies import body_of
-from loraplex.platform.api.management.responses import Answer, Document, documented
-from loraplex.platform.api.schemas.quotas import Count, CountedLimits
+from loraplex.platform.api.management.request_bodies import request_model
+from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, documented
+from loraplex.platform.api.schemas.quotas import Count, QuotaLimitFields
 from loraplex.platform.api.schemas.tenants import tenant_id_of
 from loraplex.platform.auth.authenticator import Authenticator, OperatorCaller
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.audit_log import AuditRepository
-from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
-class LimitsDocument(Document):
+class LimitsDocument(ResponseModel):
     """The limits of a tenant as set: where `max_keys` or `max_adapters` is null, 10,000 hold."""
 
     requests_per_minute: int | None
@@ -35,7 +35,7 @@ class LimitsDocument(Document):
     max_keys: int | None
 
 
-class LimitsChange(CountedLimits):
+class TenantQuotaUpdate(QuotaLimitFields):
     """What is not named stays; null takes a limit away, or leaves `max_keys` and `max_adapters` at 10,000."""
 
     max_adapters: Count = None
@@ -46,13 +46,13 @@ class LimitsChange(CountedLimits):
         return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
 
 
-def quotas_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def quotas_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter(prefix="/tenants/{tenant_id}/quotas")
     operator = Depends(authenticator.requires_operator())
 
     @router.get("", responses=documented(answer=LimitsDocument))
     async def get_quotas(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             tenant = await TenantRepository(session).by_id(tenant_id_of(tenant_id))
             return answer(*await TenantQuotas(session).get(tenant.id))
 
@@ -61,22 +61,22 @@ def quotas_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     @router.patch(
         "",
         responses=documented(412, 428, answer=LimitsDocument),
-        openapi_extra=described(LimitsChange, if_match=True),
+        openapi_extra=described(TenantQuotaUpdate, if_match=True),
     )
     async def change_quotas(
         tenant_id: str,
         request: Request,
         caller: Annotated[OperatorCaller, operator],
-        body: Annotated[LimitsChange, body_of(LimitsChange)],
+        body: Annotated[TenantQuotaUpdate, request_model(TenantQuotaUpdate)],
     ) -> Response:
         seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             tenant = await TenantRepository(session).living(tenant_id_of(tenant_id))
             quotas = TenantQuotas(session)
             quota = await quotas.locked(tenant.id)
             require_revision(seen, quota.revision)
-            before = dict(Limits.of(quota).items())
+            before = dict(QuotaLimits.of(quota).items())
             limits = await quotas.change(quota, body.named())
             if before != dict(limits.items()):
                 target = f"tenants/{tenant.id}/quotas"
@@ -88,5 +88,5 @@ def quotas_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     return router
 
 
-def answer(limits: Limits, revision: int) -> Answer:
-    return Answer(200, LimitsDocument(**dict(limits.items())), revision)
+def answer(limits: QuotaLimits, revision: int) -> ApiResponse:
+    return ApiResponse(200, LimitsDocument(**dict(limits.items())), revision)

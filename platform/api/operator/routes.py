@@ -2,16 +2,18 @@
 
 from fastapi import APIRouter
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.operator.audit import audit_router
 from loraplex.platform.api.operator.engine import engine_router
 from loraplex.platform.api.operator.quotas import quotas_router
 from loraplex.platform.api.operator.tenants import tenants_router
 from loraplex.platform.auth.authenticator import Authenticator
-from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.dependencies import GatewayDependencies
 
 
-def operator_router(services: GatewayServices, plane: Plane, authenticator: Authenticator) -> APIRouter:
+def operator_router(
+    services: GatewayDependencies, plane: ManagementEndpoint, authenticator: Authenticator
+) -> APIRouter:
     """All routes of the operator plane."""
     router = APIRouter(prefix="/operator/v1", tags=["operator"])
     router.include_router(tenants_router(plane, authenticator))

@@ -11,12 +11,12 @@ from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import if_match, require_revision
 from loraplex.platform.api.management.openapi import described, listed
-from loraplex.platform.api.management.request_bodies import Body, body_of
-from loraplex.platform.api.management.responses import Answer, documented
-from loraplex.platform.api.management.sorting import Order, by_text
+from loraplex.platform.api.management.request_bodies import RequestModel, request_model
+from loraplex.platform.api.management.responses import ApiResponse, documented
+from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.api.schemas.tenants import (
     NewTenantDocument,
     TenantAccountDocument,
@@ -34,29 +34,29 @@ from loraplex.tenants.models import Tenant
 from loraplex.tenants.names import TENANT_NAME
 
 FIRST_KEY_NAME: Final = "admin"
-BY_NAME: Final[Order[Tenant, str]] = by_text(lambda tenant: tenant.name)
+BY_NAME: Final[SortOrder[Tenant, str]] = by_text(lambda tenant: tenant.name)
 Name = Annotated[str, Field(pattern=TENANT_NAME)]
 Weight = Annotated[float, Field(gt=0, le=MAX_WEIGHT)]
 
 
-class NewTenant(Body):
+class NewTenant(RequestModel):
     name: Name
     tier: Name = "standard"
     weight: Weight = 1.0
 
 
-class Tier(Body):
+class Tier(RequestModel):
     """What is not named stays."""
 
     tier: Name | None = None
     weight: Weight | None = None
 
 
-class Nothing(Body):
+class Nothing(RequestModel):
     """No field at all."""
 
 
-def tenants_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def tenants_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter(prefix="/tenants")
     operator = Depends(authenticator.requires_operator())
     _add_reading(router, plane, operator)
@@ -65,7 +65,7 @@ def tenants_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     return router
 
 
-def _add_reading(router: APIRouter, plane: Plane, operator: object) -> None:
+def _add_reading(router: APIRouter, plane: ManagementEndpoint, operator: object) -> None:
     @router.get("", **listed(TenantAccountDocument))
     async def list_tenants(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
         return await plane.listing(
@@ -78,13 +78,13 @@ def _add_reading(router: APIRouter, plane: Plane, operator: object) -> None:
 
     @router.get("/{tenant_id}", responses=documented(answer=TenantAccountDocument))
     async def get_tenant(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             return answer(await TenantRepository(session).by_id(tenant_id_of(tenant_id)))
 
         return await plane.read(caller, work)
 
 
-def _add_life_cycle(router: APIRouter, plane: Plane, operator: object) -> None:
+def _add_life_cycle(router: APIRouter, plane: ManagementEndpoint, operator: object) -> None:
     @router.post(
         "",
         status_code=201,
@@ -94,15 +94,15 @@ def _add_life_cycle(router: APIRouter, plane: Plane, operator: object) -> None:
     async def create_tenant(
         request: Request,
         caller: Annotated[OperatorCaller, operator],
-        body: Annotated[NewTenant, body_of(NewTenant)],
+        body: Annotated[NewTenant, request_model(NewTenant)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             tenant = await TenantRepository(session).create(body.name, body.weight, body.tier)
             key = await KeyRepository(session).create(tenant.id, FIRST_KEY_NAME, [TENANT_ADMIN])
             after = {**fields(tenant), "key_id": key.record.key_id}
             await audit.record("tenant.create", target(tenant), None, after, tenant_id=tenant.id)
             document = NewTenantDocument(**fields(tenant), api_key=key.plaintext)
-            return Answer(201, document, tenant.revision, headers={"cache-control": "no-store"})
+            return ApiResponse(201, document, tenant.revision, headers={"cache-control": "no-store"})
 
         return await plane.change(request, caller, work)
 
@@ -115,7 +115,7 @@ def _add_life_cycle(router: APIRouter, plane: Plane, operator: object) -> None:
     async def delete_tenant(
         tenant_id: str, request: Request, caller: Annotated[OperatorCaller, operator]
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             before = fields(await TenantRepository(session).by_id(tenant_id_of(tenant_id)))
             tenant = await TenantDeletions(session).begin(tenant_id_of(tenant_id))
             if before["deleted_at"] is None:
@@ -127,7 +127,7 @@ def _add_life_cycle(router: APIRouter, plane: Plane, operator: object) -> None:
         return await plane.change(request, caller, work)
 
 
-def _add_switch(router: APIRouter, plane: Plane, operator: object, verb: str) -> None:
+def _add_switch(router: APIRouter, plane: ManagementEndpoint, operator: object, verb: str) -> None:
     @router.post(
         f"/{{tenant_id}}/{verb}",
         responses=documented(409, 422, answer=TenantAccountDocument),
@@ -138,9 +138,9 @@ def _add_switch(router: APIRouter, plane: Plane, operator: object, verb: str) ->
         tenant_id: str,
         request: Request,
         caller: Annotated[OperatorCaller, operator],
-        body: Annotated[Nothing, body_of(Nothing, optional=True)],
+        body: Annotated[Nothing, request_model(Nothing, optional=True)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             tenants = TenantRepository(session)
             tenant = await tenants.living(tenant_id_of(tenant_id))
             before = fields(tenant)
@@ -154,7 +154,7 @@ def _add_switch(router: APIRouter, plane: Plane, operator: object, verb: str) ->
         return await plane.change(request, caller, work)
 
 
-def _add_tier(router: APIRouter, plane: Plane, operator: object) -> None:
+def _add_tier(router: APIRouter, plane: ManagementEndpoint, operator: object) -> None:
     @router.patch(
         "/{tenant_id}/tier",
         responses=documented(412, 428, answer=TenantAccountDocument),
@@ -164,14 +164,14 @@ def _add_tier(router: APIRouter, plane: Plane, operator: object) -> None:
         tenant_id: str,
         request: Request,
         caller: Annotated[OperatorCaller, operator],
-        body: Annotated[Tier, body_of(Tier)],
+        body: Annotated[Tier, request_model(Tier)],
     ) -> Response:
         seen = if_match(request)
         for name in body.model_fields_set:
             if getattr(body, name) is None:
                 raise InvalidParameter(f"`{name}` must not be null.", param=name)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             tenants = TenantRepository(session)
             tenant = await tenants.living(tenant_id_of(tenant_id))
             require_revision(seen, tenant.revision)
@@ -195,5 +195,5 @@ def shown(tenant: Tenant) -> TenantAccountDocument:
     return TenantAccountDocument(**fields(tenant))
 
 
-def answer(tenant: Tenant, status: int = 200) -> Answer:
-    return Answer(status, shown(tenant), tenant.revision)
+def answer(tenant: Tenant, status: int = 200) -> ApiResponse:
+    return ApiResponse(status, shown(tenant), tenant.revision)

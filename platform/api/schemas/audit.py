@@ -3,14 +3,14 @@
 from typing import Any, Final
 from uuid import UUID
 
-from loraplex.platform.api.management.responses import Document, UtcTime
-from loraplex.platform.api.management.sorting import Order, by_id
+from loraplex.platform.api.management.responses import ResponseModel, UtcTime
+from loraplex.platform.api.management.sorting import SortOrder, by_id
 from loraplex.tenants.models import AuditEntry
 
-BY_ID: Final[Order[AuditEntry, UUID]] = by_id(lambda entry: entry.id)
+BY_ID: Final[SortOrder[AuditEntry, UUID]] = by_id(lambda entry: entry.id)
 
 
-class AuditedChange(Document):
+class AuditedChange(ResponseModel):
     """Base of an audit entry's documents."""
 
     id: UUID

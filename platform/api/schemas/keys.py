@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import AwareDatetime, BeforeValidator, Field, WithJsonSchema
 
-from loraplex.platform.api.management.request_bodies import Body
-from loraplex.platform.api.management.responses import Document, UtcTime
+from loraplex.platform.api.management.request_bodies import RequestModel
+from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.tenants.api_keys.keys import MAX_GRACE_SECONDS, KeyChange
 from loraplex.tenants.api_keys.networks import MAX_NETWORKS
 from loraplex.tenants.api_keys.scopes import INFERENCE, TENANT_SCOPES
@@ -34,7 +34,7 @@ Scopes = Annotated[list[Scope], Field(min_length=1, max_length=2 * len(TENANT_SC
 Networks = Annotated[list[str], Field(max_length=MAX_NETWORKS)]
 
 
-class NewKeyBody(Body):
+class NewKeyBody(RequestModel):
     """`allowed_cidrs`: networks the key may be used from; none: from everywhere. Without it, or without `expires_at`, those of
     the key that makes it hold; neither may reach further.
     """
@@ -54,7 +54,7 @@ class NewKeyBody(Body):
         return given
 
 
-class KeyPatch(Body):
+class KeyPatch(RequestModel):
     """The fields to change; those that are absent stay."""
 
     name: Name = Field(default_factory=str)
@@ -75,13 +75,13 @@ class KeyPatch(Body):
         return given
 
 
-class RotateBody(Body):
+class RotateBody(RequestModel):
     """`grace_seconds`: how long the old key goes on beside the new one."""
 
     grace_seconds: int = Field(default=0, ge=0, le=MAX_GRACE_SECONDS)
 
 
-class KeyDocument(Document):
+class KeyDocument(ResponseModel):
     """`id` is the public part of the key. `replaced_by` is the id of the key that took over by rotation."""
 
     id: str

@@ -8,11 +8,11 @@ from uuid import UUID
 from pydantic import Field
 
 from loraplex.platform.api.management.pagination import Listing
-from loraplex.platform.api.management.request_bodies import Body
-from loraplex.platform.api.management.responses import Document, UtcTime
+from loraplex.platform.api.management.request_bodies import RequestModel
+from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.tenants.api_keys.keys import key_limit
-from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UntoldLimit
-from loraplex.tenants.quotas.delegated_quotas import Holdings, QuotaState
+from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UnknownLimit
+from loraplex.tenants.quotas.delegated_quotas import QuotaState, ResourceCounts
 from loraplex.tenants.quotas.limits import (
     COUNTED,
     MAX_BUDGET,
@@ -20,7 +20,7 @@ from loraplex.tenants.quotas.limits import (
     MAX_RATE,
     Level,
     LimitName,
-    Limits,
+    QuotaLimits,
 )
 from loraplex.tenants.quotas.threshold_events import Event
 from loraplex.tenants.registry.adapters import adapter_limit
@@ -30,7 +30,7 @@ Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]
 Budget = Annotated[int | None, Field(ge=0, le=MAX_BUDGET)]
 
 
-class CountedLimits(Body):
+class QuotaLimitFields(RequestModel):
     """What requests are counted against; null is no limit."""
 
     requests_per_minute: Rate = None
@@ -42,7 +42,7 @@ class CountedLimits(Body):
     budget_per_month: Budget = None
 
 
-class LimitDocument(Document):
+class LimitDocument(ResponseModel):
     """`limit` null: none here, though another level may have one. `used` null: not counted where nothing limits it."""
 
     limit: int | None
@@ -51,7 +51,7 @@ class LimitDocument(Document):
     resets_at: UtcTime | None
 
 
-class QuotaDocument(Document):
+class QuotaDocument(ResponseModel):
     """`name` is the tenant's, the public id of a key, or the adapter's. `revision` is the ETag of these limits."""
 
     level: Level
@@ -66,7 +66,7 @@ class QuotasDocument(Listing[QuotaDocument]):
     currency: str
 
 
-class LimitsDocument(Document):
+class LimitsDocument(ResponseModel):
     """The limits of a key or an adapter; null is none beside the tenant's."""
 
     requests_per_minute: int | None
@@ -78,7 +78,7 @@ class LimitsDocument(Document):
     budget_per_month: int | None
 
 
-class DecisionDocument(Document):
+class DecisionDocument(ResponseModel):
     """One limit as the request found it: `used` and `reserved` before it came, null where nobody could tell; `asked` by it at
     most. By a gateway's share, `limit` and `used` are of the share.
     """
@@ -93,7 +93,7 @@ class DecisionDocument(Document):
     retry_after_s: float | None
 
 
-class ExplanationDocument(Document):
+class ExplanationDocument(ResponseModel):
     """Why a request was refused: every limit that was looked at, also those it would have passed. `mode`: by all gateways'
     counters, or while these were away by the share of the gateway that tells it.
     """
@@ -104,7 +104,7 @@ class ExplanationDocument(Document):
     decisions: list[DecisionDocument]
 
 
-class EventDocument(Document):
+class EventDocument(ResponseModel):
     """The use of a budget crossed `threshold` percent of its limit. `name` is null when the key or adapter is gone."""
 
     id: UUID
@@ -118,7 +118,9 @@ class EventDocument(Document):
     limit: int
 
 
-def shown_quota(state: QuotaState, uses: Sequence[LimitUse], holdings: Holdings | None) -> QuotaDocument:
+def shown_quota(
+    state: QuotaState, uses: Sequence[LimitUse], holdings: ResourceCounts | None
+) -> QuotaDocument:
     """`uses` are those of this subject; `holdings` are the tenant's, and shown with its own limits."""
     known = {use.name: use for use in uses}
     limits: dict[str, LimitDocument] = {
@@ -129,7 +131,7 @@ def shown_quota(state: QuotaState, uses: Sequence[LimitUse], holdings: Holdings 
     return QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
 
 
-def shown_limits(limits: Limits) -> LimitsDocument:
+def shown_limits(limits: QuotaLimits) -> LimitsDocument:
     return LimitsDocument(**{name: limits.get(name) for name in COUNTED})
 
 
@@ -157,7 +159,7 @@ def shown_event(event: Event) -> EventDocument:
     )
 
 
-def _held(limits: Limits, holdings: Holdings) -> dict[str, LimitDocument]:
+def _held(limits: QuotaLimits, holdings: ResourceCounts) -> dict[str, LimitDocument]:
     in_force = {
         "max_adapters": adapter_limit(limits.max_adapters),
         "max_adapter_bytes": limits.max_adapter_bytes,
@@ -179,5 +181,5 @@ def _decision(decision: Decision) -> DecisionDocument:
     return DecisionDocument(**asdict(decision))
 
 
-def _untold(limit: UntoldLimit) -> DecisionDocument:
+def _untold(limit: UnknownLimit) -> DecisionDocument:
     return DecisionDocument(**asdict(limit), used=None, reserved=None, passed=False, retry_after_s=RETRY_S)

@@ -3,12 +3,12 @@
 from typing import Any
 from uuid import UUID
 
-from loraplex.platform.api.management.responses import Document, UtcTime
+from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.models import Tenant
 
 
-class TenantAccountDocument(Document):
+class TenantAccountDocument(ResponseModel):
     """A deleted tenant is shown by its id alone; `erased_at` says when nothing but its numbers was left."""
 
     id: UUID

@@ -12,15 +12,15 @@ from starlette.requests import Request
 from loraplex.adapters.limits import DEFAULT_LIMITS
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.uploads.parts import part_count
-from loraplex.platform.api.management.request_bodies import Body
-from loraplex.platform.api.management.responses import Document, UtcTime
+from loraplex.platform.api.management.request_bodies import RequestModel
+from loraplex.platform.api.management.responses import ResponseModel, UtcTime
 from loraplex.platform.errors import InvalidParameter
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
 from loraplex.tenants.registry.uploads import DeclaredFile
 
 FileName = Literal["adapter_config.json", "adapter_model.safetensors"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-MOST_BYTES: Final = {
+MAX_BYTES: Final = {
     CONFIG_FILE: DEFAULT_LIMITS.max_config_bytes,
     WEIGHTS_FILE: DEFAULT_LIMITS.max_weights_bytes,
 }
@@ -28,13 +28,13 @@ _CONTENT_DIGEST: Final = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s
 _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 
 
-class FileBody(Body):
+class FileBody(RequestModel):
     name: FileName
     size: Annotated[int, Field(ge=1, le=DEFAULT_LIMITS.max_weights_bytes)]
     sha256: Sha256
 
 
-class UploadBody(Body):
+class UploadBody(RequestModel):
     """Exactly the two files, in any order."""
 
     files: Annotated[list[FileBody], Field(min_length=2, max_length=2)]
@@ -44,8 +44,8 @@ class UploadBody(Body):
         if len({file.name for file in self.files}) != len(self.files):
             raise ValueError(f"`files` must hold {CONFIG_FILE} and {WEIGHTS_FILE}, each once")
         for file in self.files:
-            if file.size > MOST_BYTES[file.name]:
-                raise ValueError(f"the size of {file.name} must be at most {MOST_BYTES[file.name]} bytes")
+            if file.size > MAX_BYTES[file.name]:
+                raise ValueError(f"the size of {file.name} must be at most {MAX_BYTES[file.name]} bytes")
         return self
 
     def declared(self) -> list[DeclaredFile]:
@@ -56,7 +56,7 @@ class UploadBody(Body):
         ]
 
 
-class FileDocument(Document):
+class FileDocument(ResponseModel):
     """`parts`: how many, numbered from 1; all but the last have the upload's `part_size` bytes."""
 
     name: str
@@ -65,14 +65,14 @@ class FileDocument(Document):
     parts: int
 
 
-class PartDocument(Document):
+class PartDocument(ResponseModel):
     file: str
     number: int
     size: int
     sha256: str
 
 
-class UploadDocument(Document):
+class UploadDocument(ResponseModel):
     """`received` lists the stored parts. `version` is what a completed upload became."""
 
     id: UUID
@@ -85,7 +85,7 @@ class UploadDocument(Document):
     version: int | None
 
 
-class AcceptedVersion(Document):
+class AcceptedVersion(ResponseModel):
     """`digest` is null until validation has found it."""
 
     name: str

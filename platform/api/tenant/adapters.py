@@ -7,12 +7,12 @@ from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import if_match, if_match_or_any
 from loraplex.platform.api.management.openapi import described, listed
-from loraplex.platform.api.management.request_bodies import Body, body_of
-from loraplex.platform.api.management.responses import Answer, Document, UtcTime, documented
-from loraplex.platform.api.management.sorting import Order, by_text
+from loraplex.platform.api.management.request_bodies import RequestModel, request_model
+from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, UtcTime, documented
+from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
 from loraplex.tenants.audit_log import AuditRepository
@@ -22,19 +22,19 @@ from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
 
 MAX_DESCRIPTION: Final = 1000
-BY_NAME: Final[Order[Adapter, str]] = by_text(lambda adapter: adapter.name)
+BY_NAME: Final[SortOrder[Adapter, str]] = by_text(lambda adapter: adapter.name)
 
 
-class NewAdapter(Body):
+class NewAdapter(RequestModel):
     name: str = Field(pattern=ADAPTER_NAME)
     description: str = Field(default="", max_length=MAX_DESCRIPTION)
 
 
-class AdapterChange(Body):
+class AdapterChange(RequestModel):
     description: str = Field(max_length=MAX_DESCRIPTION)
 
 
-class AdapterDocument(Document):
+class AdapterDocument(ResponseModel):
     """`revision` is its ETag."""
 
     name: str
@@ -43,7 +43,7 @@ class AdapterDocument(Document):
     revision: int
 
 
-def adapters_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def adapters_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
@@ -53,7 +53,7 @@ def adapters_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     return router
 
 
-def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+def _add_reading(router: APIRouter, plane: ManagementEndpoint, reader: Any) -> None:
     @router.get("/adapters", **listed(AdapterDocument))
     async def list_adapters(request: Request, caller: Annotated[Caller, reader]) -> Response:
         return await plane.listing(
@@ -66,13 +66,13 @@ def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
 
     @router.get("/adapters/{name}", responses=documented(answer=AdapterDocument))
     async def get_adapter(name: str, caller: Annotated[Caller, reader]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             return answer(await AdapterRepository(session, caller.tenant_id).get(name))
 
         return await plane.read(caller, work)
 
 
-def _add_making(router: APIRouter, plane: Plane, writer: Any) -> None:
+def _add_making(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
     @router.post(
         "/adapters",
         status_code=201,
@@ -80,19 +80,21 @@ def _add_making(router: APIRouter, plane: Plane, writer: Any) -> None:
         openapi_extra=described(NewAdapter, repeatable=True),
     )
     async def create_adapter(
-        request: Request, caller: Annotated[Caller, writer], body: Annotated[NewAdapter, body_of(NewAdapter)]
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[NewAdapter, request_model(NewAdapter)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             adapters = AdapterRepository(session, caller.tenant_id)
             adapter = await adapters.create(body.name, body.description, plane.served_model_name)
             await audit.record("adapter.create", f"adapters/{body.name}", None, body.model_dump())
             location = {"location": f"/tenant/v1/adapters/{body.name}"}
-            return Answer(201, shown(adapter), adapter.revision, location)
+            return ApiResponse(201, shown(adapter), adapter.revision, location)
 
         return await plane.change(request, caller, work)
 
 
-def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
+def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
     @router.patch(
         "/adapters/{name}",
         responses=documented(412, 428, answer=AdapterDocument),
@@ -102,11 +104,11 @@ def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
         name: str,
         request: Request,
         caller: Annotated[Caller, writer],
-        body: Annotated[AdapterChange, body_of(AdapterChange)],
+        body: Annotated[AdapterChange, request_model(AdapterChange)],
     ) -> Response:
         seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             adapters = AdapterRepository(session, caller.tenant_id)
             before = {"description": (await adapters.locked(name)).description}
             adapter = await adapters.describe(name, body.description, seen)
@@ -125,16 +127,16 @@ def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
         """Refused while it has an alias, a version is being validated, or requests run on one."""
         seen = if_match_or_any(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             adapter = await AdapterDeletion(session, caller.tenant_id).delete_adapter(name, seen)
             await audit.record("adapter.delete", f"adapters/{name}", {"description": adapter.description})
-            return Answer(204)
+            return ApiResponse(204)
 
         return await plane.change(request, caller, work)
 
 
-def answer(adapter: Adapter) -> Answer:
-    return Answer(200, shown(adapter), adapter.revision)
+def answer(adapter: Adapter) -> ApiResponse:
+    return ApiResponse(200, shown(adapter), adapter.revision)
 
 
 def shown(adapter: Adapter) -> AdapterDocument:

@@ -9,12 +9,12 @@ from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import ABSENT, if_match_or_any, if_match_or_new
 from loraplex.platform.api.management.openapi import described, listed
-from loraplex.platform.api.management.request_bodies import Body, body_of
-from loraplex.platform.api.management.responses import Answer, Document, UtcTime, documented
-from loraplex.platform.api.management.sorting import Order, by_text
+from loraplex.platform.api.management.request_bodies import RequestModel, request_model
+from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, UtcTime, documented
+from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
@@ -22,27 +22,27 @@ from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.registry.adapters import MAX_VERSION
 from loraplex.tenants.registry.aliases import MAX_TARGETS, WHOLE, AliasRepository, AliasState
 
-BY_NAME: Final[Order[AliasState, str]] = by_text(lambda state: state.alias)
+BY_NAME: Final[SortOrder[AliasState, str]] = by_text(lambda state: state.alias)
 
 
-class Share(Body):
+class Share(RequestModel):
     version: int = Field(ge=1, le=MAX_VERSION)
     weight: int = Field(ge=1, le=WHOLE)
 
 
-class AliasTargets(Body):
+class AliasTargets(RequestModel):
     """Exactly one of the two. The weights of a split sum to 100."""
 
     version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
     split: list[Share] | None = Field(default=None, min_length=1, max_length=MAX_TARGETS)
 
 
-class ShareDocument(Document):
+class ShareDocument(ResponseModel):
     version: int
     weight: int
 
 
-class AliasDocument(Document):
+class AliasDocument(ResponseModel):
     """`version` is that of all requests, null where they are split; `previous` is where a rollback goes; `revision` its ETag."""
 
     name: str
@@ -54,7 +54,7 @@ class AliasDocument(Document):
     revision: int
 
 
-def aliases_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def aliases_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
@@ -64,7 +64,7 @@ def aliases_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     return router
 
 
-def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+def _add_reading(router: APIRouter, plane: ManagementEndpoint, reader: Any) -> None:
     @router.get("/adapters/{name}/aliases", **listed(AliasDocument))
     async def list_aliases(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
         return await plane.listing(
@@ -79,13 +79,13 @@ def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
 
     @router.get("/adapters/{name}/aliases/{alias}", responses=documented(answer=AliasDocument))
     async def get_alias(name: str, alias: str, caller: Annotated[Caller, reader]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             return answer(name, await AliasRepository(session, caller.tenant_id).get(name, alias))
 
         return await plane.read(caller, work)
 
 
-def _add_moving(router: APIRouter, plane: Plane, writer: Any) -> None:
+def _add_moving(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
     @router.put(
         "/adapters/{name}/aliases/{alias}",
         responses={**documented(409, 412, 428, answer=AliasDocument), 201: {"model": AliasDocument}},
@@ -96,12 +96,12 @@ def _add_moving(router: APIRouter, plane: Plane, writer: Any) -> None:
         alias: str,
         request: Request,
         caller: Annotated[Caller, writer],
-        body: Annotated[AliasTargets, body_of(AliasTargets)],
+        body: Annotated[AliasTargets, request_model(AliasTargets)],
     ) -> Response:
         """Makes it (`If-None-Match: *`) or moves it (If-Match); requests that run end on the version they began with."""
         seen, targets = if_match_or_new(request), targets_of(body)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             state = await AliasRepository(session, caller.tenant_id).set(name, alias, targets, seen)
             if state.generation != seen:
                 action = "alias.create" if seen == ABSENT else "alias.move"
@@ -121,7 +121,7 @@ def _add_moving(router: APIRouter, plane: Plane, writer: Any) -> None:
         """Back to where it was before; twice in a row changes nothing."""
         seen = if_match_or_any(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             state = await AliasRepository(session, caller.tenant_id).rollback(name, alias, seen)
             await audit.record("alias.rollback", target_of(name, state), *moved(state))
             return answer(name, state)
@@ -129,7 +129,7 @@ def _add_moving(router: APIRouter, plane: Plane, writer: Any) -> None:
         return await plane.change(request, caller, work)
 
 
-def _add_deletion(router: APIRouter, plane: Plane, writer: Any) -> None:
+def _add_deletion(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
     @router.delete(
         "/adapters/{name}/aliases/{alias}",
         status_code=204,
@@ -141,10 +141,10 @@ def _add_deletion(router: APIRouter, plane: Plane, writer: Any) -> None:
     ) -> Response:
         seen = if_match_or_any(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             last = await AliasRepository(session, caller.tenant_id).delete(name, alias, seen)
             await audit.record("alias.delete", target_of(name, last), moved(last)[1])
-            return Answer(204)
+            return ApiResponse(204)
 
         return await plane.change(request, caller, work)
 
@@ -162,8 +162,8 @@ def targets_of(body: AliasTargets) -> dict[int, int]:
     return targets
 
 
-def answer(name: str, state: AliasState, status: int = 200) -> Answer:
-    return Answer(status, shown(name, state), state.generation)
+def answer(name: str, state: AliasState, status: int = 200) -> ApiResponse:
+    return ApiResponse(status, shown(name, state), state.generation)
 
 
 def shown(name: str, state: AliasState) -> AliasDocument:

@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import listed
 from loraplex.platform.api.schemas.audit import BY_ID, AuditedChange, fields
 from loraplex.platform.auth.authenticator import Authenticator, Caller
@@ -24,7 +24,7 @@ class AuditDocument(AuditedChange):
     """`before` and `after` hold the fields that changed. Where an operator or the system acted, no address is told."""
 
 
-def audit_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def audit_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     admin = Depends(authenticator.requires(TENANT_ADMIN))
 

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import if_match
 from loraplex.platform.api.management.openapi import described, listed
-from loraplex.platform.api.management.request_bodies import body_of
-from loraplex.platform.api.management.responses import Answer, documented
-from loraplex.platform.api.management.sorting import Order, by_time
+from loraplex.platform.api.management.request_bodies import request_model
+from loraplex.platform.api.management.responses import ApiResponse, documented
+from loraplex.platform.api.management.sorting import SortOrder, by_time
 from loraplex.platform.api.schemas.keys import (
     KeyDocument,
     KeyPatch,
@@ -24,16 +24,18 @@ from loraplex.platform.api.schemas.keys import (
     shown,
 )
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.tenants.api_keys.delegation import ManagedKeys
+from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyRepository
 from loraplex.tenants.api_keys.scopes import KEYS_WRITE
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.models import ApiKey
 
-BY_TIME: Final[Order[ApiKey, tuple[datetime, UUID]]] = by_time(lambda record: (record.created_at, record.id))
+BY_TIME: Final[SortOrder[ApiKey, tuple[datetime, UUID]]] = by_time(
+    lambda record: (record.created_at, record.id)
+)
 
 
-def keys_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def keys_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     writer = Depends(authenticator.requires(KEYS_WRITE))
     _add_reading(router, plane, writer)
@@ -42,7 +44,7 @@ def keys_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     return router
 
 
-def _add_reading(router: APIRouter, plane: Plane, writer: Any) -> None:
+def _add_reading(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
     @router.get("/keys", **listed(KeyDocument))
     async def list_keys(request: Request, caller: Annotated[Caller, writer]) -> Response:
         return await plane.listing(
@@ -55,13 +57,13 @@ def _add_reading(router: APIRouter, plane: Plane, writer: Any) -> None:
 
     @router.get("/keys/{key_id}", responses=documented(answer=KeyDocument))
     async def get_key(key_id: str, caller: Annotated[Caller, writer]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             return one_key(await KeyRepository(session).get(caller.tenant_id, key_id))
 
         return await plane.read(caller, work)
 
 
-def _add_issuing(router: APIRouter, plane: Plane, writer: Any) -> None:
+def _add_issuing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
     new = documented(409, 422, answer=NewKeyDocument, status=201)
     rotation = described(RotateBody, optional_body=True, repeatable=True)
 
@@ -69,9 +71,11 @@ def _add_issuing(router: APIRouter, plane: Plane, writer: Any) -> None:
         "/keys", status_code=201, responses=new, openapi_extra=described(NewKeyBody, repeatable=True)
     )
     async def create_key(
-        request: Request, caller: Annotated[Caller, writer], body: Annotated[NewKeyBody, body_of(NewKeyBody)]
+        request: Request,
+        caller: Annotated[Caller, writer],
+        body: Annotated[NewKeyBody, request_model(NewKeyBody)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             issued = await keys_of(session, caller).create(body.name, body.scopes, body.bounds())
             await audit.record("key.create", target(issued.record), after=fields(issued.record))
             return new_key(issued)
@@ -83,9 +87,9 @@ def _add_issuing(router: APIRouter, plane: Plane, writer: Any) -> None:
         key_id: str,
         request: Request,
         caller: Annotated[Caller, writer],
-        body: Annotated[RotateBody, body_of(RotateBody, optional=True)],
+        body: Annotated[RotateBody, request_model(RotateBody, optional=True)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             keys = keys_of(session, caller)
             old = await keys.locked(key_id)
             before = fields(old)
@@ -97,7 +101,7 @@ def _add_issuing(router: APIRouter, plane: Plane, writer: Any) -> None:
         return await plane.change(request, caller, work)
 
 
-def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
+def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
     changed = documented(409, 412, 428, answer=KeyDocument)
 
     @router.patch("/keys/{key_id}", responses=changed, openapi_extra=described(KeyPatch, if_match=True))
@@ -105,11 +109,11 @@ def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
         key_id: str,
         request: Request,
         caller: Annotated[Caller, writer],
-        body: Annotated[KeyPatch, body_of(KeyPatch)],
+        body: Annotated[KeyPatch, request_model(KeyPatch)],
     ) -> Response:
         seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             keys = keys_of(session, caller)
             before = fields(await keys.locked(key_id))
             record = await keys.change(key_id, body.change(), seen)
@@ -120,27 +124,27 @@ def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
 
     @router.delete("/keys/{key_id}", status_code=204, responses=documented())
     async def revoke_key(key_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             keys = keys_of(session, caller)
             before = fields(await keys.locked(key_id))
             record = await keys.revoke(key_id)
             await audit.record("key.revoke", target(record), before, fields(record))
-            return Answer(204)
+            return ApiResponse(204)
 
         return await plane.change(request, caller, work)
 
 
-def keys_of(session: AsyncSession, caller: Caller) -> ManagedKeys:
-    return ManagedKeys(session, caller.tenant_id, caller.api_key_id)
+def keys_of(session: AsyncSession, caller: Caller) -> KeyDelegation:
+    return KeyDelegation(session, caller.tenant_id, caller.api_key_id)
 
 
-def one_key(record: ApiKey) -> Answer:
-    return Answer(200, shown(record), etag=record.revision)
+def one_key(record: ApiKey) -> ApiResponse:
+    return ApiResponse(200, shown(record), etag=record.revision)
 
 
-def new_key(issued: IssuedKey) -> Answer:
+def new_key(issued: IssuedKey) -> ApiResponse:
     document = NewKeyDocument(**shown(issued.record).model_dump(), api_key=issued.plaintext)
-    return Answer(201, document, etag=issued.record.revision, headers={"cache-control": "no-store"})
+    return ApiResponse(201, document, etag=issued.record.revision, headers={"cache-control": "no-store"})
 
 
 def target(record: ApiKey) -> str:

@@ -7,20 +7,20 @@ from fastapi import APIRouter, Depends
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
-from loraplex.platform.api.management.responses import Answer, Document, documented
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
+from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, documented
 from loraplex.platform.api.schemas.keys import KeyDocument, shown
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.tenants.api_keys.keys import KeyRepository
 
 
-class TenantDocument(Document):
+class TenantDocument(ResponseModel):
     id: UUID
     name: str
     tier: str
 
 
-class MeDocument(Document):
+class MeDocument(ResponseModel):
     """`scopes`: those of the key with what they imply."""
 
     tenant: TenantDocument
@@ -28,16 +28,18 @@ class MeDocument(Document):
     scopes: list[str]
 
 
-def me_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def me_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     anyone = Depends(authenticator.requires())
 
     @router.get("/me", responses=documented(answer=MeDocument))
     async def me(caller: Annotated[Caller, anyone]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             record = await KeyRepository(session).get(caller.tenant_id, caller.key_id)
             tenant = TenantDocument(id=caller.tenant_id, name=caller.tenant_name, tier=caller.tier)
-            return Answer(200, MeDocument(tenant=tenant, key=shown(record), scopes=sorted(caller.scopes)))
+            return ApiResponse(
+                200, MeDocument(tenant=tenant, key=shown(record), scopes=sorted(caller.scopes))
+            )
 
         return await plane.read(caller, work)
 

@@ -11,18 +11,18 @@ from fastapi import APIRouter, Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import if_match, require_revision
 from loraplex.platform.api.management.openapi import described, listed
 from loraplex.platform.api.management.pagination import page_parameters
-from loraplex.platform.api.management.request_bodies import body_of
-from loraplex.platform.api.management.responses import Answer, documented, respond
-from loraplex.platform.api.management.sorting import Order, by_time
+from loraplex.platform.api.management.request_bodies import request_model
+from loraplex.platform.api.management.responses import ApiResponse, documented, respond
+from loraplex.platform.api.management.sorting import SortOrder, by_time
 from loraplex.platform.api.schemas.quotas import (
-    CountedLimits,
     EventDocument,
     ExplanationDocument,
     LimitsDocument,
+    QuotaLimitFields,
     QuotasDocument,
     shown_event,
     shown_explanation,
@@ -30,13 +30,13 @@ from loraplex.platform.api.schemas.quotas import (
     shown_quota,
 )
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.tenants.admission.controller import RequestAdmissions
-from loraplex.tenants.api_keys.delegation import ManagedKeys
+from loraplex.tenants.admission.controller import AdmissionController
+from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.errors import RefusalNotFound
-from loraplex.tenants.quotas.delegated_quotas import Holdings, Place, QuotaRepository, QuotaState
-from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.delegated_quotas import Place, QuotaRepository, QuotaState, ResourceCounts
+from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.threshold_events import Event, quota_events
 
 READ: Final = "usage:read"
@@ -44,24 +44,24 @@ KEYS_WRITE: Final = "keys:write"
 ADAPTERS_READ: Final = "adapters:read"
 ADAPTERS_WRITE: Final = "adapters:write"
 MAX_REQUEST_ID: Final = 200
-BY_TIME: Final[Order[Event, tuple[datetime, UUID]]] = by_time(
+BY_TIME: Final[SortOrder[Event, tuple[datetime, UUID]]] = by_time(
     lambda event: (event[0].created_at, event[0].id)
 )
-BY_PLACE: Final[Order[QuotaState, Place]] = Order(
+BY_PLACE: Final[SortOrder[QuotaState, Place]] = SortOrder(
     lambda state: state.place, lambda place: place, lambda position: (str(position[0]), str(position[1]))
 )
 Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
 
 
-class NarrowerLimits(CountedLimits):
+class DelegatedQuotaUpdate(QuotaLimitFields):
     """All limits of a key or an adapter: one that is null or not named is the tenant's alone."""
 
-    def limits(self) -> Limits:
-        return Limits(**self.model_dump())
+    def limits(self) -> QuotaLimits:
+        return QuotaLimits(**self.model_dump())
 
 
 def quotas_router(
-    plane: Plane, authenticator: Authenticator, admissions: RequestAdmissions, currency: str
+    plane: ManagementEndpoint, authenticator: Authenticator, admissions: AdmissionController, currency: str
 ) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(READ))
@@ -74,12 +74,12 @@ def quotas_router(
     async def list_quotas(request: Request, caller: Annotated[Caller, reader]) -> Response:
         page = plane.page(request, caller, BY_PLACE)
 
-        async def find(session: AsyncSession) -> tuple[list[QuotaState], Holdings | None]:
+        async def find(session: AsyncSession) -> tuple[list[QuotaState], ResourceCounts | None]:
             quotas = QuotaRepository(session, caller.tenant_id)
             holdings = await quotas.holdings() if page.after is None else None
             return await quotas.page(page.after, page.fetch), holdings
 
-        async def tell(found: tuple[list[QuotaState], Holdings | None]) -> Answer:
+        async def tell(found: tuple[list[QuotaState], ResourceCounts | None]) -> ApiResponse:
             states, holdings = found
             used: dict[UUID, list[LimitUse]] = {}
             subjects = [state.subject for state in states[: page.limit]]
@@ -88,7 +88,7 @@ def quotas_router(
             listing = page.listing(
                 states, lambda state: shown_quota(state, used.get(state.subject_id, ()), holdings)
             )
-            return Answer(
+            return ApiResponse(
                 200, QuotasDocument(currency=currency, data=listing.data, next_cursor=listing.next_cursor)
             )
 
@@ -99,7 +99,7 @@ def quotas_router(
         found = await admissions.explain(caller.tenant_id, request_id[:MAX_REQUEST_ID])
         if found is None:
             raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
-        return respond(Answer(200, shown_explanation(found)))
+        return respond(ApiResponse(200, shown_explanation(found)))
 
     @router.get("/events", **listed(EventDocument))
     async def list_events(request: Request, caller: Annotated[Caller, reader]) -> Response:
@@ -118,7 +118,9 @@ def quotas_router(
     return router
 
 
-def _narrowing(plane: Plane, authenticator: Authenticator, path: str, read: str, write: str) -> APIRouter:
+def _narrowing(
+    plane: ManagementEndpoint, authenticator: Authenticator, path: str, read: str, write: str
+) -> APIRouter:
     """`GET` and `PUT` of the limits of one key or one adapter."""
     router = APIRouter()
     reader, writer = Depends(authenticator.requires(read)), Depends(authenticator.requires(write))
@@ -133,38 +135,38 @@ def _narrowing(plane: Plane, authenticator: Authenticator, path: str, read: str,
     async def show_limits(request: Request, caller: Annotated[Caller, reader]) -> Response:
         find = finder(request)
 
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             state = await find(QuotaRepository(session, caller.tenant_id))
-            return Answer(200, shown_limits(state.limits), state.revision)
+            return ApiResponse(200, shown_limits(state.limits), state.revision)
 
         return await plane.read(caller, work)
 
     @router.put(
         path,
         responses=documented(404, 412, 428, answer=LimitsDocument),
-        openapi_extra=described(NarrowerLimits, if_match=True),
+        openapi_extra=described(DelegatedQuotaUpdate, if_match=True),
     )
     async def narrow_limits(
         request: Request,
         caller: Annotated[Caller, writer],
-        body: Annotated[NarrowerLimits, body_of(NarrowerLimits)],
+        body: Annotated[DelegatedQuotaUpdate, request_model(DelegatedQuotaUpdate)],
     ) -> Response:
         seen, find = if_match(request), finder(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             quotas = QuotaRepository(session, caller.tenant_id)
             state = await find(quotas)
             if state.level == "key":
                 # Nobody slows down, or frees, a key that may do more than itself.
-                await ManagedKeys(session, caller.tenant_id, caller.api_key_id).locked(state.name)
+                await KeyDelegation(session, caller.tenant_id, caller.api_key_id).locked(state.name)
             row = await quotas.locked(state)
             require_revision(seen, row.revision)
-            before, after = Limits.of(row), body.limits()
+            before, after = QuotaLimits.of(row), body.limits()
             await quotas.narrow(row, after)
             if before != after:
                 target = f"{state.level}s/{state.name}/quotas"
                 await audit.record("quotas.change", target, dict(before.items()), dict(after.items()))
-            return Answer(200, shown_limits(after), row.revision)
+            return ApiResponse(200, shown_limits(after), row.revision)
 
         return await plane.change(request, caller, work)
 

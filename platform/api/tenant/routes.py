@@ -4,7 +4,7 @@ sees no other: what another owns is 404.
 
 from fastapi import APIRouter
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.tenant.adapters import adapters_router
 from loraplex.platform.api.tenant.aliases import aliases_router
 from loraplex.platform.api.tenant.audit import audit_router
@@ -14,10 +14,12 @@ from loraplex.platform.api.tenant.quotas import quotas_router
 from loraplex.platform.api.tenant.uploads import uploads_router
 from loraplex.platform.api.tenant.versions import versions_router
 from loraplex.platform.auth.authenticator import Authenticator
-from loraplex.platform.inference.dependencies import GatewayServices
+from loraplex.platform.inference.dependencies import GatewayDependencies
 
 
-def tenant_router(services: GatewayServices, plane: Plane, authenticator: Authenticator) -> APIRouter:
+def tenant_router(
+    services: GatewayDependencies, plane: ManagementEndpoint, authenticator: Authenticator
+) -> APIRouter:
     """All routes of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
     for nouns in (me_router, keys_router, adapters_router, versions_router, aliases_router, audit_router):

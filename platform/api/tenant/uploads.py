@@ -17,10 +17,10 @@ from loraplex.adapters.storage.local_store import remove_staged
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.uploads.service import Uploads
 from loraplex.platform.api.body_stream import body_chunks
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import described
-from loraplex.platform.api.management.request_bodies import body_of
-from loraplex.platform.api.management.responses import Answer, documented, respond
+from loraplex.platform.api.management.request_bodies import request_model
+from loraplex.platform.api.management.responses import ApiResponse, documented, respond
 from loraplex.platform.api.request_id import request_id_of
 from loraplex.platform.api.schemas.uploads import (
     AcceptedVersion,
@@ -37,7 +37,7 @@ from loraplex.platform.api.schemas.uploads import (
 )
 from loraplex.platform.api.tenant.multipart_upload import FRAME_BYTES, receive_folder
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.tenant_limiter import TenantSlots
+from loraplex.platform.tenant_limiter import RefusingTenantLimiter
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import UploadNotFound
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
@@ -47,7 +47,7 @@ _UPLOAD_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def uploads_router(plane: Plane, authenticator: Authenticator, uploads: Uploads) -> APIRouter:
+def uploads_router(plane: ManagementEndpoint, authenticator: Authenticator, uploads: Uploads) -> APIRouter:
     """The routes of uploads in parts and of whole ones."""
     router = APIRouter()
     writer = Depends(authenticator.requires(WRITE))
@@ -57,7 +57,7 @@ def uploads_router(plane: Plane, authenticator: Authenticator, uploads: Uploads)
     return router
 
 
-def _add_session_routes(router: APIRouter, plane: Plane, writer: Any, uploads: Uploads) -> None:
+def _add_session_routes(router: APIRouter, plane: ManagementEndpoint, writer: Any, uploads: Uploads) -> None:
     @router.post(
         "/adapters/{name}/uploads",
         status_code=201,
@@ -68,31 +68,31 @@ def _add_session_routes(router: APIRouter, plane: Plane, writer: Any, uploads: U
         name: str,
         request: Request,
         caller: Annotated[Caller, writer],
-        body: Annotated[UploadBody, body_of(UploadBody)],
+        body: Annotated[UploadBody, request_model(UploadBody)],
     ) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             repository = UploadRepository(session, caller.tenant_id)
             upload = await repository.open(name, body.declared(), uploads.terms, caller.key_id)
             after = {"files": upload.files, "expires_at": upload.expires_at.isoformat()}
             await audit.record("upload.open", f"adapters/{name}/uploads/{upload.id}", None, after)
             location = {"location": f"/tenant/v1/uploads/{upload.id}"}
-            return Answer(201, shown_upload(upload, name, ()), headers=location)
+            return ApiResponse(201, shown_upload(upload, name, ()), headers=location)
 
         return await plane.change(request, caller, work)
 
     @router.get("/uploads/{upload_id}", responses=documented(answer=UploadDocument))
     async def show_upload(upload_id: str, caller: Annotated[Caller, writer]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             repository = UploadRepository(session, caller.tenant_id)
             upload = await repository.get(_upload_id(upload_id))
             name = await repository.adapter_name(upload)
-            return Answer(200, shown_upload(upload, name, await repository.parts(upload.id)))
+            return ApiResponse(200, shown_upload(upload, name, await repository.parts(upload.id)))
 
         return await plane.read(caller, work)
 
     @router.delete("/uploads/{upload_id}", status_code=204, responses=documented(409))
     async def abort_upload(upload_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             repository = UploadRepository(session, caller.tenant_id)
             before = (await repository.get(_upload_id(upload_id))).state
             upload = await repository.abort(_upload_id(upload_id))
@@ -100,7 +100,7 @@ def _add_session_routes(router: APIRouter, plane: Plane, writer: Any, uploads: U
                 name = await repository.adapter_name(upload)
                 target = f"adapters/{name}/uploads/{upload.id}"
                 await audit.record("upload.abort", target, {"state": before}, {"state": upload.state})
-            return Answer(204)
+            return ApiResponse(204)
 
         response = await plane.change(request, caller, work)
         await uploads.discard(caller.tenant_id, _upload_id(upload_id))
@@ -117,7 +117,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
         openapi_extra={**described(repeatable=True), "requestBody": folder_body()},
     )
     async def upload_version(name: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
-        return respond(Answer(202, await receiver.folder(name, request, caller)))
+        return respond(ApiResponse(202, await receiver.folder(name, request, caller)))
 
     @router.put(
         "/uploads/{upload_id}/{file}/parts/{number}",
@@ -128,7 +128,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
         upload_id: str, file: str, number: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
         identity, part = _upload_id(upload_id), _part_number(number)
-        return respond(Answer(200, await receiver.part(identity, file, part, request, caller)))
+        return respond(ApiResponse(200, await receiver.part(identity, file, part, request, caller)))
 
     @router.post(
         "/uploads/{upload_id}/complete",
@@ -140,7 +140,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
     ) -> Response:
         identity, actor = _upload_id(upload_id), _actor(request, caller)
         name, version = await uploads.complete(caller.tenant_id, identity, actor)
-        return respond(Answer(202, accepted(name, version)))
+        return respond(ApiResponse(202, accepted(name, version)))
 
 
 class _Receiver:
@@ -149,7 +149,7 @@ class _Receiver:
     def __init__(self, uploads: Uploads) -> None:
         self._uploads = uploads
         limits = uploads.limits
-        self._slots = TenantSlots(limits.max_in_flight, limits.max_in_flight_per_tenant, "uploads")
+        self._slots = RefusingTenantLimiter(limits.max_in_flight, limits.max_in_flight_per_tenant, "uploads")
 
     async def folder(self, name: str, request: Request, caller: Caller) -> AcceptedVersion:
         """The same Idempotency-Key with the same files is the same version."""

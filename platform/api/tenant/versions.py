@@ -9,12 +9,12 @@ from pydantic import ConfigDict, Field
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.etags import if_match, if_match_or_any
 from loraplex.platform.api.management.openapi import described, listed
 from loraplex.platform.api.management.request_bodies import body_read_by
-from loraplex.platform.api.management.responses import Answer, Document, UtcTime, documented
-from loraplex.platform.api.management.sorting import Order, by_number
+from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, UtcTime, documented
+from loraplex.platform.api.management.sorting import SortOrder, by_number
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.parameters.adapter_profile import profile_schema, read_profile_change
 from loraplex.tenants.api_keys.scopes import ADAPTERS_READ, ADAPTERS_WRITE
@@ -24,11 +24,11 @@ from loraplex.tenants.models import AdapterVersion
 from loraplex.tenants.registry.adapters import AdapterRepository, ProfileChange
 from loraplex.tenants.registry.deletion import AdapterDeletion
 
-BY_NUMBER: Final[Order[AdapterVersion, int]] = by_number(lambda record: record.version)
+BY_NUMBER: Final[SortOrder[AdapterVersion, int]] = by_number(lambda record: record.version)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")
 
 
-class CheckDocument(Document):
+class CheckDocument(ResponseModel):
     """One check of the validation; a `warning` passed, but deserves to be read."""
 
     model_config = ConfigDict(extra="allow")
@@ -39,13 +39,13 @@ class CheckDocument(Document):
     warning: bool = False
 
 
-class ReportDocument(Document):
+class ReportDocument(ResponseModel):
     """In the order of checking, up to the first that failed."""
 
     checks: list[CheckDocument] = Field(default_factory=list)
 
 
-class VersionDocument(Document):
+class VersionDocument(ResponseModel):
     """`digest`, `rank` and `config` are null until the files were validated. `revision` is its ETag."""
 
     name: str
@@ -63,7 +63,7 @@ class VersionDocument(Document):
     revision: int
 
 
-def versions_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
+def versions_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
@@ -72,7 +72,7 @@ def versions_router(plane: Plane, authenticator: Authenticator) -> APIRouter:
     return router
 
 
-def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
+def _add_reading(router: APIRouter, plane: ManagementEndpoint, reader: Any) -> None:
     @router.get("/adapters/{name}/versions", **listed(VersionDocument))
     async def list_versions(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
         """Newest first."""
@@ -88,14 +88,14 @@ def _add_reading(router: APIRouter, plane: Plane, reader: Any) -> None:
 
     @router.get("/adapters/{name}/versions/{version}", responses=documented(answer=VersionDocument))
     async def get_version(name: str, version: str, caller: Annotated[Caller, reader]) -> Response:
-        async def work(session: AsyncSession) -> Answer:
+        async def work(session: AsyncSession) -> ApiResponse:
             record = await AdapterRepository(session, caller.tenant_id).version(name, number_of(version))
             return answer(name, record)
 
         return await plane.read(caller, work)
 
 
-def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
+def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
     @router.patch(
         "/adapters/{name}/versions/{version}",
         responses=documented(409, 412, 428, answer=VersionDocument),
@@ -111,7 +111,7 @@ def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
         """The profile, until the version's first alias fixes it."""
         seen = if_match(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             adapters, number = AdapterRepository(session, caller.tenant_id), number_of(version)
             before = profile(await adapters.version(name, number))
             record = await adapters.change_profile(name, number, change, seen)
@@ -132,14 +132,14 @@ def _add_changing(router: APIRouter, plane: Plane, writer: Any) -> None:
         """Refused while an alias points to it, it is being validated, or requests run on it."""
         seen = if_match_or_any(request)
 
-        async def work(session: AsyncSession, audit: AuditRepository) -> Answer:
+        async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             number = number_of(version)
             before = (await AdapterRepository(session, caller.tenant_id).version(name, number)).state
             record = await AdapterDeletion(session, caller.tenant_id).delete_version(name, number, seen)
             if before != record.state:
                 states = {"state": before, "digest": record.digest}, {"state": record.state}
                 await audit.record("version.delete", target_of(name, record), *states)
-            return Answer(204)
+            return ApiResponse(204)
 
         return await plane.change(request, caller, work)
 
@@ -151,8 +151,8 @@ def number_of(text: str) -> int:
     return int(text)
 
 
-def answer(name: str, record: AdapterVersion) -> Answer:
-    return Answer(200, shown(name, record), record.revision)
+def answer(name: str, record: AdapterVersion) -> ApiResponse:
+    return ApiResponse(200, shown(name, record), record.revision)
 
 
 def shown(name: str, record: AdapterVersion) -> VersionDocument:

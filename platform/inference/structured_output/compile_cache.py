@@ -3,27 +3,27 @@
 import time
 from typing import Protocol
 
-from loraplex.grammar.errors import GrammarRefused, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.errors import GrammarRefused, GrammarTooCostly, WorkersUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.inference.dependencies import GrammarTrials
+from loraplex.platform.inference.dependencies import CompileChecks
 
 
-class TrialRecorder(Protocol):
+class CompileCheckRecorder(Protocol):
     """Told of every check: `accepted`, `invalid`, `too_costly`, `unavailable` or `abandoned`, and its seconds."""
 
     def record_trial(self, result: str, seconds: float) -> None: ...
 
 
-class MeasuredTrials:
-    """`GrammarTrials` that are told to a recorder. A remembered verdict counts as well."""
+class RecordedCompileChecks:
+    """`CompileChecks` that are told to a recorder. A remembered verdict counts as well."""
 
-    def __init__(self, trials: GrammarTrials, recorder: TrialRecorder) -> None:
+    def __init__(self, trials: CompileChecks, recorder: CompileCheckRecorder) -> None:
         self._trials = trials
         self._recorder = recorder
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
-        """See `GrammarTrials.check`."""
+        """See `CompileChecks.check`."""
         begun, result = time.monotonic(), "abandoned"
         try:
             await self._trials.check(namespace, spec, param=param)
@@ -34,14 +34,14 @@ class MeasuredTrials:
         except GrammarRefused:
             result = "invalid"
             raise
-        except TrialsUnavailable:
+        except WorkersUnavailable:
             result = "unavailable"
             raise
         finally:
             self._recorder.record_trial(result, time.monotonic() - begun)
 
 
-class NoTrials:
+class NoCompileChecks:
     """For a model without an end token, whose documents could never end."""
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""`FormedAnswer`: how the text of an answer that was asked for in a form becomes content and calls.
+"""`ConstrainedOutput`: how the text of an answer that was asked for in a form becomes content and calls.
 
 Invariant: a reader only notes what is to be judged; it is judged in another process before anybody hears how the answer ended.
 """
@@ -7,30 +7,32 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from loraplex.grammar.builder.output_plan import Composition
-from loraplex.grammar.parsing.deltas import AnswerReader, AnswerReason, EngineReason, Piece
+from loraplex.grammar.builder.output_plan import OutputPlan
+from loraplex.grammar.parsing.deltas import AnswerReason, EngineReason, OutputDelta, OutputParser
 
-JudgeValue: TypeAlias = Callable[[str, str], Awaitable[None]]
-"""(schema, value), both JSON texts. Raises `AnswerNotSatisfied`."""
+ValidateValue: TypeAlias = Callable[[str, str], Awaitable[None]]
+"""(schema, value), both JSON texts. Raises `SchemaNotSatisfied`."""
 
 
 @dataclass(frozen=True, slots=True)
-class FormedAnswer:
+class ConstrainedOutput:
     """One request's composition and its way to a judge. `notes`: (schema, value), what its readers want judged.
 
     Readers run on the event loop, so notes are taken by whom they are of.
     """
 
-    composition: Composition
-    judge: JudgeValue
+    composition: OutputPlan
+    judge: ValidateValue
     notes: list[tuple[str, str]] = field(default_factory=list)
 
-    def reader(self) -> AnswerReader:
+    def reader(self) -> OutputParser:
         """A reader for one choice."""
         return self.composition.reader(lambda schema, value: self.notes.append((schema, value)))
 
-    async def finish(self, reader: AnswerReader, reason: EngineReason) -> tuple[list[Piece], AnswerReason]:
-        """What the reader held back, and why its choice ended. Raises `AnswerNotSatisfied`."""
+    async def finish(
+        self, reader: OutputParser, reason: EngineReason
+    ) -> tuple[list[OutputDelta], AnswerReason]:
+        """What the reader held back, and why its choice ended. Raises `SchemaNotSatisfied`."""
         try:
             ended = reader.finish(reason)
         finally:

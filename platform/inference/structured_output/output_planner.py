@@ -13,21 +13,21 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from loraplex.grammar.constraints import (
-    AnswerForm,
     Choice,
     ContextFreeGrammar,
     JsonSchema,
-    Limits,
+    OutputConstraints,
     Regex,
+    SchemaLimits,
     StructuralTag,
 )
-from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
+from loraplex.grammar.errors import GrammarTooLarge, WorkersUnavailable
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.inference.dependencies import AnswerJudges, GrammarTrials, RequestPreparation
-from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
+from loraplex.platform.inference.dependencies import CompileChecks, RequestAnalysis, ValueValidation
+from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.parameters.json_object import size_of
-from loraplex.platform.preparation.composed import Composed, compose_form, form_size
+from loraplex.platform.preparation.composed import CachedPlan, compose_form, form_size
 from loraplex.platform.preparation.packed_form import pack_form
 
 INLINE_SIZE: Final = 512
@@ -37,29 +37,29 @@ TENANT_CACHE_BYTES: Final = 8 << 20
 PATIENCE_S: Final = 120.0
 
 
-class AnswerComposer:
+class OutputPlanner:
     """Composes for one gateway, on its event loop."""
 
     def __init__(
         self,
-        limits: Limits,
+        limits: SchemaLimits,
         control_tokens: Collection[str],
-        preparation: RequestPreparation,
-        trials: GrammarTrials,
-        judges: AnswerJudges,
+        preparation: RequestAnalysis,
+        trials: CompileChecks,
+        judges: ValueValidation,
     ) -> None:
         self._limits = limits
         self._control_tokens = control_tokens
         self._preparation = preparation
         self._trials = trials
         self._judges = judges
-        self._cache: TenantCache[Composed] = TenantCache(
+        self._cache: TenantCache[CachedPlan] = TenantCache(
             CACHE_BYTES, TENANT_CACHE_BYTES, attrgetter("size_bytes")
         )
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
-    async def compose(self, namespace: bytes, form: AnswerForm, style: ToolStyle) -> FormedAnswer:
-        """Raises `GrammarRefused`, or `TrialsUnavailable`."""
+    async def compose(self, namespace: bytes, form: OutputConstraints, style: ToolStyle) -> ConstrainedOutput:
+        """Raises `GrammarRefused`, or `WorkersUnavailable`."""
         if form_size(form, INLINE_SIZE) <= INLINE_SIZE:
             composed = compose_form(form, style, self._limits, self._control_tokens)
         else:
@@ -68,9 +68,9 @@ class AnswerComposer:
         if spec is not None:
             await self._trials.check(namespace, spec, param=_param(form))
         judge = partial(self._judges.judge, namespace)
-        return FormedAnswer(composed.composition, judge)
+        return ConstrainedOutput(composed.composition, judge)
 
-    async def _large(self, namespace: bytes, form: AnswerForm, style: ToolStyle) -> Composed:
+    async def _large(self, namespace: bytes, form: OutputConstraints, style: ToolStyle) -> CachedPlan:
         turn = self._turns.setdefault(namespace, asyncio.Lock())
         try:
             async with asyncio.timeout(PATIENCE_S), turn:
@@ -80,11 +80,11 @@ class AnswerComposer:
                     composed = await self._preparation.compose(namespace, packed)
                     self._cache.put(namespace, key, composed)
         except TimeoutError:
-            raise TrialsUnavailable(f"no turn to compose this answer's form for {PATIENCE_S:g} s") from None
+            raise WorkersUnavailable(f"no turn to compose this answer's form for {PATIENCE_S:g} s") from None
         return composed
 
 
-def _packed(form: AnswerForm, style: ToolStyle, limits: Limits) -> tuple[bytes, bytes]:
+def _packed(form: OutputConstraints, style: ToolStyle, limits: SchemaLimits) -> tuple[bytes, bytes]:
     """The form as another process reads it, and what tells it from others.
 
     Raises `GrammarTooLarge` for a schema above its bound in any spelling: a text of megabytes, written at once, would stop
@@ -97,7 +97,7 @@ def _packed(form: AnswerForm, style: ToolStyle, limits: Limits) -> tuple[bytes, 
     return packed, blake2b(packed, digest_size=32).digest()
 
 
-def _bounded(form: AnswerForm, limits: Limits) -> Iterator[tuple[object, str, int]]:
+def _bounded(form: OutputConstraints, limits: SchemaLimits) -> Iterator[tuple[object, str, int]]:
     """(value, its field, most bytes)."""
     yield from ((tool.parameters, tool.param, limits.max_bytes) for tool in form.tools)
     match form.format:
@@ -107,7 +107,7 @@ def _bounded(form: AnswerForm, limits: Limits) -> Iterator[tuple[object, str, in
             yield tag, "structured_outputs.structural_tag", limits.max_bytes
 
 
-def _param(form: AnswerForm) -> str:
+def _param(form: OutputConstraints) -> str:
     """The field of the request that a grammar as a whole came from."""
     if form.tools:
         return "tools"

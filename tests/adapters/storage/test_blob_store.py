@@ -13,8 +13,8 @@ from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobCorrupt, BlobMissing, BlobStoreUnavailable, StorageError
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage
-from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
+from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 
 BASE = "b" * 64
 CONFIG, WEIGHTS = b'{"r": 8}', b"weights" * 1000
@@ -26,8 +26,8 @@ class Machine:
     """One of several that share a bucket, or the only one."""
 
     def __init__(self, home: Path, bucket: S3Options | None) -> None:
-        self.storage = AdapterStorage(home / "adapters")
-        self.objects = Objects(home / "objects", bucket)
+        self.storage = LocalAdapterStore(home / "adapters")
+        self.objects = ObjectStore(home / "objects", bucket)
         self.blobs = BlobStore(self.storage, self.objects if bucket else None, BASE)
 
     def staged(self) -> Path:
@@ -136,8 +136,8 @@ async def test_a_blob_larger_than_any_adapter_is_not_read_to_its_end(
 ) -> None:
     one = Machine(tmp_path / "one", s3_bucket)
     await one.blobs.store(TENANT, DIGEST, one.staged())
-    storage, limits = AdapterStorage(tmp_path / "two"), AdapterLimits(max_weights_bytes=100)
-    blobs = BlobStore(storage, Objects(tmp_path / "objects", s3_bucket), BASE, limits)
+    storage, limits = LocalAdapterStore(tmp_path / "two"), AdapterLimits(max_weights_bytes=100)
+    blobs = BlobStore(storage, ObjectStore(tmp_path / "objects", s3_bucket), BASE, limits)
     with pytest.raises(BlobCorrupt, match="larger than 100 bytes"):
         await blobs.ensure_local(TENANT, DIGEST)
 

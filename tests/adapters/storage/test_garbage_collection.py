@@ -7,8 +7,8 @@ from uuid import UUID, uuid4
 from sqlalchemy import text
 from tests.tenants.registry_records import add, digest, make_tenant
 
-from loraplex.adapters.storage.garbage_collection import BlobRemoval, remove_from, remove_unused
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage
+from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector, remove_from, remove_unused
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 from loraplex.tenants.database import Database
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion, Blob, lock_digest
@@ -20,7 +20,7 @@ RESERVE = (
 )
 
 
-def store(storage: AdapterStorage, tenant_id: UUID, number: int) -> None:
+def store(storage: LocalAdapterStore, tenant_id: UUID, number: int) -> None:
     with storage.staging() as staged:
         for name in (CONFIG_FILE, WEIGHTS_FILE):
             (staged / name).write_text("content")
@@ -45,8 +45,8 @@ async def versions(database: Database, tenant_id: UUID) -> list[int]:
 
 
 async def test_files_go_in_the_second_round(database: Database, tmp_path: Path) -> None:
-    tenant_id, storage = await make_tenant(database), AdapterStorage(tmp_path)
-    removal = BlobRemoval(database, remove_from(storage))
+    tenant_id, storage = await make_tenant(database), LocalAdapterStore(tmp_path)
+    removal = BlobGarbageCollector(database, remove_from(storage))
     for number in (1, 2):
         await make(database, tenant_id, number)
         store(storage, tenant_id, number)
@@ -60,8 +60,8 @@ async def test_files_go_in_the_second_round(database: Database, tmp_path: Path) 
 
 
 async def test_files_stay_while_a_request_reads_them(database: Database, tmp_path: Path) -> None:
-    tenant_id, storage = await make_tenant(database), AdapterStorage(tmp_path)
-    removal = BlobRemoval(database, remove_from(storage))
+    tenant_id, storage = await make_tenant(database), LocalAdapterStore(tmp_path)
+    removal = BlobGarbageCollector(database, remove_from(storage))
     await make(database, tenant_id, 1)
     store(storage, tenant_id, 1)
     await delete(database, tenant_id, 1)
@@ -77,8 +77,8 @@ async def test_files_stay_while_a_request_reads_them(database: Database, tmp_pat
 
 async def test_files_that_another_version_holds_stay(database: Database, tmp_path: Path) -> None:
     tenant_id, rival = await make_tenant(database), await make_tenant(database, "rival")
-    storage = AdapterStorage(tmp_path)
-    removal = BlobRemoval(database, remove_from(storage))
+    storage = LocalAdapterStore(tmp_path)
+    removal = BlobGarbageCollector(database, remove_from(storage))
     for owner in (tenant_id, rival):
         await make(database, owner, 1)
         store(storage, owner, 1)
@@ -92,7 +92,7 @@ async def test_files_that_another_version_holds_stay(database: Database, tmp_pat
 
 async def test_who_stores_them_anew_is_waited_for(database: Database, tmp_path: Path) -> None:
     """A version written under the lock of its digest keeps files that a removal was about to take."""
-    tenant_id, storage = await make_tenant(database), AdapterStorage(tmp_path)
+    tenant_id, storage = await make_tenant(database), LocalAdapterStore(tmp_path)
     blob = Blob(tenant_id, digest(1))
     await make(database, tenant_id, 1)
     store(storage, tenant_id, 1)

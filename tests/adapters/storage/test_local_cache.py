@@ -15,20 +15,20 @@ import pytest
 from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.local_cache import NOTED_SECONDS, CopyLimits, LocalCopies
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage
-from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.storage.local_cache import NOTED_SECONDS, LocalCache, LocalCacheConfig
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
+from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 
 BASE, TENANT, SIZE = "b" * 64, UUID(int=7), 1000
-LIMITS = CopyLimits(max_bytes=3 * SIZE, in_use_s=600.0)
+LIMITS = LocalCacheConfig(max_bytes=3 * SIZE, in_use_s=600.0)
 LONG_AGO = LIMITS.in_use_s + 2 * NOTED_SECONDS
 
 
 class Machine:
-    def __init__(self, home: Path, bucket: S3Options | None, limits: CopyLimits = LIMITS) -> None:
+    def __init__(self, home: Path, bucket: S3Options | None, limits: LocalCacheConfig = LIMITS) -> None:
         self.home = home
-        self.storage = AdapterStorage(home / "adapters")
-        objects = Objects(home / "objects", bucket)
+        self.storage = LocalAdapterStore(home / "adapters")
+        objects = ObjectStore(home / "objects", bucket)
         self.blobs = BlobStore(self.storage, objects if bucket else None, BASE, copy_limits=limits)
 
     def staged(self, number: int) -> tuple[str, Path]:
@@ -95,7 +95,7 @@ async def test_asking_and_removing_at_once_never_leaves_a_path_to_nothing(
 ) -> None:
     digests = await Machine(tmp_path / "one", s3_bucket).store(range(1, 6))
     machine = Machine(tmp_path / "two", s3_bucket)
-    neighbour = Machine(tmp_path / "two", s3_bucket, CopyLimits(max_bytes=1, in_use_s=LIMITS.in_use_s))
+    neighbour = Machine(tmp_path / "two", s3_bucket, LocalCacheConfig(max_bytes=1, in_use_s=LIMITS.in_use_s))
     removed = 0
     for round_number in range(12):
         digest = digests[round_number % len(digests)]
@@ -138,7 +138,7 @@ async def test_a_bucket_that_is_gone_removes_nothing_that_was_not_fetched(tmp_pa
     gone = S3Options(
         bucket="acme", endpoint="http://127.0.0.1:9", region="x", access_key_id="a", secret_access_key="b"
     )
-    machine = Machine(tmp_path, gone, CopyLimits(max_bytes=1, in_use_s=1.0))
+    machine = Machine(tmp_path, gone, LocalCacheConfig(max_bytes=1, in_use_s=1.0))
     digest, folder = machine.staged(1)
     machine.storage.put(TENANT, digest, folder)
     machine.unused_for(digest, LONG_AGO)
@@ -149,7 +149,7 @@ async def test_a_bucket_that_is_gone_removes_nothing_that_was_not_fetched(tmp_pa
 
 async def test_a_fetch_brings_the_next_round_at_once(tmp_path: Path, s3_bucket: S3Options) -> None:
     digests = await Machine(tmp_path / "one", s3_bucket).store(range(1, 5))
-    machine = Machine(tmp_path / "two", s3_bucket, CopyLimits(max_bytes=2 * SIZE, in_use_s=600.0))
+    machine = Machine(tmp_path / "two", s3_bucket, LocalCacheConfig(max_bytes=2 * SIZE, in_use_s=600.0))
     keeping = asyncio.create_task(machine.blobs.run_eviction())
     for digest in digests[:3]:
         await machine.blobs.ensure_local(TENANT, digest)
@@ -167,7 +167,7 @@ async def test_who_removes_at_once_with_another_counts_what_that_one_removed(tmp
     digests = await machine.store(range(1, 6))
     for age, digest in enumerate(digests):
         machine.unused_for(digest, LONG_AGO + 100 * (5 - age))
-    one, other = LocalCopies(machine.storage, LIMITS), LocalCopies(machine.storage, LIMITS)
+    one, other = LocalCache(machine.storage, LIMITS), LocalCache(machine.storage, LIMITS)
     removed: list[int] = []
 
     async def is_stored(*_: object) -> bool:
@@ -207,7 +207,7 @@ async def test_what_is_deleted_during_a_round_does_not_end_it(
 
     monkeypatch.setattr("loraplex.adapters.storage.local_store.os.scandir", delete_and_scan)
     monkeypatch.setattr(machine.storage, "exists", exists_until_now)
-    assert await LocalCopies(machine.storage, LIMITS).evict(is_stored) == 1
+    assert await LocalCache(machine.storage, LIMITS).evict(is_stored) == 1
     monkeypatch.undo()
     assert machine.here(digests) == [2, 3, 4] and not machine.storage.exists(gone, of_gone)
 

@@ -9,7 +9,7 @@ import pytest
 
 from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobCorrupt, BlobMissing, StorageError
-from loraplex.adapters.storage.local_store import AdapterStorage, write_private
+from loraplex.adapters.storage.local_store import LocalAdapterStore, write_private
 from loraplex.adapters.storage.safe_files import copy_regular
 
 BASE = "b" * 64
@@ -17,11 +17,11 @@ CONFIG, WEIGHTS = b'{"r":8}', b"weights" * 1000
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> AdapterStorage:
-    return AdapterStorage(tmp_path / "store")
+def storage(tmp_path: Path) -> LocalAdapterStore:
+    return LocalAdapterStore(tmp_path / "store")
 
 
-def store(storage: AdapterStorage, tenant_id: UUID, tmp_path: Path, weights: bytes = WEIGHTS) -> str:
+def store(storage: LocalAdapterStore, tenant_id: UUID, tmp_path: Path, weights: bytes = WEIGHTS) -> str:
     source = tmp_path / "weights"
     source.write_bytes(weights)
     with storage.staging() as staged:
@@ -36,7 +36,7 @@ def left_in_staging(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "store" / ".staging").iterdir())
 
 
-def test_a_blob_is_private_and_verifies(storage: AdapterStorage, tmp_path: Path) -> None:
+def test_a_blob_is_private_and_verifies(storage: LocalAdapterStore, tmp_path: Path) -> None:
     tenant_id = uuid4()
     digest = store(storage, tenant_id, tmp_path)
     blob = storage.path(tenant_id, digest)
@@ -50,7 +50,7 @@ def test_a_blob_is_private_and_verifies(storage: AdapterStorage, tmp_path: Path)
     assert left_in_staging(tmp_path) == []
 
 
-def test_tenants_share_nothing(storage: AdapterStorage, tmp_path: Path) -> None:
+def test_tenants_share_nothing(storage: LocalAdapterStore, tmp_path: Path) -> None:
     first, second = uuid4(), uuid4()
     digest = store(storage, first, tmp_path)
     assert not storage.exists(second, digest)
@@ -65,7 +65,7 @@ def test_tenants_share_nothing(storage: AdapterStorage, tmp_path: Path) -> None:
 
 
 def test_an_equal_blob_is_kept_and_a_failed_stage_leaves_nothing(
-    storage: AdapterStorage, tmp_path: Path
+    storage: LocalAdapterStore, tmp_path: Path
 ) -> None:
     tenant_id = uuid4()
     digest = store(storage, tenant_id, tmp_path)
@@ -79,7 +79,7 @@ def test_an_equal_blob_is_kept_and_a_failed_stage_leaves_nothing(
 
 
 @pytest.mark.parametrize("damage", ["change", "truncate", "remove", "link", "base"])
-def test_damage_is_found(storage: AdapterStorage, tmp_path: Path, damage: str) -> None:
+def test_damage_is_found(storage: LocalAdapterStore, tmp_path: Path, damage: str) -> None:
     tenant_id = uuid4()
     digest = store(storage, tenant_id, tmp_path)
     file = storage.path(tenant_id, digest) / "adapter_model.safetensors"
@@ -98,12 +98,12 @@ def test_damage_is_found(storage: AdapterStorage, tmp_path: Path, damage: str) -
 @pytest.mark.parametrize(
     "digest", ["", "..", "../../etc", "A" * 64, "a" * 63, "a" * 64 + "\n", "/" + "a" * 63]
 )
-def test_only_digests_name_blobs(storage: AdapterStorage, digest: str) -> None:
+def test_only_digests_name_blobs(storage: LocalAdapterStore, digest: str) -> None:
     with pytest.raises(StorageError, match="64 hexadecimal digits"):
         storage.path(uuid4(), digest)
 
 
-def test_links_inside_the_storage_are_not_followed(storage: AdapterStorage, tmp_path: Path) -> None:
+def test_links_inside_the_storage_are_not_followed(storage: LocalAdapterStore, tmp_path: Path) -> None:
     victim, thief = uuid4(), uuid4()
     digest = store(storage, victim, tmp_path)
     (tmp_path / "store" / str(thief)).symlink_to(tmp_path / "store" / str(victim))
@@ -112,7 +112,7 @@ def test_links_inside_the_storage_are_not_followed(storage: AdapterStorage, tmp_
         store(storage, thief, tmp_path)
 
 
-def test_only_the_two_files_are_stored(storage: AdapterStorage) -> None:
+def test_only_the_two_files_are_stored(storage: LocalAdapterStore) -> None:
     with storage.staging() as staged:
         write_private(staged / "adapter_config.json", CONFIG)
         write_private(staged / "adapter_model.bin", b"")
@@ -120,7 +120,7 @@ def test_only_the_two_files_are_stored(storage: AdapterStorage) -> None:
             storage.put(uuid4(), "a" * 64, staged)
 
 
-def test_a_tenant_is_deleted_whole_and_others_stay(storage: AdapterStorage, tmp_path: Path) -> None:
+def test_a_tenant_is_deleted_whole_and_others_stay(storage: LocalAdapterStore, tmp_path: Path) -> None:
     assert storage.tenants() == []
     mine, other = uuid4(), uuid4()
     digests = [store(storage, mine, tmp_path, weights) for weights in (b"a" * 9, b"b" * 9)]
@@ -133,7 +133,7 @@ def test_a_tenant_is_deleted_whole_and_others_stay(storage: AdapterStorage, tmp_
     assert left_in_staging(tmp_path) == []
 
 
-def test_a_tenants_folder_that_is_a_link_is_not_followed(storage: AdapterStorage, tmp_path: Path) -> None:
+def test_a_tenants_folder_that_is_a_link_is_not_followed(storage: LocalAdapterStore, tmp_path: Path) -> None:
     mine, other = uuid4(), uuid4()
     kept = store(storage, other, tmp_path)
     (tmp_path / "store" / str(mine)).symlink_to(tmp_path / "store" / str(other))

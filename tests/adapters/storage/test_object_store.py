@@ -7,27 +7,27 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.errors import BlobMissing, BlobStoreUnavailable
-from loraplex.adapters.storage.object_store import PIECE_BYTES, Objects, S3Options
+from loraplex.adapters.storage.object_store import PIECE_BYTES, ObjectStore, S3Options
 
 
 @pytest.fixture(params=["local", "s3"])
-def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     bucket = request.getfixturevalue("s3_bucket") if request.param == "s3" else None
-    return Objects(tmp_path / "objects", bucket)
+    return ObjectStore(tmp_path / "objects", bucket)
 
 
-def spooled(objects: Objects, content: bytes) -> Path:
+def spooled(objects: ObjectStore, content: bytes) -> Path:
     path = objects.spooled()
     path.write_bytes(content)
     return path
 
 
-async def content(objects: Objects, key: str) -> bytes:
+async def content(objects: ObjectStore, key: str) -> bytes:
     return b"".join([piece async for piece in objects.pieces(key)])
 
 
 @pytest.mark.parametrize("size", [1, PIECE_BYTES, PIECE_BYTES + 1])
-async def test_what_is_taken_comes_back(objects: Objects, size: int) -> None:
+async def test_what_is_taken_comes_back(objects: ObjectStore, size: int) -> None:
     expected = os.urandom(size)
     file = spooled(objects, expected)
     await objects.take(file, "uploads/a/b/c")
@@ -36,7 +36,7 @@ async def test_what_is_taken_comes_back(objects: Objects, size: int) -> None:
     assert await objects.exists("uploads/a/b/c")
 
 
-async def test_a_copy_leaves_its_source(objects: Objects, tmp_path: Path) -> None:
+async def test_a_copy_leaves_its_source(objects: ObjectStore, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"first")
     await objects.copy(file, "adapters/x")
@@ -46,7 +46,7 @@ async def test_a_copy_leaves_its_source(objects: Objects, tmp_path: Path) -> Non
     assert await content(objects, "adapters/x") == b"second"
 
 
-async def test_what_is_not_there(objects: Objects) -> None:
+async def test_what_is_not_there(objects: ObjectStore) -> None:
     with pytest.raises(BlobMissing):
         await content(objects, "uploads/none")
     assert not await objects.exists("uploads/none")
@@ -55,7 +55,7 @@ async def test_what_is_not_there(objects: Objects) -> None:
     await objects.delete_below("uploads/none")
 
 
-async def test_folders_and_what_is_below_them(objects: Objects) -> None:
+async def test_folders_and_what_is_below_them(objects: ObjectStore) -> None:
     for key in ("uploads/a/1/x", "uploads/a/1/y", "uploads/a/10/x", "uploads/b/2/x"):
         await objects.take(spooled(objects, b"part"), key)
     assert await objects.folders("uploads") == ["a", "b"]
@@ -67,7 +67,7 @@ async def test_folders_and_what_is_below_them(objects: Objects) -> None:
 
 
 async def test_the_local_folder_is_private(tmp_path: Path) -> None:
-    objects = Objects(tmp_path / "objects")
+    objects = ObjectStore(tmp_path / "objects")
     await objects.take(spooled(objects, b"part"), "uploads/a/1/x")
     assert (tmp_path / "objects").stat().st_mode & 0o777 == 0o700
 
@@ -80,7 +80,7 @@ async def test_a_server_that_is_gone_is_told_without_its_address(tmp_path: Path)
         access_key_id="AKIA",
         secret_access_key="very secret",
     )
-    objects = Objects(tmp_path / "objects", bucket)
+    objects = ObjectStore(tmp_path / "objects", bucket)
     calls: list[Callable[[], object]] = [
         lambda: objects.exists("x"),
         lambda: objects.take(spooled(objects, b"part"), "x"),

@@ -7,13 +7,13 @@ from uuid import uuid4
 
 import pytest
 
-from loraplex.adapters.storage.garbage_collection import BlobRemoval, remove_from
-from loraplex.adapters.storage.local_store import AdapterStorage
-from loraplex.adapters.storage.object_store import Objects
+from loraplex.adapters.storage.garbage_collection import BlobGarbageCollector, remove_from
+from loraplex.adapters.storage.local_store import LocalAdapterStore
+from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.uploads import cleanup
-from loraplex.adapters.uploads.cleanup import UploadCleaner
+from loraplex.adapters.uploads.cleanup import UploadCleanup
 from loraplex.adapters.uploads.parts import UploadParts
-from loraplex.adapters.versions.pending_folders import HELD_FOLDER, HeldUploads
+from loraplex.adapters.versions.pending_folders import HELD_FOLDER, PendingFolders
 from loraplex.tenants.database import Database
 
 
@@ -44,7 +44,9 @@ async def outlives(run: Callable[[], Coroutine[None, None, None]], rounds: Round
 async def test_the_cleaner_goes_on(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cleaner = UploadCleaner(database, UploadParts(Objects(tmp_path / "objects")), AdapterStorage(tmp_path))
+    cleaner = UploadCleanup(
+        database, UploadParts(ObjectStore(tmp_path / "objects")), LocalAdapterStore(tmp_path)
+    )
     rounds = Rounds()
     monkeypatch.setattr(cleanup, "ROUND_SECONDS", 0)
     monkeypatch.setattr(cleaner, "end_overdue", rounds)
@@ -54,14 +56,14 @@ async def test_the_cleaner_goes_on(
 async def test_the_removal_of_files_goes_on(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    removal = BlobRemoval(database, remove_from(AdapterStorage(tmp_path)), round_s=0)
+    removal = BlobGarbageCollector(database, remove_from(LocalAdapterStore(tmp_path)), round_s=0)
     rounds = Rounds()
     monkeypatch.setattr(removal, "sweep", rounds)
     await outlives(removal.run, rounds)
 
 
 async def test_what_others_keep_beside_uploads_is_let_be(tmp_path: Path) -> None:
-    objects = Objects(tmp_path / "objects")
+    objects = ObjectStore(tmp_path / "objects")
     parts, tenant, upload = UploadParts(objects), uuid4(), uuid4()
     for key in ("uploads/theirs/x", f"uploads/{tenant}/theirs/x", f"uploads/{tenant}/{upload}/x"):
         file = objects.spooled()
@@ -75,6 +77,6 @@ def test_a_stray_lock_is_no_upload(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "stray.lock").touch()
     (folder / f"{uuid4().hex}.lock").touch()
-    abandoned = [*HeldUploads(tmp_path).abandoned()]
+    abandoned = [*PendingFolders(tmp_path).abandoned()]
     assert len(abandoned) == 1 and (folder / "stray.lock").exists()
     abandoned[0].release()

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from structlog.testing import capture_logs
 
-from loraplex.adapters.uploads.lease import UploadClaim
+from loraplex.adapters.uploads.lease import UploadLease
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, UploadClaimed
 from loraplex.tenants.models import Upload
@@ -42,13 +42,13 @@ def renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loraplex.adapters.uploads.lease.UploadRepository.renew", renew)
 
 
-def claim_of(answers: Answers, began_ago_s: float = 0.0) -> UploadClaim:
+def claim_of(answers: Answers, began_ago_s: float = 0.0) -> UploadLease:
     upload = Upload(id=UUID(int=1), tenant_id=UUID(int=2), claimed_until=datetime.now(UTC))
     began = asyncio.get_running_loop().time() - began_ago_s
-    return UploadClaim(cast(Database, answers), upload, LEASE_S, began)
+    return UploadLease(cast(Database, answers), upload, LEASE_S, began)
 
 
-async def keep(claim: UploadClaim, seconds: float) -> None:
+async def keep(claim: UploadLease, seconds: float) -> None:
     async with claim.kept():
         await asyncio.sleep(seconds)
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.adapters.errors import ManifestRejected
+from loraplex.adapters.errors import PeftConfigRejected
 from loraplex.adapters.limits import AdapterLimits
-from loraplex.adapters.validation.peft_config import AdapterManifest, endings_of, parse_manifest
+from loraplex.adapters.validation.peft_config import PeftConfig, endings_of, parse_manifest
 
 LIMITS = AdapterLimits()
 PLAIN: dict[str, Any] = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}
 
 
-def parse(**changes: Any) -> AdapterManifest:
+def parse(**changes: Any) -> PeftConfig:
     fields = {key: value for key, value in (PLAIN | changes).items() if value is not ...}
     return parse_manifest(json.dumps(fields).encode(), LIMITS)
 
@@ -71,7 +71,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("changes", "field", "message"), BAD_FIELDS, ids=lambda case: str(case)[:40])
 def test_bad_fields_are_refused_by_name(changes: dict[str, Any], field: str, message: str) -> None:
-    with pytest.raises(ManifestRejected) as caught:
+    with pytest.raises(PeftConfigRejected) as caught:
         parse(**changes)
     assert (caught.value.check, caught.value.field) == ("manifest", field)
     assert message in caught.value.message
@@ -91,14 +91,14 @@ def test_bad_fields_are_refused_by_name(changes: dict[str, Any], field: str, mes
     ],
 )
 def test_bad_bytes(data: bytes, message: str) -> None:
-    with pytest.raises(ManifestRejected) as caught:
+    with pytest.raises(PeftConfigRejected) as caught:
         parse_manifest(data, LIMITS)
     assert caught.value.field == "adapter_config.json" and message in caught.value.message
 
 
 def test_an_infinite_alpha_by_overflow_is_refused() -> None:
     data = json.dumps(PLAIN).replace("16", "1e999").encode()
-    with pytest.raises(ManifestRejected, match="lora_alpha"):
+    with pytest.raises(PeftConfigRejected, match="lora_alpha"):
         parse_manifest(data, LIMITS)
 
 
@@ -169,7 +169,7 @@ def test_the_canonical_form_parses_to_the_same_manifest(
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_any_bytes_are_refused_cleanly(data: bytes) -> None:
-    with pytest.raises(ManifestRejected):
+    with pytest.raises(PeftConfigRejected):
         parse_manifest(data, LIMITS)
 
 

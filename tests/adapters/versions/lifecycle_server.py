@@ -13,11 +13,11 @@ from tests.adapters.validation.good_folder import CONFIG, WEIGHTS, write_good
 
 from loraplex.adapters.errors import BlobMissing, ValidationUnavailable
 from loraplex.adapters.report import Check, ValidationReport
-from loraplex.adapters.storage.local_store import AdapterStorage
-from loraplex.adapters.validation.result import Validated, Verdict
-from loraplex.adapters.versions.lifecycle import VersionLifeCycle
-from loraplex.adapters.versions.pending_folders import HELD_FOLDER, HeldUploads
-from loraplex.adapters.versions.version_job import AdapterStore, LifeCycleLimits, VersionWork
+from loraplex.adapters.storage.local_store import LocalAdapterStore
+from loraplex.adapters.validation.result import Validated, ValidationResult
+from loraplex.adapters.versions.lifecycle import VersionLifecycle
+from loraplex.adapters.versions.pending_folders import HELD_FOLDER, PendingFolders
+from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig, VersionJob
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.engine.messages import ProbeReport
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -28,7 +28,7 @@ from loraplex.tenants.registry.adapters import AdapterRepository
 
 BASE_DIGEST = "b" * 64
 ACTOR = Actor("key", "abc123")
-QUICK = LifeCycleLimits(retry_s=0.01, max_retry_s=0.05, max_waiting_per_tenant=2, max_waiting=3)
+QUICK = LifecycleConfig(retry_s=0.01, max_retry_s=0.05, max_waiting_per_tenant=2, max_waiting=3)
 BAD_PROBE = ProbeReport(
     digest="", max_error={"q_proj": 0.5}, bound=0.01, code="adapter_inexact", message="q_proj differs"
 )
@@ -41,7 +41,7 @@ def namespace_of(tenant_id: UUID) -> bytes:
 class LocalStore:
     """The local folder, which may be out of order."""
 
-    def __init__(self, storage: AdapterStorage) -> None:
+    def __init__(self, storage: LocalAdapterStore) -> None:
         self.storage = storage
         self.failures = 0
 
@@ -64,7 +64,7 @@ class Instant:
         self.failures = 0
         self.folders: list[Path] = []
 
-    async def validate(self, tenant_id: UUID, folder: Path) -> Verdict:
+    async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
         self.folders.append(folder)
         await self.gate.wait()
         if self.failures:
@@ -89,18 +89,18 @@ class Server:
         database: Database,
         root: Path,
         validation: Any,
-        limits: LifeCycleLimits = QUICK,
+        limits: LifecycleConfig = QUICK,
         store: AdapterStore | None = None,
     ) -> None:
         self.root = root
         self.database = database
-        self.storage = AdapterStorage(root)
+        self.storage = LocalAdapterStore(root)
         self.store = LocalStore(self.storage)
         self.engine = FakeEngine()
         self.validation = validation
-        work = VersionWork(database, validation, self.engine, store or self.store, namespace_of, limits)
+        work = VersionJob(database, validation, self.engine, store or self.store, namespace_of, limits)
         self.refused: list[tuple[bytes, str]] = []
-        self.life_cycle = VersionLifeCycle(database, work, HeldUploads(root), limits, lambda: self.refused)
+        self.life_cycle = VersionLifecycle(database, work, PendingFolders(root), limits, lambda: self.refused)
 
     def staged(self, spoil: Callable[[Path], object] | None = None) -> Path:
         with self.storage.staging() as folder:

@@ -21,10 +21,10 @@ from tests.adapters.versions.lifecycle_server import (
 
 from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, AdapterStorage
-from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
+from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 from loraplex.adapters.versions.pending_folders import HELD_FOLDER
-from loraplex.adapters.versions.version_job import LifeCycleLimits
+from loraplex.adapters.versions.version_job import LifecycleConfig
 from loraplex.tenants.database import Database
 
 __all__ = ["server", "tenant_id"]
@@ -99,7 +99,7 @@ async def test_versions_whose_files_are_gone_are_rejected(
 
     elsewhere = await server.begin(tenant_id)
     await server.life_cycle.close()
-    far = Server(database, server.root.parent / "other disk", Instant(), LifeCycleLimits(give_up_s=-1.0))
+    far = Server(database, server.root.parent / "other disk", Instant(), LifecycleConfig(give_up_s=-1.0))
     await far.life_cycle.sweep()
     assert (await far.version(elsewhere)).state == "rejected"
     await server.life_cycle.sweep()
@@ -136,7 +136,7 @@ async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published
     database: Database, tenant_id: UUID, tmp_path: Path, s3_bucket: S3Options, is_overdue: bool
 ) -> None:
     """Also where the bucket is down for a while."""
-    objects, copying = Objects(tmp_path / "objects", s3_bucket), asyncio.Event()
+    objects, copying = ObjectStore(tmp_path / "objects", s3_bucket), asyncio.Event()
     copy, down = objects.copy, 2
 
     async def hang(file: Path, key: str) -> None:
@@ -150,9 +150,9 @@ async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published
             raise BlobStoreUnavailable("down")
         await copy(file, key)
 
-    def started(limits: LifeCycleLimits) -> Server:
+    def started(limits: LifecycleConfig) -> Server:
         root = tmp_path / "adapters"
-        store = BlobStore(AdapterStorage(root), objects, BASE_DIGEST)
+        store = BlobStore(LocalAdapterStore(root), objects, BASE_DIGEST)
         return Server(database, root, Instant(), limits, store)
 
     server = started(QUICK)

@@ -24,7 +24,7 @@ from tests.adapters.versions.lifecycle_server import (
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation_process import ValidationProcesses
-from loraplex.adapters.versions.version_job import LifeCycleLimits
+from loraplex.adapters.versions.version_job import LifecycleConfig
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import AdapterRef, ProbeReport
@@ -133,7 +133,7 @@ async def test_a_deleted_tenants_uploads_wait_no_longer(server: Server, tenant_i
 
 
 async def test_patience_ends(database: Database, tenant_id: UUID, tmp_path: Path) -> None:
-    limits = LifeCycleLimits(retry_s=0.01, give_up_s=0.2)
+    limits = LifecycleConfig(retry_s=0.01, give_up_s=0.2)
     server = Server(database, tmp_path / "adapters", Instant(), limits)
     server.validation.failures = 10**6
     rejected = await server.version(await server.begin(tenant_id))

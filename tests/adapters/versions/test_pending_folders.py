@@ -7,12 +7,12 @@ from uuid import uuid4
 import pytest
 
 from loraplex.adapters.errors import StorageError
-from loraplex.adapters.versions.pending_folders import HELD_FOLDER, HeldUploads
+from loraplex.adapters.versions.pending_folders import HELD_FOLDER, PendingFolders
 
 
 @pytest.fixture
-def held_uploads(tmp_path: Path) -> HeldUploads:
-    return HeldUploads(tmp_path / "adapters")
+def held_uploads(tmp_path: Path) -> PendingFolders:
+    return PendingFolders(tmp_path / "adapters")
 
 
 def staged(folder: Path) -> Path:
@@ -27,7 +27,7 @@ def names(tmp_path: Path) -> list[str]:
 
 
 def test_a_hold_takes_the_folder_and_a_release_leaves_nothing(
-    tmp_path: Path, held_uploads: HeldUploads
+    tmp_path: Path, held_uploads: PendingFolders
 ) -> None:
     folder, version_id = staged(tmp_path), uuid4()
     held = held_uploads.hold(folder, version_id)
@@ -39,7 +39,7 @@ def test_a_hold_takes_the_folder_and_a_release_leaves_nothing(
     assert names(tmp_path) == []
 
 
-def test_only_a_free_upload_is_taken_up(tmp_path: Path, held_uploads: HeldUploads) -> None:
+def test_only_a_free_upload_is_taken_up(tmp_path: Path, held_uploads: PendingFolders) -> None:
     version_id = uuid4()
     held = held_uploads.hold(staged(tmp_path), version_id)
     assert list(held_uploads.abandoned()) == []
@@ -56,7 +56,7 @@ def test_only_a_free_upload_is_taken_up(tmp_path: Path, held_uploads: HeldUpload
     assert names(tmp_path) == []
 
 
-def test_what_others_put_there_is_no_upload(tmp_path: Path, held_uploads: HeldUploads) -> None:
+def test_what_others_put_there_is_no_upload(tmp_path: Path, held_uploads: PendingFolders) -> None:
     assert list(held_uploads.abandoned()) == []
     held_uploads.hold(staged(tmp_path), uuid4()).release()
     root = tmp_path / "adapters" / HELD_FOLDER
@@ -66,13 +66,13 @@ def test_what_others_put_there_is_no_upload(tmp_path: Path, held_uploads: HeldUp
         list(held_uploads.abandoned())
 
 
-def test_a_folder_that_cannot_be_taken_leaves_no_lock(tmp_path: Path, held_uploads: HeldUploads) -> None:
+def test_a_folder_that_cannot_be_taken_leaves_no_lock(tmp_path: Path, held_uploads: PendingFolders) -> None:
     with pytest.raises(FileNotFoundError):
         held_uploads.hold(tmp_path / "missing", uuid4())
     assert names(tmp_path) == []
 
 
-def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path, held_uploads: HeldUploads) -> None:
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path, held_uploads: PendingFolders) -> None:
     (tmp_path / "adapters").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "adapters" / HELD_FOLDER).symlink_to(tmp_path / "elsewhere")

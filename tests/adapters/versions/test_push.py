@@ -9,7 +9,7 @@ from peft import PeftModel
 
 from loraplex.adapters.errors import AdapterRejected
 from loraplex.adapters.storage.garbage_collection import remove_from
-from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.versions.push import AdapterRegistry, delete_adapter
 from loraplex.engine.models.config import ModelConfig
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -17,19 +17,19 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, InvalidName
 from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.resolution import ServedAdapters
+from loraplex.tenants.registry.resolution import ModelResolver
 
 PeftFactory = Callable[..., tuple[PeftModel, Path]]
 BASE = "b" * 64
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> AdapterStorage:
-    return AdapterStorage(tmp_path / "store")
+def storage(tmp_path: Path) -> LocalAdapterStore:
+    return LocalAdapterStore(tmp_path / "store")
 
 
 @pytest.fixture
-def registry(database: Database, storage: AdapterStorage, model_config: ModelConfig) -> AdapterRegistry:
+def registry(database: Database, storage: LocalAdapterStore, model_config: ModelConfig) -> AdapterRegistry:
     return AdapterRegistry(database, storage, model_config, BASE)
 
 
@@ -40,12 +40,12 @@ async def make_tenant(database: Database, name: str) -> UUID:
 
 async def resolved(database: Database, tenant_id: UUID, model: str) -> tuple[int, str] | None:
     async with database.as_operator() as session:
-        found = await ServedAdapters(session, tenant_id).resolve(model)
+        found = await ModelResolver(session, tenant_id).resolve(model)
     return None if found is None else (found.version, found.digest)
 
 
 async def test_versions_and_promotion(
-    database: Database, storage: AdapterStorage, registry: AdapterRegistry, peft_adapter: PeftFactory
+    database: Database, storage: LocalAdapterStore, registry: AdapterRegistry, peft_adapter: PeftFactory
 ) -> None:
     tenant_id = await make_tenant(database, "acme")
     folders = [peft_adapter(f"v{'i' * n}", r=4, target_modules=["q_proj"])[1] for n in range(3)]
@@ -77,7 +77,7 @@ async def test_the_report_is_kept(
 
 
 async def test_equal_content_of_two_tenants_is_stored_twice(
-    database: Database, storage: AdapterStorage, registry: AdapterRegistry, peft_adapter: PeftFactory
+    database: Database, storage: LocalAdapterStore, registry: AdapterRegistry, peft_adapter: PeftFactory
 ) -> None:
     acme, bolt = await make_tenant(database, "acme"), await make_tenant(database, "bolt")
     _, folder = peft_adapter(r=4, target_modules=["q_proj"])
@@ -91,7 +91,7 @@ async def test_equal_content_of_two_tenants_is_stored_twice(
 
 
 async def test_deleting_keeps_what_another_adapter_holds(
-    database: Database, storage: AdapterStorage, registry: AdapterRegistry, peft_adapter: PeftFactory
+    database: Database, storage: LocalAdapterStore, registry: AdapterRegistry, peft_adapter: PeftFactory
 ) -> None:
     tenant_id = await make_tenant(database, "acme")
     _, folder = peft_adapter(r=4, target_modules=["q_proj"])
@@ -154,7 +154,7 @@ def test_the_longest_name() -> None:
 
 async def test_files_removed_before_their_version_is_written_are_stored_again(
     database: Database,
-    storage: AdapterStorage,
+    storage: LocalAdapterStore,
     registry: AdapterRegistry,
     peft_adapter: PeftFactory,
     monkeypatch: pytest.MonkeyPatch,

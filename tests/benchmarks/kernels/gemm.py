@@ -4,7 +4,7 @@ import torch
 from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of
 from torch import Tensor
 
-from loraplex.engine.kernels.dispatch import Body, body_for
+from loraplex.engine.kernels.dispatch import KernelBackend, backend_for
 from loraplex.engine.kernels.quantized_linear import quantized_linear
 from loraplex.engine.layers.base_linear import make_linear
 from loraplex.engine.quantization.groups import span_of
@@ -70,7 +70,7 @@ def _own(tensors: TensorSource, x: Tensor, variant: str, outputs: int, group: in
             rows = rounded.float() * scales
         return (rows @ dequantize(weight).t(),)
 
-    if body_for(x) is not Body.TRITON:
+    if backend_for(x) is not KernelBackend.TRITON:
         layer = make_linear(weight, None, x.dtype)
         return Operands(lambda: (layer(x),), expected)
     out = torch.empty_like(x[:, :1]).repeat(1, outputs)

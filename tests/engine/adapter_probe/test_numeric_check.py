@@ -169,7 +169,7 @@ async def test_a_sound_adapter_passes_and_its_figures_are_told(
 ) -> None:
     if is_paged:
         monkeypatch.setattr(pool_factory, "open_memory", in_pages)
-        monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.REFERENCE)
+        monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
     async with serving(make_engine(dtype, page_dtype=page_dtype)) as local:
         report = await local.probe(ref())
     assert (report.code, report.finite, report.generated_tokens) == (None, True, 8)
@@ -357,7 +357,7 @@ def test_triton_bodies_are_probed_by_every_path(
     from tests.engine.models.test_triton_decoder import count_kernels
 
     monkeypatch.setattr(pool_factory, "open_memory", in_pages)
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
     names = {"layers.0.k_proj": 17, "layers.1.down_proj": 3, "embed_tokens": 8, "lm_head": 8}
     source.adapters["few"] = LoraWeights(
         "few", {name: module(name.rpartition(".")[2], rank, rank) for name, rank in names.items()}

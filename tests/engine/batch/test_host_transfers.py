@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling.sampler import Sampler
@@ -29,7 +29,7 @@ def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torc
 def test_tensors_arrive_as_they_were(
     specifications: list[tuple[torch.dtype, tuple[int, ...]]], seed: int
 ) -> None:
-    staging = Staging(CPU, packs=True)
+    staging = HostTransfers(CPU, packs=True)
     for step in range(4):
         tensors = [random_tensor(dtype, shape, seed + step) for dtype, shape in specifications]
         for arrived in (staging.stage(tensors), staging.fetch(tensors).wait()):
@@ -41,7 +41,7 @@ def test_tensors_arrive_as_they_were(
 
 
 def test_earlier_tensors_do_not_change_with_later_ones() -> None:
-    staging = Staging(CPU, packs=True)
+    staging = HostTransfers(CPU, packs=True)
     first = staging.stage([torch.full((4,), 1)])[0]
     for value in range(2, 9):
         staging.stage([torch.full((4,), value)])
@@ -50,13 +50,13 @@ def test_earlier_tensors_do_not_change_with_later_ones() -> None:
 
 def test_strided_tensors_are_packed() -> None:
     tensor = torch.arange(12).view(3, 4).t()
-    assert torch.equal(Staging(CPU, packs=True).stage([tensor])[0], tensor)
+    assert torch.equal(HostTransfers(CPU, packs=True).stage([tensor])[0], tensor)
 
 
 def test_on_the_host_nothing_is_copied() -> None:
     tensor = torch.arange(3)
-    assert Staging(CPU).stage([tensor])[0] is tensor
-    assert Staging(CPU).fetch([tensor]).wait()[0] is tensor
+    assert HostTransfers(CPU).stage([tensor])[0] is tensor
+    assert HostTransfers(CPU).fetch([tensor]).wait()[0] is tensor
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -78,7 +78,7 @@ def test_a_sampler_with_packed_transfers_gives_the_same_tokens(temperature: floa
             found.append(Sequence(request, 0, 0.0, seed, [1, 2, 9]))
         return found
 
-    plain, packed = Sampler(300, [0]), Sampler(300, [0], staging=Staging(CPU, packs=True))
+    plain, packed = Sampler(300, [0]), Sampler(300, [0], staging=HostTransfers(CPU, packs=True))
     ours, theirs = rows(), rows()
     for step in range(5):
         logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(step))

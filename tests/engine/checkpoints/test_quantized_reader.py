@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.batch.forward_batch import BatchRows
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 from loraplex.engine.capacity.weight_bytes import weight_bytes
@@ -234,7 +234,7 @@ def last_logits(path: Path, token_ids: list[int]) -> Tensor:
     )
     cpu = torch.device("cpu")
     cache = allocate_kv_cache(config, 4, 16, torch.float32, cpu)
-    return decoder.forward(BatchRows(StepPlan((row,)), 16, {}).batch(cpu, Staging(cpu)), cache)[0]
+    return decoder.forward(BatchRows(StepPlan((row,)), 16, {}).batch(cpu, HostTransfers(cpu)), cache)[0]
 
 
 def test_parts_of_a_matrix_may_differ_in_groups_and_zero_points(tmp_path: Path) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from loraplex.engine.lora.load_budget import LoadLedger
+from loraplex.engine.lora.load_budget import LoadBudget
 from loraplex.engine.lora.loader import Fitting, LoaderThread
 from loraplex.engine.lora.memory.base import AdapterMemory
-from loraplex.engine.lora.memory.device_memory import PagedMemory
-from loraplex.engine.lora.memory.host_cache import HostTier
-from loraplex.engine.lora.memory.host_memory import ContiguousMemory
+from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
+from loraplex.engine.lora.memory.host_cache import HostCache
+from loraplex.engine.lora.memory.host_memory import HostAdapterMemory
 from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier, PageCopy
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.pool import AdapterPool
-from loraplex.engine.lora.quarantine import FaultMemory
+from loraplex.engine.lora.quarantine import QuarantineTracker
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.lora.site import LoraSite, make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
@@ -71,7 +71,7 @@ def ref(digest: str, namespace: bytes = b"t") -> AdapterRef:
 
 def contiguous(site: LoraSite, max_bytes: int, max_slots: int) -> AdapterMemory:
     pages = PageFormat(torch.float32)
-    return ContiguousMemory([site], pages, max_bytes=max_bytes, max_slots=max_slots, max_rank=MAX_RANK)
+    return HostAdapterMemory([site], pages, max_bytes=max_bytes, max_slots=max_slots, max_rank=MAX_RANK)
 
 
 def paged(
@@ -80,16 +80,16 @@ def paged(
     max_slots: int,
     pages: PageFormat | None = None,
     start_copy: Callable[[PageCopy], None] | None = None,
-) -> PagedMemory:
+) -> DeviceAdapterMemory:
     """An arena in host memory whose copies are over at once, unless `start_copy` is given."""
-    return PagedMemory(
+    return DeviceAdapterMemory(
         [site],
         pages or PageFormat(torch.float32),
         max_bytes=max_bytes,
         max_slots=max_slots,
         max_rank=MAX_RANK,
         device=CPU,
-        allocate_blob=HostTier(0).blob,
+        allocate_blob=HostCache(0).blob,
         stream=ImmediateStream(),
         start_copy=start_copy or PageCopier(ImmediateStream()).copy,
     )
@@ -115,9 +115,9 @@ class DrivenPool(AdapterPool):
         self.site = make_site((NAME,), INPUTS, (OUTPUTS,), max_slots, CPU, MAX_RANK)
         self.memory = memory(self.site, int(max_ranks * RANK_BYTES), max_slots)
         loader = LoaderThread(source, Fitting([self.site], MAX_RANK), self.memory.pack, max_bytes=under_way)
-        host = HostTier(host_ranks * RANK_BYTES)
-        faults = FaultMemory(quarantine_after, max_faulty)
-        super().__init__(self.memory, loader, host, faults, LoadLedger(under_way))
+        host = HostCache(host_ranks * RANK_BYTES)
+        faults = QuarantineTracker(quarantine_after, max_faulty)
+        super().__init__(self.memory, loader, host, faults, LoadBudget(under_way))
 
     def wait(self) -> None:
         """Until the loader has brought something; then install it."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loraplex.engine.config import LoraConfig
 from loraplex.engine.lora import pool_factory
-from loraplex.engine.lora.memory.device_memory import PagedMemory
+from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
 from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.pool import AdapterPool
@@ -48,8 +48,8 @@ def _in_host_memory(
     max_slots: int,
     device: torch.device,
     allocate_blob: Callable[[int], Tensor],
-) -> PagedMemory:
-    return PagedMemory(
+) -> DeviceAdapterMemory:
+    return DeviceAdapterMemory(
         sites,
         pages,
         max_bytes=config.max_bytes,
@@ -109,7 +109,7 @@ def bring(pool: AdapterPool, digest: str) -> None:
 def gathered(pool: AdapterPool, site: LoraSite, digest: str) -> tuple[Tensor, Tensor]:
     """A and B of the one slice, read from the addresses in the table."""
     memory = pool._memory
-    assert isinstance(memory, PagedMemory)
+    assert isinstance(memory, DeviceAdapterMemory)
     entry = site.table[pool.slots()[ref(digest).key], 0].tolist()
     matrices = []
     for first, width in ((A_PAGES, site.inputs), (A_PAGES + site.max_pages, site.slice_sizes[0])):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.engine.lora.load_budget import LOADS_AT_FIRST, LoadLedger, LoadRate
+from loraplex.engine.lora.load_budget import LOADS_AT_FIRST, LoadBudget, Throughput
 
 
 def key(name: str) -> tuple[bytes, str]:
@@ -10,7 +10,7 @@ def key(name: str) -> tuple[bytes, str]:
 
 
 def test_a_rate_follows_what_is_measured_in_proportion_to_bytes() -> None:
-    rate = LoadRate(1e9)
+    rate = Throughput(1e9)
     assert rate.seconds(2e9) == 2.0
     rate.note(1000, 0.1)
     assert rate.bytes_per_second == pytest.approx(1e4), "the first measurement takes the place of the guess"
@@ -26,7 +26,7 @@ def test_a_rate_follows_what_is_measured_in_proportion_to_bytes() -> None:
 
 
 def test_a_load_costs_in_proportion_to_its_bytes_and_more_from_the_source() -> None:
-    ledger = LoadLedger(1000)
+    ledger = LoadBudget(1000)
     ledger.source.note(100, 1.0)
     ledger.device.note(100, 0.1)
     ledger.learn(key("small"), 50)
@@ -39,7 +39,7 @@ def test_a_load_costs_in_proportion_to_its_bytes_and_more_from_the_source() -> N
 
 
 def test_bytes_under_way_are_those_of_loads_that_have_not_ended() -> None:
-    ledger = LoadLedger(1000)
+    ledger = LoadBudget(1000)
     for number in range(LOADS_AT_FIRST):
         assert ledger.has_room
         ledger.begin(key(str(number)))

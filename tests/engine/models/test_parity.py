@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.batch.forward_batch import BatchRows
-from loraplex.engine.batch.host_transfers import Staging
+from loraplex.engine.batch.host_transfers import HostTransfers
 from loraplex.engine.batch.sequence import Sequence as EngineSequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 from loraplex.engine.checkpoints.config_reader import load_model_config
@@ -80,7 +80,7 @@ class Steps:
         """Computes the next `counts[row]` tokens of each row, single tokens first as the scheduler has it."""
         order = sorted(counts, key=lambda index: counts[index] > 1)
         plan = StepPlan(tuple(self.rows[index].plan(counts[index]) for index in order))
-        batch = BatchRows(plan, BLOCK_SIZE, {}).batch(CPU, Staging(CPU))
+        batch = BatchRows(plan, BLOCK_SIZE, {}).batch(CPU, HostTransfers(CPU))
         every_token = replace(batch, sampled_tokens=None, num_sampled=plan.num_tokens)
         logits = self.decoder.forward(every_token, self.cache)
         parts = torch.split(logits, [counts[index] for index in order])
@@ -92,10 +92,13 @@ class Steps:
         return torch.cat(self.rows[row].logits)
 
 
-@pytest.fixture(params=[dispatch.Body.REFERENCE, dispatch.Body.COMPILED], ids=lambda body: body.name.lower())
+@pytest.fixture(
+    params=[dispatch.KernelBackend.REFERENCE, dispatch.KernelBackend.COMPILED],
+    ids=lambda body: body.name.lower(),
+)
 def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test on each body of the kernels this CPU has."""
-    if dispatch.body_for(torch.empty(0)) is dispatch.Body.REFERENCE is not request.param:
+    if dispatch.backend_for(torch.empty(0)) is dispatch.KernelBackend.REFERENCE is not request.param:
         pytest.skip("this CPU has no compiled body")
     monkeypatch.setattr(dispatch, "_cpu_body", lambda: request.param)
 
@@ -123,7 +126,9 @@ def test_mixed_batches_of_decodes_and_chunks(tiny_model: Tiny, prompt: list[int]
 def test_logits_of_sampled_rows_only(llama_model: Tiny, prompt: list[int]) -> None:
     steps = Steps(llama_model.path, 2, [prompt, prompt[:70]])
     plan = StepPlan((steps.rows[0].plan(50), steps.rows[1].plan(70)))
-    logits = steps.decoder.forward(BatchRows(plan, BLOCK_SIZE, {}).batch(CPU, Staging(CPU)), steps.cache)
+    logits = steps.decoder.forward(
+        BatchRows(plan, BLOCK_SIZE, {}).batch(CPU, HostTransfers(CPU)), steps.cache
+    )
     assert logits.shape == (1, 128)
     assert_equal(logits, llama_model.logits(prompt[:70])[-1:])
 

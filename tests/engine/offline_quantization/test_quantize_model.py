@@ -23,7 +23,7 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.models.decoder_state import DecoderState, Weight
 from loraplex.engine.offline_quantization.quality_gate import QualityBounds, compare_models, windows
-from loraplex.engine.offline_quantization.quantize_model import ReleaseRequest, release_quantized
+from loraplex.engine.offline_quantization.quantize_model import QuantizeJob, quantize_model
 from loraplex.engine.quantization.quantized_weight import QuantizedWeight, dequantize
 
 ANYTHING = QualityBounds(max_perplexity_ratio=100.0, min_top1_agreement=0.0, max_kl=100.0)
@@ -31,8 +31,8 @@ TEXT = " ".join(f"w{(i * i + 7 * i) % 96}" for i in range(301))
 
 
 @pytest.fixture
-def request_for(base_folder: Path, tmp_path: Path) -> ReleaseRequest:
-    return ReleaseRequest(
+def request_for(base_folder: Path, tmp_path: Path) -> QuantizeJob:
+    return QuantizeJob(
         model=str(base_folder),
         folder=tmp_path / "out",
         scheme="int8",
@@ -55,8 +55,8 @@ def silent(stage: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
-def test_the_artefact_is_what_was_judged(base: LoadedModel, request_for: ReleaseRequest, scheme: str) -> None:
-    release = release_quantized(replace(request_for, scheme=scheme), silent)
+def test_the_artefact_is_what_was_judged(base: LoadedModel, request_for: QuantizeJob, scheme: str) -> None:
+    release = quantize_model(replace(request_for, scheme=scheme), silent)
     assert release.violations == []
     again = compare_models(base, load(request_for.folder), windows(base, TEXT, 301))
     assert again == release.quality
@@ -65,8 +65,8 @@ def test_the_artefact_is_what_was_judged(base: LoadedModel, request_for: Release
     assert held >= {"config.json", "model.safetensors", "tokenizer.json", "LICENSE", MANIFEST_FILE}
 
 
-def test_the_manifest_names_source_figures_and_files(base: LoadedModel, request_for: ReleaseRequest) -> None:
-    release = release_quantized(request_for, silent)
+def test_the_manifest_names_source_figures_and_files(base: LoadedModel, request_for: QuantizeJob) -> None:
+    release = quantize_model(request_for, silent)
     manifest = json.loads((request_for.folder / MANIFEST_FILE).read_text())
     assert manifest["source_digest"] == base.digest and manifest["scheme"] == "int8"
     assert manifest["quality"]["kl"] == release.quality.kl
@@ -75,8 +75,8 @@ def test_the_manifest_names_source_figures_and_files(base: LoadedModel, request_
         assert hashlib.sha256((request_for.folder / name).read_bytes()).hexdigest() == digest
 
 
-def test_an_artefact_is_served_as_it_was_judged_or_not_at_all(request_for: ReleaseRequest) -> None:
-    release_quantized(request_for, silent)
+def test_an_artefact_is_served_as_it_was_judged_or_not_at_all(request_for: QuantizeJob) -> None:
+    quantize_model(request_for, silent)
     for name in ("model.safetensors", "config.json", "tokenizer.json", "LICENSE"):
         file = request_for.folder / name
         judged = file.read_bytes()
@@ -89,28 +89,28 @@ def test_an_artefact_is_served_as_it_was_judged_or_not_at_all(request_for: Relea
 
 
 def test_weights_that_are_not_the_models_do_not_count(
-    base_folder: Path, request_for: ReleaseRequest, tmp_path: Path
+    base_folder: Path, request_for: QuantizeJob, tmp_path: Path
 ) -> None:
     """Some owners put the same weights beside the model's, in a layout of their own."""
     twice = tmp_path / "twice"
     shutil.copytree(base_folder, twice)
     shutil.copyfile(twice / "model.safetensors", twice / "consolidated.safetensors")
-    release = release_quantized(replace(request_for, model=str(twice)), silent)
+    release = quantize_model(replace(request_for, model=str(twice)), silent)
     assert release.bytes_before == (base_folder / "model.safetensors").stat().st_size
 
 
-def test_a_model_that_loses_too_much_leaves_nothing(request_for: ReleaseRequest) -> None:
+def test_a_model_that_loses_too_much_leaves_nothing(request_for: QuantizeJob) -> None:
     strict = replace(ANYTHING, max_kl=0.0)
-    release = release_quantized(replace(request_for, scheme="int4", bounds=strict), silent)
+    release = quantize_model(replace(request_for, scheme="int4", bounds=strict), silent)
     assert len(release.violations) == 1 and "KL divergence" in release.violations[0]
     assert list(request_for.folder.parent.iterdir()) == []
 
 
-def test_int4_is_fitted_to_a_text_where_there_is_one(request_for: ReleaseRequest) -> None:
-    plain = release_quantized(replace(request_for, scheme="int4"), silent)
+def test_int4_is_fitted_to_a_text_where_there_is_one(request_for: QuantizeJob) -> None:
+    plain = quantize_model(replace(request_for, scheme="int4"), silent)
     words = " ".join(f"w{(i * i + 3 * i) % 96}" for i in range(2000))
     fitted_folder = request_for.folder.parent / "fitted"
-    fitted = release_quantized(
+    fitted = quantize_model(
         replace(request_for, scheme="int4", folder=fitted_folder, calibration=words), silent
     )
     assert fitted.quality != plain.quality and fitted.bytes_after == plain.bytes_after
@@ -118,57 +118,57 @@ def test_int4_is_fitted_to_a_text_where_there_is_one(request_for: ReleaseRequest
     assert manifest["calibration_sha256"] == hashlib.sha256(words.encode()).hexdigest()
 
 
-def test_without_a_text_the_model_writes_its_own(request_for: ReleaseRequest) -> None:
+def test_without_a_text_the_model_writes_its_own(request_for: QuantizeJob) -> None:
     stages: list[str] = []
-    release = release_quantized(replace(request_for, text=None), stages.append)
+    release = quantize_model(replace(request_for, text=None), stages.append)
     assert "writing a text to judge by" in stages
     assert release.quality.tokens > 4000
     assert json.loads((request_for.folder / MANIFEST_FILE).read_text())["text_sha256"] is None
 
 
-def test_a_quantized_model_is_not_quantized_again(request_for: ReleaseRequest) -> None:
-    release_quantized(request_for, silent)
+def test_a_quantized_model_is_not_quantized_again(request_for: QuantizeJob) -> None:
+    quantize_model(request_for, silent)
     again = replace(request_for, model=str(request_for.folder), folder=request_for.folder.parent / "again")
     with pytest.raises(ModelError, match="quantized already"):
-        release_quantized(again, silent)
+        quantize_model(again, silent)
     assert [path.name for path in request_for.folder.parent.iterdir()] == ["out"]
 
 
-def test_a_folder_that_exists_is_never_touched(request_for: ReleaseRequest) -> None:
+def test_a_folder_that_exists_is_never_touched(request_for: QuantizeJob) -> None:
     request_for.folder.mkdir()
     with pytest.raises(ModelError, match="exists already"):
-        release_quantized(request_for, silent)
+        quantize_model(request_for, silent)
     assert list(request_for.folder.iterdir()) == []
 
 
-def test_a_link_that_leads_nowhere_is_never_touched(request_for: ReleaseRequest, tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_is_never_touched(request_for: QuantizeJob, tmp_path: Path) -> None:
     request_for.folder.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ModelError, match="exists already"):
-        release_quantized(request_for, silent)
+        quantize_model(request_for, silent)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_made_meanwhile_is_never_touched(request_for: ReleaseRequest) -> None:
+def test_a_folder_made_meanwhile_is_never_touched(request_for: QuantizeJob) -> None:
     def meddling(stage: str) -> None:
         if stage == "judging":
             request_for.folder.mkdir()
 
     with pytest.raises(ModelError, match="exists already"):
-        release_quantized(request_for, meddling)
+        quantize_model(request_for, meddling)
     assert list(request_for.folder.parent.iterdir()) == [request_for.folder]
     assert list(request_for.folder.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_told(request_for: ReleaseRequest, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_told(request_for: QuantizeJob, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"file/out: cannot be written"):
-        release_quantized(replace(request_for, folder=tmp_path / "file" / "out"), silent)
+        quantize_model(replace(request_for, folder=tmp_path / "file" / "out"), silent)
 
 
-def test_who_may_read_it_is_the_owners_choice(request_for: ReleaseRequest) -> None:
+def test_who_may_read_it_is_the_owners_choice(request_for: QuantizeJob) -> None:
     before = os.umask(0o077)
     try:
-        release_quantized(request_for, silent)
+        quantize_model(request_for, silent)
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o077 for path in (request_for.folder, *request_for.folder.iterdir())} == {
@@ -176,13 +176,13 @@ def test_who_may_read_it_is_the_owners_choice(request_for: ReleaseRequest) -> No
     }
 
 
-def test_an_unknown_scheme_is_refused(request_for: ReleaseRequest) -> None:
+def test_an_unknown_scheme_is_refused(request_for: QuantizeJob) -> None:
     with pytest.raises(ModelError, match="int8, int4"):
-        release_quantized(replace(request_for, scheme="int2"), silent)
+        quantize_model(replace(request_for, scheme="int2"), silent)
 
 
-def test_transformers_reads_the_same_weights(request_for: ReleaseRequest) -> None:
-    release_quantized(request_for, silent)
+def test_transformers_reads_the_same_weights(request_for: QuantizeJob) -> None:
+    quantize_model(request_for, silent)
     model = LlamaForCausalLM.from_pretrained(
         request_for.folder,
         quantization_config=CompressedTensorsConfig(run_compressed=False),
@@ -193,9 +193,9 @@ def test_transformers_reads_the_same_weights(request_for: ReleaseRequest) -> Non
         check_same(module.weight, state[name])
 
 
-def test_compressed_tensors_reads_the_same_int4_weights(request_for: ReleaseRequest) -> None:
+def test_compressed_tensors_reads_the_same_int4_weights(request_for: QuantizeJob) -> None:
     """The package itself: `transformers` knows one format for all of a model, and this head has 8 bits."""
-    release_quantized(replace(request_for, scheme="int4"), silent)
+    quantize_model(replace(request_for, scheme="int4"), silent)
     config = json.loads((request_for.folder / "config.json").read_text())["quantization_config"]
     groups = QuantizationConfig.model_validate(config).config_groups.values()
     # Groups of 32 for most, of 128 for this one, and the head by channel.

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loraplex.engine.batch.forward_batch import BatchRows, UnknownTokens
-from loraplex.engine.batch.host_transfers import Results, Staging
+from loraplex.engine.batch.host_transfers import HostTransfers, Results
 from loraplex.engine.batch.sequence import Sequence as Row
 from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN, PlannedRow, StepPlan
 from loraplex.engine.messages import EngineRequest
@@ -75,7 +75,7 @@ class ListWatch(TorchFunctionMode):
         return result
 
 
-class CountedStaging(Staging):
+class CountedStaging(HostTransfers):
     """There is nothing to bring back."""
 
     def __init__(self) -> None:
@@ -171,10 +171,10 @@ def before(rows: BatchRows, device: torch.device) -> UnknownTokens:
 
 def test_the_inputs_of_a_step_travel_at_once() -> None:
     rows = decode_rows(5)
-    inputs = StaticInputs(StaticShape(8, 6, 4, 20), META, Staging(META))
+    inputs = StaticInputs(StaticShape(8, 6, 4, 20), META, HostTransfers(META))
     for launch in (
         lambda: inputs.fill(rows, 8, before(rows, META)),
-        lambda: rows.batch(META, Staging(META), before(rows, META)),
+        lambda: rows.batch(META, HostTransfers(META), before(rows, META)),
     ):
         with Watch() as watch, ListWatch() as lists:
             launch()
@@ -185,7 +185,7 @@ def test_the_inputs_of_a_step_travel_at_once() -> None:
 def test_padding_is_of_no_row_and_unknown_tokens_are_those_of_the_step_before(packs: bool) -> None:
     cpu = torch.device("cpu")
     rows = decode_rows(5)
-    inputs = StaticInputs(StaticShape(8, 6, 4, 20), cpu, Staging(cpu, packs))
+    inputs = StaticInputs(StaticShape(8, 6, 4, 20), cpu, HostTransfers(cpu, packs))
     for buffer in inputs.buffers:
         buffer.fill_(-9)
     inputs.fill(rows, 8, before(rows, cpu))
@@ -197,7 +197,7 @@ def test_padding_is_of_no_row_and_unknown_tokens_are_those_of_the_step_before(pa
     assert inputs.tables[4:].tolist() == [[8, 9, *[-9] * 4], *[[20, 20, *[-9] * 4]] * 3]
     batch = inputs.batch(8, None)
     assert batch.num_decodes == batch.num_sampled == 8 and batch.sampled_tokens is None
-    eager = rows.batch(cpu, Staging(cpu, packs), before(rows, cpu))
+    eager = rows.batch(cpu, HostTransfers(cpu, packs), before(rows, cpu))
     for name in ("token_ids", "positions", "slots", "decode_lengths"):
         assert getattr(eager, name).tolist() == getattr(batch, name)[:5].tolist()
 
@@ -207,12 +207,12 @@ def test_a_row_without_a_token_goes_on_with_one_that_there_is() -> None:
     cpu = torch.device("cpu")
     rows = decode_rows(2)
     failed = UnknownTokens({sequence: 0 for _, sequence in rows.unknown}, torch.tensor([-2]))
-    inputs = StaticInputs(StaticShape(2, 6, 4, 20), cpu, Staging(cpu))
+    inputs = StaticInputs(StaticShape(2, 6, 4, 20), cpu, HostTransfers(cpu))
     inputs.fill(rows, 2, failed)
     assert inputs.token_ids.tolist() == [0, 0]
-    assert rows.batch(cpu, Staging(cpu), failed).token_ids.tolist() == [0, 0]
+    assert rows.batch(cpu, HostTransfers(cpu), failed).token_ids.tolist() == [0, 0]
 
 
 def test_a_token_that_nobody_samples_is_an_error() -> None:
     with pytest.raises(ValueError, match="no step before"):
-        decode_rows(2).batch(META, Staging(META))
+        decode_rows(2).batch(META, HostTransfers(META))

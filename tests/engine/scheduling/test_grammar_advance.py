@@ -12,7 +12,7 @@ from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import EngineRequest, FinishReason
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.scheduling.grammar_advance import ClosingPath, follow
+from loraplex.engine.scheduling.grammar_advance import ForcedClose, advance_grammar
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask
@@ -35,7 +35,7 @@ def take(row: Sequence, *tokens: int, max_model_len: int = 1000) -> FinishReason
     reason = None
     for token in tokens:
         assert reason is None and row.token_mask is not None
-        reason = follow(row, row.token_mask, token, ENDS, max_model_len)
+        reason = advance_grammar(row, row.token_mask, token, ENDS, max_model_len)
     return reason
 
 
@@ -170,7 +170,7 @@ def test_forced_tokens_are_taken_back_together(scripted_mask: "MaskType") -> Non
 def test_with_logprobs_the_way_to_the_end_is_sampled_token_by_token(scripted_mask: "MaskType") -> None:
     row = sequence(scripted_mask([LONG, SHORT], closes=True), max_tokens=10, logprobs=0)
     assert take(row, 5, 6) is None and output(row) == [5], "to be sampled again under another mask"
-    assert isinstance(row.token_mask, ClosingPath)
+    assert isinstance(row.token_mask, ForcedClose)
     assert take(row, 8, 9) == "stop" and output(row) == [5, 8, 9]
 
 
@@ -199,7 +199,7 @@ def test_a_document_that_can_be_closed_at_the_start_always_is(
         if reason is not None:
             break
         mask = row.token_mask
-        allowed = [mask._next()] if isinstance(mask, ClosingPath) else mask.allowed()
+        allowed = [mask._next()] if isinstance(mask, ForcedClose) else mask.allowed()
         reason = take(row, data.draw(st.sampled_from(allowed)))
     answer = tuple(token for token in output(row) if token != END)
     assert reason is not None and len(output(row)) <= max_tokens
@@ -241,7 +241,7 @@ def test_slow_looks_for_an_end_are_given_up(scripted_mask: "MaskType") -> None:
 def test_a_closing_path_allows_one_token_after_another() -> None:
     import torch
 
-    path = ClosingPath((3, 31, 64), END)
+    path = ForcedClose((3, 31, 64), END)
     seen = []
     while not path.is_final():
         bitmask = torch.full((2, 3), -1, dtype=torch.int32)
@@ -253,5 +253,5 @@ def test_a_closing_path_allows_one_token_after_another() -> None:
     assert seen == [3, 31, 64] and path.is_complete()
     path.rollback(2)
     assert path.fork().accept(31)
-    empty = ClosingPath((), END)
+    empty = ForcedClose((), END)
     assert empty.is_complete() and not empty.is_final()

@@ -24,8 +24,8 @@ VOCABULARY = range(10, 1010)
 def patience() -> Iterator[None]:
     """A garbage collection in the middle of a grammar's work is none of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grammar_advance, "MOST_SECONDS", (60.0, 60.0))
-        patch.setattr(grammar_advance, "MOST_SECONDS_CLOSING", 60.0)
+        patch.setattr(grammar_advance, "MAX_SECONDS", (60.0, 60.0))
+        patch.setattr(grammar_advance, "MAX_SECONDS_CLOSING", 60.0)
         yield
 
 

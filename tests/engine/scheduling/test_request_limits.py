@@ -1,4 +1,4 @@
-"""`Admission`: whatever would raise in the step loop is refused before it queues, by the name of its field."""
+"""`RequestValidator`: whatever would raise in the step loop is refused before it queues, by the name of its field."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from loraplex.engine.errors import InvalidRequest, PromptTooLong
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import MAX_CHOICES, SamplingParams
-from loraplex.engine.scheduling.request_limits import Admission
+from loraplex.engine.scheduling.request_limits import RequestValidator
 
 VOCAB = 100
 
@@ -25,8 +25,8 @@ def request(sampling: dict[str, Any], **fields: Any) -> EngineRequest:
 
 
 @pytest.fixture
-def admission() -> Admission:
-    return Admission(max_model_len=64, max_cache_tokens=32, vocab_size=VOCAB)
+def admission() -> RequestValidator:
+    return RequestValidator(max_model_len=64, max_cache_tokens=32, vocab_size=VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def admission() -> Admission:
     ],
 )
 def test_sampling_parameters_are_held_to_their_bounds_again(
-    admission: Admission, field: str, sampling: dict[str, Any]
+    admission: RequestValidator, field: str, sampling: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         admission.check(request(sampling))
@@ -53,13 +53,13 @@ def test_sampling_parameters_are_held_to_their_bounds_again(
 
 @pytest.mark.parametrize("field", ["queue_timeout_s", "total_timeout_s"])
 @pytest.mark.parametrize("seconds", [math.nan, math.inf])
-def test_a_timeout_is_a_finite_number(admission: Admission, field: str, seconds: float) -> None:
+def test_a_timeout_is_a_finite_number(admission: RequestValidator, field: str, seconds: float) -> None:
     with pytest.raises(InvalidRequest) as caught:
         admission.check(request({}, **{field: seconds}))
     assert caught.value.field == field
 
 
-def test_the_smaller_of_model_and_pool_bounds_the_length(admission: Admission) -> None:
+def test_the_smaller_of_model_and_pool_bounds_the_length(admission: RequestValidator) -> None:
     admission.check(request({"max_tokens": 29}))
     with pytest.raises(PromptTooLong, match="32 tokens"):
         admission.check(request({"max_tokens": 30}))

@@ -21,14 +21,14 @@ from loraplex.engine.batch.step_plan import SampledToken, StepPlan
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.kv_cache.block_pool import BlockPool
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
-from loraplex.engine.lora.load_budget import LoadLedger
+from loraplex.engine.lora.load_budget import LoadBudget
 from loraplex.engine.lora.loader import Arrival
-from loraplex.engine.lora.memory.device_memory import PagedMemory
-from loraplex.engine.lora.memory.host_cache import HostTier
+from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
+from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.page_copy import ImmediateStream, Mark, PageCopier, Span
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.pool import AdapterPool
-from loraplex.engine.lora.quarantine import FaultMemory
+from loraplex.engine.lora.quarantine import QuarantineTracker
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.engine.lora.site import make_site
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
@@ -89,7 +89,7 @@ class TimedStream:
 class TimedLoader:
     """One adapter after another from disk, `READ_S` each."""
 
-    def __init__(self, clock: Clock, memory: PagedMemory) -> None:
+    def __init__(self, clock: Clock, memory: DeviceAdapterMemory) -> None:
         self.on_loaded = threading.Event()
         self._clock = clock
         self._memory = memory
@@ -223,19 +223,19 @@ def _pool(clock: Clock, resident: int) -> AdapterPool:
     nbytes = 2 * 16 * 16 * 4
     site = make_site(("o",), 16, (16,), resident, CPU, 16)
     stream = TimedStream(clock)
-    memory = PagedMemory(
+    memory = DeviceAdapterMemory(
         [site],
         PageFormat(torch.float32),
         max_bytes=resident * nbytes,
         max_slots=resident,
         max_rank=16,
         device=CPU,
-        allocate_blob=HostTier(0).blob,
+        allocate_blob=HostCache(0).blob,
         stream=stream,
         start_copy=PageCopier(stream).copy,
     )
-    loader, host = TimedLoader(clock, memory), HostTier(REGISTERED * nbytes)
-    return AdapterPool(memory, loader, host, FaultMemory(3), LoadLedger(resident * nbytes // 4), clock)
+    loader, host = TimedLoader(clock, memory), HostCache(REGISTERED * nbytes)
+    return AdapterPool(memory, loader, host, QuarantineTracker(3), LoadBudget(resident * nbytes // 4), clock)
 
 
 def zipf(choose: random.Random) -> int:

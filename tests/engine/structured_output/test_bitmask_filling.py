@@ -13,8 +13,8 @@ from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.messages import EngineRequest
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.engine.structured_output.bitmask_filling import SLOW_S, MaskFiller, Masks
-from loraplex.engine.structured_output.bitmask_threads import MOST_THREADS
+from loraplex.engine.structured_output.bitmask_filling import SLOW_S, BitmaskFiller, Masks
+from loraplex.engine.structured_output.bitmask_threads import MAX_THREADS
 
 if TYPE_CHECKING:
     from tests.engine.conftest import ScriptedMask
@@ -52,17 +52,17 @@ def tokens(mask: torch.Tensor) -> list[int]:
 
 
 @pytest.fixture
-def filler() -> Iterator[MaskFiller]:
+def filler() -> Iterator[BitmaskFiller]:
     """Every mask costs a microsecond of work here, on however busy a machine."""
-    made = MaskFiller(VOCAB, timeout_s=0.3, work_clock=ticking())
+    made = BitmaskFiller(VOCAB, timeout_s=0.3, work_clock=ticking())
     yield made
     made.close()
 
 
 @pytest.fixture
-def patient() -> Iterator[MaskFiller]:
+def patient() -> Iterator[BitmaskFiller]:
     """As `filler`, and gives no mask up."""
-    made = MaskFiller(VOCAB, timeout_s=30.0, work_clock=ticking())
+    made = BitmaskFiller(VOCAB, timeout_s=30.0, work_clock=ticking())
     yield made
     made.close()
 
@@ -72,12 +72,12 @@ def ticking() -> Callable[[], float]:
     return lambda: next(ticks) * 1e-6
 
 
-def collect(filler: MaskFiller, rows: list[Sequence], patience: float = PATIENT) -> Masks:
+def collect(filler: BitmaskFiller, rows: list[Sequence], patience: float = PATIENT) -> Masks:
     filler.begin(rows)
     return filler.collect(rows, patience)
 
 
-def poll(filler: MaskFiller) -> list[Sequence]:
+def poll(filler: BitmaskFiller) -> list[Sequence]:
     deadline = time.monotonic() + 10
     while not (settled := filler.poll()):
         assert time.monotonic() < deadline
@@ -85,7 +85,7 @@ def poll(filler: MaskFiller) -> list[Sequence]:
     return settled
 
 
-def test_every_row_gets_its_own_mask(filler: MaskFiller, scripted_mask: "MaskType") -> None:
+def test_every_row_gets_its_own_mask(filler: BitmaskFiller, scripted_mask: "MaskType") -> None:
     rows = [row(scripted_mask([(i,), (31,), (69,)])) for i in range(2, 20)]
     for _ in range(3):
         masks = collect(filler, rows)
@@ -98,27 +98,27 @@ def test_every_row_gets_its_own_mask(filler: MaskFiller, scripted_mask: "MaskTyp
 
 def test_without_masks_there_is_no_thread() -> None:
     before = threading.active_count()
-    filler = MaskFiller(VOCAB, timeout_s=1.0)
+    filler = BitmaskFiller(VOCAB, timeout_s=1.0)
     assert collect(filler, []) == Masks() and threading.active_count() == before
     filler.close()
 
 
 def test_a_grammar_whose_work_is_spent_ends_its_row_as_too_slow(
-    filler: MaskFiller, scripted_mask: "MaskType"
+    filler: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
     spent, fine = row(scripted_mask([(5,)], spent="fill")), row(scripted_mask([(6,)]))
     masks = collect(filler, [spent, fine])
     assert isinstance(masks.errors[spent], GrammarTooSlow) and fine in masks.rows
 
 
-def test_a_broken_mask_fails_its_row_alone(filler: MaskFiller, scripted_mask: "MaskType") -> None:
+def test_a_broken_mask_fails_its_row_alone(filler: BitmaskFiller, scripted_mask: "MaskType") -> None:
     broken, fine = row(scripted_mask([(5,)], broken="fill")), row(scripted_mask([(6,)]))
     masks = collect(filler, [broken, fine])
     assert isinstance(masks.errors[broken], GrammarFailed)
     assert tokens(masks.rows[fine]) == [6]
 
 
-def test_a_late_mask_sits_out_while_others_go_on(patient: MaskFiller, scripted_mask: "MaskType") -> None:
+def test_a_late_mask_sits_out_while_others_go_on(patient: BitmaskFiller, scripted_mask: "MaskType") -> None:
     late, fine = row(slow := Blocked()), row(scripted_mask([(6,)] * 2))
     patient.begin([late])
     assert slow.began.wait(10)
@@ -134,7 +134,9 @@ def test_a_late_mask_sits_out_while_others_go_on(patient: MaskFiller, scripted_m
     assert not patient.has_late
 
 
-def test_a_mask_whose_family_is_busy_sits_out_with_it(patient: MaskFiller, scripted_mask: "MaskType") -> None:
+def test_a_mask_whose_family_is_busy_sits_out_with_it(
+    patient: BitmaskFiller, scripted_mask: "MaskType"
+) -> None:
     """A call on it would wait for the other inside their library, and with it the step and everybody."""
     late, sibling = row(slow := Blocked("shared")), row(scripted_mask([(6,)], family="shared"))
     stranger = row(scripted_mask([(7,)]))
@@ -149,7 +151,7 @@ def test_a_mask_whose_family_is_busy_sits_out_with_it(patient: MaskFiller, scrip
 
 
 def test_who_joins_a_family_waits_until_those_before_have_used_their_masks(
-    patient: MaskFiller, scripted_mask: "MaskType"
+    patient: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
     """Else rows that are ready would sit out again for every new one."""
     first, second = (row(Blocked("shared")) for _ in range(2))
@@ -169,7 +171,7 @@ def test_who_joins_a_family_waits_until_those_before_have_used_their_masks(
 
 def test_a_family_gets_on_however_many_join_it(scripted_mask: "MaskType") -> None:
     """Steps as the scheduler makes them: rows sit out until they are polled, and with each step a new one comes."""
-    filler = MaskFiller(VOCAB, timeout_s=10.0)
+    filler = BitmaskFiller(VOCAB, timeout_s=10.0)
     old = row(scripted_mask([(5,)], family="shared"))
     running, sitting_out, used = [old], set[Sequence](), 0
     for _ in range(60):
@@ -186,7 +188,7 @@ def test_a_family_gets_on_however_many_join_it(scripted_mask: "MaskType") -> Non
 
 
 def test_a_mask_that_was_given_up_ends_those_of_its_family_that_come_after(
-    filler: MaskFiller, scripted_mask: "MaskType"
+    filler: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
     stuck, sibling = row(slow := Blocked("shared")), row(scripted_mask([(6,)], family="shared"))
     filler.begin([stuck])
@@ -200,7 +202,7 @@ def test_a_mask_that_was_given_up_ends_those_of_its_family_that_come_after(
 
 
 def test_no_step_waits_for_a_mask_that_was_slow_before(scripted_mask: "MaskType") -> None:
-    filler = MaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
+    filler = BitmaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
     slow = row(scripted_mask([(6, 7)], slow_at={0: 2 * SLOW_S}))
     assert slow in collect(filler, [slow]).rows
     began = time.monotonic()
@@ -213,7 +215,7 @@ def test_no_step_waits_for_a_mask_that_was_slow_before(scripted_mask: "MaskType"
 
 def test_quick_masks_do_not_wait_for_those_of_slow_rows(scripted_mask: "MaskType") -> None:
     """Each of the slow ones stays below the timeout, so that none of them ever fails."""
-    filler = MaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
+    filler = BitmaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
     quick = row(scripted_mask([(5,)]))
     for _ in range(2):
         collect(filler, [quick])
@@ -232,7 +234,7 @@ def test_quick_masks_do_not_wait_for_those_of_slow_rows(scripted_mask: "MaskType
 
 
 def test_a_row_is_quick_again_after_several_quick_masks(scripted_mask: "MaskType") -> None:
-    filler = MaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
+    filler = BitmaskFiller(VOCAB, timeout_s=10.0, work_clock=time.monotonic)
     changing = row(scripted_mask([(5,)], slow_at={0: 4 * SLOW_S}))
     collect(filler, [changing])
     changing.token_mask = scripted_mask([(5,)])
@@ -246,9 +248,9 @@ def test_a_row_is_quick_again_after_several_quick_masks(scripted_mask: "MaskType
 
 
 def test_a_stuck_mask_ends_its_row_and_its_thread_is_left_alone(
-    filler: MaskFiller, scripted_mask: "MaskType"
+    filler: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
-    stuck = [row(Blocked()) for _ in range(MOST_THREADS + 1)]
+    stuck = [row(Blocked()) for _ in range(MAX_THREADS + 1)]
     fine = row(scripted_mask([(6,)]))
     filler.begin([*stuck, fine])
     failed: dict[Sequence, Any] = {}
@@ -270,7 +272,7 @@ def test_a_stuck_mask_ends_its_row_and_its_thread_is_left_alone(
     assert tokens(collect(filler, [fine]).rows[fine]) == [6]
 
 
-def test_a_row_that_ended_meanwhile_is_forgotten(filler: MaskFiller) -> None:
+def test_a_row_that_ended_meanwhile_is_forgotten(filler: BitmaskFiller) -> None:
     late = row(slow := Blocked())
     assert not collect(filler, [late], 0.0).rows
     late.status = SequenceStatus.FINISHED
@@ -280,7 +282,7 @@ def test_a_row_that_ended_meanwhile_is_forgotten(filler: MaskFiller) -> None:
 
 
 def test_masks_are_filled_while_the_caller_computes(
-    filler: MaskFiller, scripted_mask: "MaskType", wait: Callable[[float], None] = time.sleep
+    filler: BitmaskFiller, scripted_mask: "MaskType", wait: Callable[[float], None] = time.sleep
 ) -> None:
     rows = [row(scripted_mask([(5,)], slow_at={0: 0.02})) for _ in range(5)]
     filler.begin(rows)
@@ -289,10 +291,10 @@ def test_masks_are_filled_while_the_caller_computes(
 
 
 def test_a_sleeping_thread_takes_what_waits_behind_a_stuck_mask(
-    filler: MaskFiller, scripted_mask: "MaskType"
+    filler: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
     """All threads there may be have been started before, and are asleep."""
-    gates = [row(Blocked()) for _ in range(MOST_THREADS)]
+    gates = [row(Blocked()) for _ in range(MAX_THREADS)]
     for sequence in gates:
         collect(filler, [sequence], 0.01)
     for sequence in gates:

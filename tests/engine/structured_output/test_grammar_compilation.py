@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loraplex.engine.errors import GrammarFailed
-from loraplex.engine.structured_output.grammar_compilation import NICENESS, MaskCompilation
+from loraplex.engine.structured_output.grammar_compilation import NICENESS, GrammarCompilation
 
 
 class Factory:
@@ -37,8 +37,8 @@ def factory() -> Iterator[Factory]:
 
 
 @pytest.fixture
-def compilation(factory: Factory) -> Iterator[MaskCompilation]:
-    made = MaskCompilation(factory)
+def compilation(factory: Factory) -> Iterator[GrammarCompilation]:
+    made = GrammarCompilation(factory)
     yield made
     made.close()
 
@@ -51,13 +51,13 @@ def eventually(condition: Callable[[], Any]) -> Any:
     return result
 
 
-def take(compilation: MaskCompilation, count: int) -> dict[int, Any]:
+def take(compilation: GrammarCompilation, count: int) -> dict[int, Any]:
     taken: dict[int, Any] = {}
     eventually(lambda: taken.update(compilation.take()) or len(taken) >= count)
     return taken
 
 
-def test_masks_and_failures_come_back(factory: Factory, compilation: MaskCompilation) -> None:
+def test_masks_and_failures_come_back(factory: Factory, compilation: GrammarCompilation) -> None:
     compilation.start(1, b"t", b"good")
     compilation.start(2, b"t", b"bad")
     assert compilation.take() == []
@@ -69,7 +69,7 @@ def test_masks_and_failures_come_back(factory: Factory, compilation: MaskCompila
     assert compilation.seconds > 0
 
 
-def test_what_was_dropped_never_comes_back(factory: Factory, compilation: MaskCompilation) -> None:
+def test_what_was_dropped_never_comes_back(factory: Factory, compilation: GrammarCompilation) -> None:
     for ticket in (1, 2, 3):
         compilation.start(ticket, b"t", b"%d" % ticket)
     eventually(lambda: factory.order)
@@ -81,7 +81,7 @@ def test_what_was_dropped_never_comes_back(factory: Factory, compilation: MaskCo
     assert factory.order == [(b"t", b"1"), (b"t", b"3")], "what was only queued is not even begun"
 
 
-def test_tenants_take_turns(factory: Factory, compilation: MaskCompilation) -> None:
+def test_tenants_take_turns(factory: Factory, compilation: GrammarCompilation) -> None:
     for ticket in range(6):
         compilation.start(ticket, b"greedy", b"%d" % ticket)
     compilation.start(6, b"modest", b"x")
@@ -97,7 +97,7 @@ def test_a_panic_of_an_extension_module_ends_its_request_alone() -> None:
     def panics(namespace: bytes, grammar: bytes) -> Any:
         raise Panic
 
-    compilation = MaskCompilation(panics)
+    compilation = GrammarCompilation(panics)
     for ticket in (1, 2):
         compilation.start(ticket, b"t", b"g")
         assert isinstance(take(compilation, 1)[ticket], GrammarFailed)
@@ -106,7 +106,7 @@ def test_a_panic_of_an_extension_module_ends_its_request_alone() -> None:
 
 def test_the_thread_is_nice_and_not_bound_to_its_makers_core(factory: Factory) -> None:
     cores = os.sched_getaffinity(0)
-    compilation = MaskCompilation(factory)
+    compilation = GrammarCompilation(factory)
     os.sched_setaffinity(0, {min(cores)})
     try:
         compilation.start(1, b"t", b"g")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
-from loraplex.grammar.backends.compiler import CompilerLimits, MaskCompiler
+from loraplex.grammar.backends.compiler import CompilerConfig, MaskCompiler
 from loraplex.grammar.backends.llguidance_mask import LlguidanceLimits
 from loraplex.grammar.backends.vocabulary import Vocabulary, byte_vocabulary
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
@@ -74,7 +74,7 @@ def test_threads_share_a_compiler(vocabulary: Vocabulary, backend: Backend) -> N
 
 def test_work_is_limited() -> None:
     few = LlguidanceLimits(max_grammar_size=50)
-    compiler = MaskCompiler(byte_vocabulary(), CompilerLimits(llguidance=few))
+    compiler = MaskCompiler(byte_vocabulary(), CompilerConfig(llguidance=few))
     large = JsonValue({"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(100)}})
     spec = encode_spec(GrammarSpec(backend="llguidance", source=emit_llguidance.emit(large)))
     with pytest.raises(GrammarInvalid):
@@ -83,7 +83,7 @@ def test_work_is_limited() -> None:
 
 def test_a_matcher_that_runs_out_of_fuel_fails_alone() -> None:
     few = LlguidanceLimits(max_items_in_row=100)
-    compiler = MaskCompiler(byte_vocabulary(), CompilerLimits(llguidance=few))
+    compiler = MaskCompiler(byte_vocabulary(), CompilerConfig(llguidance=few))
     many = JsonValue({"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(200)}})
     spec = encode_spec(GrammarSpec(backend="llguidance", source=emit_llguidance.emit(many)))
     mask = compiler.compile(b"tenant", spec)

@@ -216,5 +216,5 @@ def test_a_search_that_costs_too_much_is_given_up(
 ) -> None:
     mask = backends.mask(backend, JsonValue(SCHEMAS[1]), close=True)
     assert mask.closing_tokens(1_000) is not None
-    monkeypatch.setattr(forced_close, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(forced_close, "MAX_SECONDS", 0.0)
     assert mask.closing_tokens(1_000) is None

@@ -8,7 +8,7 @@ import torch
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
 from loraplex.grammar.backends.bitmask import bits_of
-from loraplex.grammar.backends.compiler import CompilerLimits, MaskCompiler
+from loraplex.grammar.backends.compiler import CompilerConfig, MaskCompiler
 from loraplex.grammar.backends.llguidance_mask import LlguidanceLimits
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed, MatcherTooCostly
@@ -157,7 +157,7 @@ def test_undoing_too_much_fails_this_matcher(backends: "Backends", backend: Back
 
 def test_a_grammar_whose_work_is_spent_says_so() -> None:
     vocabulary = byte_vocabulary()
-    limits = CompilerLimits(llguidance=LlguidanceLimits(step_lexer_fuel=100))
+    limits = CompilerConfig(llguidance=LlguidanceLimits(step_lexer_fuel=100))
     source = emit_llguidance.emit(Pattern("(a|b)*a(a|b){12}"))
     spec = encode_spec(GrammarSpec(backend="llguidance", source=source))
     mask = MaskCompiler(vocabulary, limits).compile(b"n", spec)

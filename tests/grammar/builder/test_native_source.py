@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from loraplex.grammar.builder.native_source import native_source
-from loraplex.grammar.constraints import ContextFreeGrammar, Limits, StructuralTag
-from loraplex.grammar.errors import GrammarInvalid, GrammarRefused, GrammarTooLarge, SchemaNotHeld
+from loraplex.grammar.constraints import ContextFreeGrammar, SchemaLimits, StructuralTag
+from loraplex.grammar.errors import GrammarInvalid, GrammarRefused, GrammarTooLarge, SchemaNotEnforceable
 
 CLOSED = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
 
@@ -19,32 +19,32 @@ def tag(*formats: Any) -> StructuralTag:
 
 
 def test_the_backend_follows_from_the_notation() -> None:
-    assert native_source(ContextFreeGrammar('start: "a"'), Limits())[0] == "llguidance"
-    assert native_source(ContextFreeGrammar('root ::= "a"'), Limits())[0] == "xgrammar"
+    assert native_source(ContextFreeGrammar('start: "a"'), SchemaLimits())[0] == "llguidance"
+    assert native_source(ContextFreeGrammar('root ::= "a"'), SchemaLimits())[0] == "xgrammar"
 
 
 def test_a_structural_tag_goes_as_it_is() -> None:
     schema = {"type": "json_schema", "json_schema": CLOSED, "style": "json"}
     asked = tag(schema, {"type": "const_string", "value": "x"})
-    backend, source = native_source(asked, Limits())
+    backend, source = native_source(asked, SchemaLimits())
     assert backend == "xgrammar" and json.loads(source) == asked.tag
 
 
 def test_a_schema_is_written_as_the_backend_is_exact_for_it() -> None:
     schema = {"type": "array", "items": {"type": "integer"}, "contains": True}
-    _, source = native_source(tag({"type": "json_schema", "json_schema": schema}), Limits())
+    _, source = native_source(tag({"type": "json_schema", "json_schema": schema}), SchemaLimits())
     (held,) = json.loads(source)["format"]["elements"]
     assert held["json_schema"]["minItems"] == 1 and "contains" not in held["json_schema"]
 
 
 def test_what_loosens_a_schema_is_refused() -> None:
     with pytest.raises(GrammarRefused, match="any_order"):
-        native_source(tag({"type": "json_schema", "json_schema": CLOSED, "any_order": True}), Limits())
+        native_source(tag({"type": "json_schema", "json_schema": CLOSED, "any_order": True}), SchemaLimits())
 
 
 def test_what_looks_like_a_format_inside_a_schema_is_a_schema() -> None:
     inner = {**CLOSED, "properties": {"type": {"type": "string"}, "json_schema": {"type": "integer"}}}
-    native_source(tag({"type": "json_schema", "json_schema": inner}), Limits())
+    native_source(tag({"type": "json_schema", "json_schema": inner}), SchemaLimits())
 
 
 @pytest.mark.parametrize(
@@ -66,29 +66,31 @@ def test_a_schema_that_would_silently_lose_a_keyword_is_refused(schema: Any) -> 
             }
         ),
     ):
-        with pytest.raises(SchemaNotHeld) as refused:
-            native_source(asked, Limits())
+        with pytest.raises(SchemaNotEnforceable) as refused:
+            native_source(asked, SchemaLimits())
         assert refused.value.param == "structured_outputs.structural_tag"
 
 
 def test_styles_that_nobody_proved_are_refused() -> None:
     with pytest.raises(GrammarRefused, match="json"):
-        native_source(tag({"type": "json_schema", "json_schema": CLOSED, "style": "qwen_xml"}), Limits())
+        native_source(
+            tag({"type": "json_schema", "json_schema": CLOSED, "style": "qwen_xml"}), SchemaLimits()
+        )
 
 
 def test_what_is_no_tag_is_refused() -> None:
     with pytest.raises(GrammarInvalid):
-        native_source(StructuralTag({"structures": [], "triggers": []}), Limits())
+        native_source(StructuralTag({"structures": [], "triggers": []}), SchemaLimits())
 
 
 @pytest.mark.parametrize(
     ("form", "limits"),
     [
-        (ContextFreeGrammar("ä" * 10), Limits(max_text_bytes=19)),
-        (tag(*[{"type": "const_string", "value": "x"}] * 5), Limits(max_nodes=5, max_enum=5)),
-        (tag({"type": "or", "elements": [{"type": "or", "elements": []}]}), Limits(max_depth=3)),
+        (ContextFreeGrammar("ä" * 10), SchemaLimits(max_text_bytes=19)),
+        (tag(*[{"type": "const_string", "value": "x"}] * 5), SchemaLimits(max_nodes=5, max_enum=5)),
+        (tag({"type": "or", "elements": [{"type": "or", "elements": []}]}), SchemaLimits(max_depth=3)),
     ],
 )
-def test_bounds(form: Any, limits: Limits) -> None:
+def test_bounds(form: Any, limits: SchemaLimits) -> None:
     with pytest.raises(GrammarTooLarge, match=r"\d"):
         native_source(form, limits)

@@ -9,25 +9,25 @@ import pytest
 
 from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
-from loraplex.grammar.builder.output_plan import Composition, compose
+from loraplex.grammar.builder.output_plan import OutputPlan, plan_output
 from loraplex.grammar.constraints import (
-    AnswerForm,
     Choice,
     ContextFreeGrammar,
     JsonObject,
     JsonSchema,
-    Limits,
+    OutputConstraints,
     Regex,
+    SchemaLimits,
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.errors import AnswerNotSatisfied, GrammarRefused, GrammarTooLarge, SchemaNotHeld
+from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge, SchemaNotEnforceable, SchemaNotSatisfied
 from loraplex.grammar.json_schema.validator import Validator
-from loraplex.grammar.parsing.deltas import ContentPiece
+from loraplex.grammar.parsing.deltas import ContentDelta
 from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
 
-LIMITS = Limits()
+LIMITS = SchemaLimits()
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -51,12 +51,12 @@ WEATHER = tool("get_weather")
 TOOLS = (WEATHER, tool("sum", {}, index=1))
 
 
-def form(**fields: Any) -> AnswerForm:
-    return AnswerForm(**{"tools": TOOLS, "tool_choice": "auto", **fields})
+def form(**fields: Any) -> OutputConstraints:
+    return OutputConstraints(**{"tools": TOOLS, "tool_choice": "auto", **fields})
 
 
-def composed(of: AnswerForm, style: ToolStyle = ToolStyle.HERMES) -> Composition:
-    return compose(of, style, limits=LIMITS)
+def composed(of: OutputConstraints, style: ToolStyle = ToolStyle.HERMES) -> OutputPlan:
+    return plan_output(of, style, limits=LIMITS)
 
 
 @cache
@@ -64,7 +64,7 @@ def compiler() -> MaskCompiler:
     return MaskCompiler(byte_vocabulary())
 
 
-def accepts(composition: Composition, text: str) -> bool:
+def accepts(composition: OutputPlan, text: str) -> bool:
     """Whether exactly this text is an answer."""
     assert composition.spec is not None
     mask = compiler().compile(b"tenant", encode_spec(composition.spec))
@@ -87,19 +87,19 @@ def judge(schema: str, value: str) -> None:
     Validator(json.loads(schema)).judge(value)
 
 
-def read(composition: Composition, text: str) -> tuple[str, list[str], str]:
+def read(composition: OutputPlan, text: str) -> tuple[str, list[str], str]:
     """Content, names of the calls, reason."""
     reader = composition.reader(judge)
     pieces = [*reader.feed(text)]
     rest, reason = reader.finish("stop")
     pieces += rest
-    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentPiece))
+    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
     return content, [piece.name for piece in pieces if hasattr(piece, "name")], reason
 
 
 def test_nothing_asked_is_nothing_held() -> None:
-    for nothing in (AnswerForm(), form(tool_choice="none")):
-        assert composed(nothing) == Composition(None)
+    for nothing in (OutputConstraints(), form(tool_choice="none")):
+        assert composed(nothing) == OutputPlan(None)
     text = call(ToolStyle.HERMES, "sum", "{}")
     assert read(composed(form(tool_choice="none")), text) == (text, [], "stop")
 
@@ -172,12 +172,12 @@ def test_json_beside_llama3_calls_can_look_like_one() -> None:
 
 
 def test_formats_without_tools() -> None:
-    assert accepts(composed(AnswerForm(JsonObject())), ' {"a": [1]}'.strip())
-    assert not accepts(composed(AnswerForm(JsonObject())), "[1]")
-    assert accepts(composed(AnswerForm(JsonSchema(PERSON, True, "p"))), '{"name": "Ann"}')
-    pattern = composed(AnswerForm(Regex(r"\d{3}-[a-c/]+")))
+    assert accepts(composed(OutputConstraints(JsonObject())), ' {"a": [1]}'.strip())
+    assert not accepts(composed(OutputConstraints(JsonObject())), "[1]")
+    assert accepts(composed(OutputConstraints(JsonSchema(PERSON, True, "p"))), '{"name": "Ann"}')
+    pattern = composed(OutputConstraints(Regex(r"\d{3}-[a-c/]+")))
     assert accepts(pattern, "123-a/b") and not accepts(pattern, "123-") and pattern.enforcement is None
-    choice = composed(AnswerForm(Choice(("yes", "no", "yes", 'ma"y\nbe'))))
+    choice = composed(OutputConstraints(Choice(("yes", "no", "yes", 'ma"y\nbe'))))
     assert accepts(choice, 'ma"y\nbe') and not accepts(choice, "yesno") and not accepts(choice, "")
 
 
@@ -194,21 +194,21 @@ def test_what_a_pattern_lets_look_like_a_call_is_judged() -> None:
     assert composition.enforcement == "validated"
     text = call(ToolStyle.HERMES, "get_weather", "{}")
     assert accepts(composition, text)
-    with pytest.raises(AnswerNotSatisfied):
+    with pytest.raises(SchemaNotSatisfied):
         read(composition, text)
 
 
 def test_native_formats_go_to_their_backend() -> None:
-    lark = composed(AnswerForm(ContextFreeGrammar('start: "a" "b"')))
+    lark = composed(OutputConstraints(ContextFreeGrammar('start: "a" "b"')))
     assert accepts(lark, "ab") and not accepts(lark, "a") and lark.enforcement is None
-    ebnf = composed(AnswerForm(ContextFreeGrammar('root ::= "a" | "b"')))
+    ebnf = composed(OutputConstraints(ContextFreeGrammar('root ::= "a" | "b"')))
     assert accepts(ebnf, "a") and not accepts(ebnf, "ab")
     assert ebnf.spec is not None and ebnf.spec.backend == "xgrammar"
     tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [
         {"type": "const_string", "value": "x"},
         {"type": "json_schema", "json_schema": CITY},
     ]}}  # fmt: skip
-    tagged = composed(AnswerForm(StructuralTag(tag)))
+    tagged = composed(OutputConstraints(StructuralTag(tag)))
     assert accepts(tagged, 'x{"city": "B"}') and not accepts(tagged, "x{}")
 
 
@@ -226,24 +226,24 @@ def test_native_formats_stand_alone(native: Any, param: str) -> None:
 
 
 def test_what_no_grammar_holds_is_judged_or_refused() -> None:
-    judged = composed(AnswerForm(JsonSchema(UNIQUE, False, "p")))
+    judged = composed(OutputConstraints(JsonSchema(UNIQUE, False, "p")))
     assert judged.enforcement == "validated"
     assert accepts(judged, '{"a": [1, 1]}')
-    with pytest.raises(AnswerNotSatisfied):
+    with pytest.raises(SchemaNotSatisfied):
         read(judged, '{"a": [1, 1]}')
     assert read(judged, '{"a": [1, 2]}')[2] == "stop"
-    with pytest.raises(SchemaNotHeld) as refused:
-        composed(AnswerForm(JsonSchema(UNIQUE, True, "p")))
+    with pytest.raises(SchemaNotEnforceable) as refused:
+        composed(OutputConstraints(JsonSchema(UNIQUE, True, "p")))
     assert (refused.value.param, refused.value.pointer) == ("p", "/properties/a/uniqueItems")
 
 
 def test_one_validated_tool_makes_the_whole_validated() -> None:
     composition = composed(form(tools=(WEATHER, tool("unique", UNIQUE, index=1))))
     assert composition.enforcement == "validated"
-    with pytest.raises(AnswerNotSatisfied):
+    with pytest.raises(SchemaNotSatisfied):
         read(composition, call(ToolStyle.HERMES, "unique", '{"a": [1, 1]}'))
     assert read(composition, call(ToolStyle.HERMES, "unique", '{"a": [1]}'))[2] == "tool_calls"
-    with pytest.raises(SchemaNotHeld) as refused:
+    with pytest.raises(SchemaNotEnforceable) as refused:
         composed(form(tools=(WEATHER, tool("unique", UNIQUE, index=1, strict=True))))
     assert refused.value.param == "tools[1].function.parameters"
 
@@ -251,15 +251,15 @@ def test_one_validated_tool_makes_the_whole_validated() -> None:
 def test_the_spec_carries_what_the_request_asked() -> None:
     spec = composed(form(close=True, fast_forward=False)).spec
     assert spec is not None and spec.close and not spec.fast_forward
-    spec = composed(AnswerForm(ContextFreeGrammar('start: "a"'), close=True, fast_forward=False)).spec
+    spec = composed(OutputConstraints(ContextFreeGrammar('start: "a"'), close=True, fast_forward=False)).spec
     assert spec is not None and spec.close and not spec.fast_forward
 
 
 def test_control_tokens_are_kept_only_where_the_tokenizer_has_them() -> None:
     for style, token in ((ToolStyle.MISTRAL, "[TOOL_CALLS]"), (ToolStyle.HERMES, "<tool_call>")):
-        assert compose(form(), style, limits=LIMITS, control_tokens={token, "</s>"}).keep_special_tokens
-        assert not compose(form(), style, limits=LIMITS, control_tokens={"</s>"}).keep_special_tokens
-    assert not compose(
+        assert plan_output(form(), style, limits=LIMITS, control_tokens={token, "</s>"}).keep_special_tokens
+        assert not plan_output(form(), style, limits=LIMITS, control_tokens={"</s>"}).keep_special_tokens
+    assert not plan_output(
         form(tool_choice="none"), ToolStyle.MISTRAL, limits=LIMITS, control_tokens={"[TOOL_CALLS]"}
     ).keep_special_tokens
 
@@ -274,8 +274,8 @@ def test_every_choice_has_its_own_reader() -> None:
     [
         (form(tool_choice="required", tools=()), "tool_choice"),
         (form(format=Choice(('<tool_call>\n{"name": "sum"',))), "structured_outputs.choice"),
-        (AnswerForm(Choice(())), "structured_outputs.choice"),
-        (AnswerForm(Choice(("a", ""))), "structured_outputs.choice"),
+        (OutputConstraints(Choice(())), "structured_outputs.choice"),
+        (OutputConstraints(Choice(("a", ""))), "structured_outputs.choice"),
         (form(tools=(tool("a b"),)), "tools[0].function.name"),
         (
             form(tools=(WEATHER, replace(WEATHER, param="tools[1].function.parameters"))),
@@ -284,7 +284,7 @@ def test_every_choice_has_its_own_reader() -> None:
         (form(tools=(tool("a", {"type": "array"}),)), "tools[0].function.parameters"),
     ],
 )
-def test_refusals_name_the_field(of: AnswerForm, param: str) -> None:
+def test_refusals_name_the_field(of: OutputConstraints, param: str) -> None:
     with pytest.raises(GrammarRefused) as refused:
         composed(of)
     assert refused.value.param == param
@@ -293,15 +293,15 @@ def test_refusals_name_the_field(of: AnswerForm, param: str) -> None:
 @pytest.mark.parametrize(
     ("of", "limits"),
     [
-        (form(), Limits(max_tools=1)),
-        (AnswerForm(Choice(("a", "b"))), Limits(max_choices=1)),
-        (AnswerForm(Choice(("aa", "b"))), Limits(max_text_bytes=2)),
-        (AnswerForm(Regex("aaa")), Limits(max_pattern_bytes=2)),
-        (AnswerForm(ContextFreeGrammar("aaa")), Limits(max_text_bytes=2)),
-        (AnswerForm(StructuralTag({"a": "b" * 100})), Limits(max_bytes=50)),
-        (AnswerForm(JsonSchema(PERSON, False, "p")), Limits(max_bytes=50)),
+        (form(), SchemaLimits(max_tools=1)),
+        (OutputConstraints(Choice(("a", "b"))), SchemaLimits(max_choices=1)),
+        (OutputConstraints(Choice(("aa", "b"))), SchemaLimits(max_text_bytes=2)),
+        (OutputConstraints(Regex("aaa")), SchemaLimits(max_pattern_bytes=2)),
+        (OutputConstraints(ContextFreeGrammar("aaa")), SchemaLimits(max_text_bytes=2)),
+        (OutputConstraints(StructuralTag({"a": "b" * 100})), SchemaLimits(max_bytes=50)),
+        (OutputConstraints(JsonSchema(PERSON, False, "p")), SchemaLimits(max_bytes=50)),
     ],
 )
-def test_bounds_are_checked_and_named(of: AnswerForm, limits: Limits) -> None:
+def test_bounds_are_checked_and_named(of: OutputConstraints, limits: SchemaLimits) -> None:
     with pytest.raises(GrammarTooLarge, match=r"\d"):
-        compose(of, ToolStyle.GENERIC, limits=limits)
+        plan_output(of, ToolStyle.GENERIC, limits=limits)

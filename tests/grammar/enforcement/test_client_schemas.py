@@ -24,9 +24,9 @@ from pydantic import (
 from tests.grammar.grammar_walks import Walks
 
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
-from loraplex.grammar.constraints import Limits
-from loraplex.grammar.enforcement.planner import hold_schema
-from loraplex.grammar.errors import AnswerNotSatisfied, SchemaNotHeld
+from loraplex.grammar.constraints import SchemaLimits
+from loraplex.grammar.enforcement.planner import plan_enforcement
+from loraplex.grammar.errors import SchemaNotEnforceable, SchemaNotSatisfied
 from loraplex.grammar.json_schema.dialect import to_newest
 from loraplex.grammar.json_schema.validator import Validator
 
@@ -188,7 +188,7 @@ PLAIN: dict[str, Any] = {
 
 
 def enforcement(schema: Any) -> str:
-    return hold_schema(schema, strict=True, param="schema", limits=Limits()).enforcement
+    return plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits()).enforcement
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -210,14 +210,14 @@ def walks() -> Walks:
 @pytest.mark.parametrize("schema", [*ZOD.values(), *PLAIN.values()], ids=[*ZOD, *PLAIN])
 def test_zod_and_others(walks: Walks, schema: Any) -> None:
     """And what their grammars write is valid."""
-    holding = hold_schema(schema, strict=True, param="schema", limits=Limits())
+    holding = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
     assert holding.enforcement == "full"
     judge = Validator(to_newest(schema, param="schema"))
     start = walks.start(holding.schema, "llguidance")
     for text in walks.texts(start, 8, seed=1):
         try:
             judge.judge(text)
-        except AnswerNotSatisfied as error:
+        except SchemaNotSatisfied as error:
             # Both are JSON, and no schema speaks of them.
             assert "a key twice" in str(error) or "a number beyond" in str(error), text
 
@@ -226,5 +226,5 @@ def test_zod_and_others(walks: Walks, schema: Any) -> None:
     "schema", [{"format": "base64"}, {"type": ["string", "null"], "format": "ipvanyaddress"}]
 )
 def test_a_format_that_would_forbid_texts_and_is_not_known_is_refused(schema: Any) -> None:
-    with pytest.raises(SchemaNotHeld, match="is not known"):
+    with pytest.raises(SchemaNotEnforceable, match="is not known"):
         enforcement(schema)

@@ -10,11 +10,11 @@ from tests.grammar.grammar_walks import Walks
 from tests.grammar.random_schemas import random_schema
 
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
-from loraplex.grammar.constraints import Limits
-from loraplex.grammar.enforcement.enforcement_plan import Holding
+from loraplex.grammar.constraints import SchemaLimits
+from loraplex.grammar.enforcement.enforcement_plan import EnforcementPlan
 from loraplex.grammar.enforcement.keywords import KEYWORDS
-from loraplex.grammar.enforcement.planner import hold_schema
-from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid, GrammarRefused
+from loraplex.grammar.enforcement.planner import plan_enforcement
+from loraplex.grammar.errors import GrammarInvalid, GrammarRefused, SchemaNotSatisfied
 from loraplex.grammar.json_schema.formats import FORMATS
 from loraplex.grammar.json_schema.validator import Validator
 from loraplex.grammar.spec import Backend
@@ -206,8 +206,8 @@ def walks() -> Walks:
     return Walks(byte_vocabulary())
 
 
-def hold(schema: Any) -> Holding:
-    return hold_schema(schema, strict=False, param="schema", limits=Limits())
+def hold(schema: Any) -> EnforcementPlan:
+    return plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
 
 
 @pytest.mark.parametrize(("backends", "schema", "valid", "invalid"), GRANTED)
@@ -235,7 +235,7 @@ def test_denied(walks: Walks, backend: Backend, keyword: str, schema: Any, let_t
         return
     assert walks.accepts(walks.start(schema, backend), let_through)
     judged = Validator(schema)
-    with pytest.raises(AnswerNotSatisfied):
+    with pytest.raises(SchemaNotSatisfied):
         judged.judge(let_through)
     try:
         holding = hold(schema)
@@ -270,7 +270,7 @@ def _check_walks(walks: Walks, schema: Any, count: int, seed: int) -> bool:
 def _assert_valid(judge: Validator, text: str, schema: Any) -> None:
     try:
         judge.judge(text)
-    except AnswerNotSatisfied as error:
+    except SchemaNotSatisfied as error:
         # Both are JSON, and no schema speaks of them.
         if "a key twice" not in str(error) and "a number beyond" not in str(error):
             raise AssertionError(f"{text} under {json.dumps(schema)}: {error}") from error

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.constraints import Limits
-from loraplex.grammar.enforcement.enforcement_plan import Holding
-from loraplex.grammar.enforcement.planner import hold_schema
-from loraplex.grammar.errors import GrammarInvalid, GrammarTooLarge, SchemaNotHeld
+from loraplex.grammar.constraints import SchemaLimits
+from loraplex.grammar.enforcement.enforcement_plan import EnforcementPlan
+from loraplex.grammar.enforcement.planner import plan_enforcement
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooLarge, SchemaNotEnforceable
 
 WEATHER = {
     "type": "object",
@@ -24,8 +24,10 @@ WEATHER = {
 }
 
 
-def hold(schema: Any, **options: Any) -> Holding:
-    return hold_schema(schema, **{"strict": False, "param": "schema", "limits": Limits(), **options})
+def hold(schema: Any, **options: Any) -> EnforcementPlan:
+    return plan_enforcement(
+        schema, **{"strict": False, "param": "schema", "limits": SchemaLimits(), **options}
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,15 +50,15 @@ def test_what_one_backend_holds_is_relaxed_for_the_other() -> None:
     schema = {**WEATHER, "required": [], "minProperties": 2}
     relaxed = hold(schema, backends=frozenset({"llguidance"}))
     assert relaxed.enforcement == "validated" and relaxed.backends == {"llguidance"}
-    with pytest.raises(SchemaNotHeld):
+    with pytest.raises(SchemaNotEnforceable):
         hold(schema, strict=True, backends=frozenset({"llguidance"}))
-    with pytest.raises(SchemaNotHeld):
+    with pytest.raises(SchemaNotEnforceable):
         hold({"type": "string", "maxLength": 3}, backends=frozenset({"xgrammar"}))
 
 
 def test_strict_names_keyword_and_place() -> None:
     schema = {"properties": {"a/b": {"anyOf": [{"type": "null"}, {"uniqueItems": True}]}}}
-    with pytest.raises(SchemaNotHeld, match="uniqueItems") as caught:
+    with pytest.raises(SchemaNotEnforceable, match="uniqueItems") as caught:
         hold(schema, strict=True, param="tools[0].function.parameters")
     assert caught.value.pointer == "/properties/a~1b/anyOf/1/uniqueItems"
     assert caught.value.param == "tools[0].function.parameters"
@@ -93,7 +95,7 @@ def test_following_references_is_bounded() -> None:
     for level in range(14):
         schema = {"properties": {"a": schema, "b": {"$ref": "#" + "/properties/a" * level}}}
     with pytest.raises(GrammarTooLarge):
-        hold(schema, limits=Limits(max_nodes=60))
+        hold(schema, limits=SchemaLimits(max_nodes=60))
 
 
 def test_ordinary_schemas_take_milliseconds() -> None:
@@ -150,6 +152,6 @@ def _refers_to_all(keyword: str) -> dict[str, Any]:
 )
 def test_no_schema_takes_long(schema: Any) -> None:
     started = time.process_time()
-    hold_schema(schema, strict=False, param="s", limits=Limits())
+    plan_enforcement(schema, strict=False, param="s", limits=SchemaLimits())
     # Some tenths on an idle machine; work that grows faster than the schema would take minutes.
     assert time.process_time() - started < 5

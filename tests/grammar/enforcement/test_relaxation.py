@@ -9,10 +9,10 @@ from tests.grammar.grammar_walks import Walks
 from tests.grammar.random_schemas import random_schema
 
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
-from loraplex.grammar.constraints import Limits
-from loraplex.grammar.enforcement.enforcement_plan import Holding
-from loraplex.grammar.enforcement.planner import hold_schema
-from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid, GrammarRefused, SchemaNotHeld
+from loraplex.grammar.constraints import SchemaLimits
+from loraplex.grammar.enforcement.enforcement_plan import EnforcementPlan
+from loraplex.grammar.enforcement.planner import plan_enforcement
+from loraplex.grammar.errors import GrammarInvalid, GrammarRefused, SchemaNotEnforceable, SchemaNotSatisfied
 from loraplex.grammar.json_schema.validator import Validator
 
 
@@ -21,8 +21,8 @@ def walks() -> Walks:
     return Walks(byte_vocabulary())
 
 
-def hold(schema: Any) -> Holding:
-    return hold_schema(schema, strict=False, param="schema", limits=Limits())
+def hold(schema: Any) -> EnforcementPlan:
+    return plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_relaxed(schema: Any, relaxed: Any, pointers: list[str]) -> None:
     assert holding.enforcement == "validated" and holding.judged == schema
     assert holding.schema == relaxed
     assert [each.pointer for each in holding.residue] == pointers
-    with pytest.raises(SchemaNotHeld) as caught:
-        hold_schema(schema, strict=True, param="tools[2]", limits=Limits())
+    with pytest.raises(SchemaNotEnforceable) as caught:
+        plan_enforcement(schema, strict=True, param="tools[2]", limits=SchemaLimits())
     assert (caught.value.param, caught.value.pointer) == ("tools[2]", pointers[0])
 
 
@@ -190,6 +190,6 @@ def _is_valid(schema: Any, value: str) -> bool:
 def _satisfies(judge: Validator, value: str) -> bool:
     try:
         judge.judge(value)
-    except AnswerNotSatisfied:
+    except SchemaNotSatisfied:
         return False
     return True

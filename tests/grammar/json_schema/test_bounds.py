@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.constraints import Limits
+from loraplex.grammar.constraints import SchemaLimits
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooLarge
 from loraplex.grammar.json_schema.bounds import check_bounds, check_together
 
-LIMITS = Limits(max_bytes=2_000, max_depth=8, max_nodes=50, max_enum=5, max_pattern_bytes=20, max_repeat=100)
+LIMITS = SchemaLimits(
+    max_bytes=2_000, max_depth=8, max_nodes=50, max_enum=5, max_pattern_bytes=20, max_repeat=100
+)
 
 
 def nested(levels: int) -> Any:
@@ -72,7 +74,7 @@ def test_what_only_looks_like_a_bound_is_free() -> None:
 
 
 def test_ten_thousand_values_of_an_enum_are_not_nodes() -> None:
-    check_bounds({"enum": list(range(10_000))}, limits=Limits(), param="schema")
+    check_bounds({"enum": list(range(10_000))}, limits=SchemaLimits(), param="schema")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_ten_thousand_values_of_an_enum_are_not_nodes() -> None:
     ],
 )
 def test_bounds_that_schemas_share(schemas: list[Any], message: str) -> None:
-    limits = Limits(max_nodes_together=100, max_patterns_bytes=50)
+    limits = SchemaLimits(max_nodes_together=100, max_patterns_bytes=50)
     once = [(schemas[0], "tools[0]")]
     check_together(once, limits=replace(limits, max_patterns_bytes=60))
     with pytest.raises(GrammarTooLarge, match=message):

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.constraints import Limits
-from loraplex.grammar.enforcement.planner import hold_schema
+from loraplex.grammar.constraints import SchemaLimits
+from loraplex.grammar.enforcement.planner import plan_enforcement
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.json_schema.dialect import NEWEST, to_newest
 
@@ -59,7 +59,8 @@ def test_dependencies_are_asserted_in_any_draft() -> None:
     found = to_newest({"dependencies": {"a": ["b"]}}, param="schema")
     assert found == {"dependentRequired": {"a": ["b"]}}
     assert (
-        hold_schema(found, strict=False, param="s", limits=Limits()).residue[0].keyword == "dependentRequired"
+        plan_enforcement(found, strict=False, param="s", limits=SchemaLimits()).residue[0].keyword
+        == "dependentRequired"
     )
 
 
@@ -81,5 +82,7 @@ def test_unknown(schema: Any, pointer: str) -> None:
 
 def test_array_items_without_a_draft_are_refused_by_place() -> None:
     with pytest.raises(GrammarInvalid) as caught:
-        hold_schema({"properties": {"a": {"items": [{}]}}}, strict=False, param="s", limits=Limits())
+        plan_enforcement(
+            {"properties": {"a": {"items": [{}]}}}, strict=False, param="s", limits=SchemaLimits()
+        )
     assert caught.value.pointer == "/properties/a/items"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.grammar.random_schemas import random_schema
 
-from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
+from loraplex.grammar.errors import GrammarInvalid, SchemaNotSatisfied
 from loraplex.grammar.json_schema.disjoint import Disjointness
 from loraplex.grammar.json_schema.references import References
 from loraplex.grammar.json_schema.validator import Validator
@@ -82,6 +82,6 @@ def test_what_is_proven_is_true_of_random_schemas() -> None:
         except GrammarInvalid:
             continue
         for value in values:
-            with pytest.raises(AnswerNotSatisfied):
+            with pytest.raises(SchemaNotSatisfied):
                 both.judge(value)
     assert proven > 50

@@ -6,9 +6,9 @@ import pytest
 from tests.grammar.grammar_walks import Walks
 
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
-from loraplex.grammar.constraints import Limits
-from loraplex.grammar.enforcement.planner import hold_schema
-from loraplex.grammar.errors import AnswerNotSatisfied, SchemaNotHeld
+from loraplex.grammar.constraints import SchemaLimits
+from loraplex.grammar.enforcement.planner import plan_enforcement
+from loraplex.grammar.errors import SchemaNotEnforceable, SchemaNotSatisfied
 from loraplex.grammar.json_schema.formats import FORMATS, JUDGED, format_pattern
 from loraplex.grammar.json_schema.validator import Validator
 
@@ -41,7 +41,7 @@ WRONG = {
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_formats(name: str) -> None:
     schema = {"type": "string", "format": name}
-    holding = hold_schema(schema, strict=True, param="schema", limits=Limits())
+    holding = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
     assert holding.backends == {"llguidance"}
     walks = Walks(byte_vocabulary())
     start = walks.start(holding.schema, "llguidance")
@@ -54,7 +54,7 @@ def test_formats(name: str) -> None:
 
 
 def test_formats_only_speak_of_strings() -> None:
-    holding = hold_schema({"format": "date"}, strict=True, param="schema", limits=Limits())
+    holding = plan_enforcement({"format": "date"}, strict=True, param="schema", limits=SchemaLimits())
     walks = Walks(byte_vocabulary())
     start = walks.start(holding.schema, "llguidance")
     assert walks.accepts(start, "1") and walks.accepts(start, "{}") and not walks.accepts(start, '"x"')
@@ -63,16 +63,16 @@ def test_formats_only_speak_of_strings() -> None:
 @pytest.mark.parametrize("name", sorted(JUDGED))
 def test_what_no_grammar_holds_the_validator_judges(name: str) -> None:
     assert format_pattern(name) is None
-    holding = hold_schema({"format": name}, strict=False, param="schema", limits=Limits())
+    holding = plan_enforcement({"format": name}, strict=False, param="schema", limits=SchemaLimits())
     assert holding.judged is not None and [each.pointer for each in holding.residue] == ["/format"]
     wrong = {"json-pointer": "a", "relative-json-pointer": "x", "regex": "(", "uri-template": "{"}
-    with pytest.raises(AnswerNotSatisfied, match="format"):
+    with pytest.raises(SchemaNotSatisfied, match="format"):
         Validator(holding.judged).judge(json.dumps(wrong.get(name, "\\ \\")))
 
 
 def test_an_unknown_format_is_an_annotation_and_no_ground_for_strictness() -> None:
     schema = {"items": {"type": "string", "format": "color"}}
-    assert hold_schema(schema, strict=False, param="schema", limits=Limits()).enforcement == "full"
-    with pytest.raises(SchemaNotHeld, match="color") as caught:
-        hold_schema(schema, strict=True, param="schema", limits=Limits())
+    assert plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits()).enforcement == "full"
+    with pytest.raises(SchemaNotEnforceable, match="color") as caught:
+        plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
     assert caught.value.pointer == "/items/format"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.constraints import Limits
-from loraplex.grammar.enforcement.planner import hold_schema
+from loraplex.grammar.constraints import SchemaLimits
+from loraplex.grammar.enforcement.planner import plan_enforcement
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.json_schema.cycles import recursive_groups
 from loraplex.grammar.json_schema.references import References
@@ -59,12 +59,12 @@ def test_what_is_referred_to_has_its_own_base() -> None:
 @pytest.mark.parametrize("reference", ["http://127.0.0.1:1/x", "file:///etc/passwd", "#/$defs/none", "#none"])
 def test_nothing_outside_is_fetched(reference: str) -> None:
     with pytest.raises(GrammarInvalid):
-        hold_schema({"items": {"$ref": reference}}, strict=False, param="schema", limits=Limits())
+        plan_enforcement({"items": {"$ref": reference}}, strict=False, param="schema", limits=SchemaLimits())
 
 
 def test_the_standards_own_schema_is_judged() -> None:
     schema = {"$ref": "https://json-schema.org/draft/2020-12/schema"}
-    holding = hold_schema(schema, strict=False, param="schema", limits=Limits())
+    holding = plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
     assert holding.enforcement == "validated" and holding.schema == {}
 
 
@@ -87,5 +87,5 @@ def test_cycles() -> None:
 def test_a_long_chain_of_references_exhausts_no_stack() -> None:
     chain = {f"d{index}": {"items": {"$ref": f"#/$defs/d{index + 1}"}} for index in range(1_500)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d1500": {"type": "null"}}}
-    holding = hold_schema(schema, strict=True, param="schema", limits=Limits())
+    holding = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
     assert holding.enforcement == "full"

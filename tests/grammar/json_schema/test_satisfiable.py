@@ -6,8 +6,8 @@ import pytest
 from tests.grammar.grammar_walks import Walks
 
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
-from loraplex.grammar.constraints import Limits
-from loraplex.grammar.enforcement.planner import hold_schema
+from loraplex.grammar.constraints import SchemaLimits
+from loraplex.grammar.enforcement.planner import plan_enforcement
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.json_schema.satisfiable import possible_types, types_of_definitions, without_empty_parts
 
@@ -42,7 +42,7 @@ ENDLESS = {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "req
 )
 def test_no_document(schema: Any) -> None:
     with pytest.raises(GrammarInvalid, match="no document satisfies"):
-        hold_schema(schema, strict=False, param="schema", limits=Limits())
+        plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_no_document(schema: Any) -> None:
     ],
 )
 def test_documents_without_the_empty_parts(schema: Any, document: str) -> None:
-    holding = hold_schema(schema, strict=True, param="schema", limits=Limits())
+    holding = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
     walks = Walks(byte_vocabulary())
     start = walks.start(holding.schema, "llguidance")
     assert walks.accepts(start, document)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.errors import AnswerNotSatisfied, GrammarInvalid
+from loraplex.grammar.errors import GrammarInvalid, SchemaNotSatisfied
 from loraplex.grammar.json_schema.validator import Validator, parse_answer
 
 
@@ -33,7 +33,7 @@ from loraplex.grammar.json_schema.validator import Validator, parse_answer
     ],
 )
 def test_not_satisfied(schema: Any, text: str, message: str) -> None:
-    with pytest.raises(AnswerNotSatisfied, match=message) as caught:
+    with pytest.raises(SchemaNotSatisfied, match=message) as caught:
         Validator(schema).judge(text)
     assert "secret" not in str(caught.value) and len(str(caught.value)) < 400
 
@@ -79,7 +79,7 @@ def test_offline(uri: str) -> None:
 def test_backtracking_is_bounded() -> None:
     judge = Validator({"pattern": r"^(x+x+)+y(?!z)(a|aa)+$"})
     started = time.process_time()
-    with pytest.raises(AnswerNotSatisfied):
+    with pytest.raises(SchemaNotSatisfied):
         judge.judge(json.dumps("x" * 20_000))
     assert time.process_time() - started < 2
 

@@ -16,8 +16,8 @@ from loraplex.grammar.backends.llguidance_mask import LlguidanceMask
 from loraplex.grammar.backends.vocabulary import Vocabulary, byte_vocabulary
 from loraplex.grammar.backends.xgrammar_mask import XgrammarMask
 from loraplex.grammar.constraints import JsonSchemaValue
-from loraplex.grammar.parsing.deltas import ArgumentsPiece, CallStarted, ContentPiece, Piece
-from loraplex.grammar.parsing.tool_call_parser import CallReader, CallReading, CallsMay
+from loraplex.grammar.parsing.deltas import ArgumentsDelta, ContentDelta, OutputDelta, ToolCallStart
+from loraplex.grammar.parsing.tool_call_parser import ToolCallFormat, ToolCallParser, ToolCallPlacement
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
 from loraplex.grammar.tools.call_tree import calls_tree, text_or_calls_tree
@@ -70,13 +70,13 @@ def tree_of(style: ToolStyle, mode: str, parallel: bool, control_tokens: tuple[s
     return Alternation((calls, JsonValue(ANSWER)))
 
 
-def reading_of(style: ToolStyle, mode: str) -> CallReading:
+def reading_of(style: ToolStyle, mode: str) -> ToolCallFormat:
     syntax = syntax_of(style, beside_json=mode == "beside an answer")
     if mode == "auto" and syntax.marker is not None:
-        calls_may = CallsMay.FOLLOW_TEXT
+        calls_may = ToolCallPlacement.FOLLOW_TEXT
     else:
-        calls_may = CallsMay.BE_ALL if mode == "required" else CallsMay.REPLACE_TEXT
-    return CallReading(syntax, calls_may, dict.fromkeys(SCHEMAS))
+        calls_may = ToolCallPlacement.BE_ALL if mode == "required" else ToolCallPlacement.REPLACE_TEXT
+    return ToolCallFormat(syntax, calls_may, dict.fromkeys(SCHEMAS))
 
 
 def mask_of(tree: Node, backend: Backend, with_control_tokens: bool) -> LlguidanceMask | XgrammarMask:
@@ -120,22 +120,22 @@ def unasked(schema: str, value: str) -> None:
     raise AssertionError("the grammar holds every schema here")
 
 
-def read(of: CallReading, deltas: list[str]) -> tuple[list[Piece], str]:
-    reader = CallReader(of, unasked, call_id=lambda: "id")
+def read(of: ToolCallFormat, deltas: list[str]) -> tuple[list[OutputDelta], str]:
+    reader = ToolCallParser(of, unasked, call_id=lambda: "id")
     pieces = [piece for delta in deltas for piece in reader.feed(delta)]
     rest, reason = reader.finish("stop")
     return pieces + rest, reason
 
 
-def check(pieces: list[Piece], reason: str, mode: str, parallel: bool, text: str) -> None:
-    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentPiece))
-    names = [piece.name for piece in pieces if isinstance(piece, CallStarted)]
+def check(pieces: list[OutputDelta], reason: str, mode: str, parallel: bool, text: str) -> None:
+    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
+    names = [piece.name for piece in pieces if isinstance(piece, ToolCallStart)]
     assert reason == ("tool_calls" if names else "stop")
     assert parallel or len(names) <= 1
     assert names or mode != "required"
     assert not names or mode == "auto" or not content
     for index, name in enumerate(names):
-        arguments = "".join(p.text for p in pieces if isinstance(p, ArgumentsPiece) and p.index == index)
+        arguments = "".join(p.text for p in pieces if isinstance(p, ArgumentsDelta) and p.index == index)
         assert arguments in text
         assert jsonschema_rs.is_valid(SCHEMAS[name], json.loads(arguments))
     if not names and mode == "beside an answer":
@@ -163,7 +163,7 @@ def test_what_the_grammar_allows_is_what_is_read(style: ToolStyle, mode: str, ba
         text = of.tokenizer.decode(ids, skip_special_tokens=False)
         whole = read(reading_of(style, mode), [text])
         check(*whole, mode, parallel, text)
-        with_calls += any(isinstance(piece, CallStarted) for piece in whole[0])
+        with_calls += any(isinstance(piece, ToolCallStart) for piece in whole[0])
         joined = [read(reading_of(style, mode), list(text))]
         check(*joined[0], mode, parallel, text)
     assert with_calls >= 4

@@ -10,16 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.grammar.errors import AnswerNotSatisfied
+from loraplex.grammar.errors import SchemaNotSatisfied
 from loraplex.grammar.parsing.deltas import (
     AnswerReason,
-    ArgumentsPiece,
-    CallStarted,
-    ContentPiece,
+    ArgumentsDelta,
+    ContentDelta,
     EngineReason,
-    Piece,
+    OutputDelta,
+    ToolCallStart,
 )
-from loraplex.grammar.parsing.tool_call_parser import CallReader, CallReading, CallsMay, new_call_id
+from loraplex.grammar.parsing.tool_call_parser import (
+    ToolCallFormat,
+    ToolCallParser,
+    ToolCallPlacement,
+    new_call_id,
+)
 from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
 from loraplex.grammar.tools.prompt_text import WrittenCall, render_calls
 
@@ -51,40 +56,42 @@ class Read:
     reason: AnswerReason
 
 
-def joined(pieces: Sequence[Piece], reason: AnswerReason) -> Read:
+def joined(pieces: Sequence[OutputDelta], reason: AnswerReason) -> Read:
     read = Read("", [], reason)
     for piece in pieces:
         match piece:
-            case ContentPiece(text):
+            case ContentDelta(text):
                 assert text and not read.calls
                 read.content += text
-            case CallStarted(index, call_id, name):
+            case ToolCallStart(index, call_id, name):
                 assert index == len(read.calls) and call_id == f"call_{index}"
                 read.calls.append(WrittenCall(name, ""))
-            case ArgumentsPiece(index, text):
+            case ArgumentsDelta(index, text):
                 assert text and index == len(read.calls) - 1
                 read.calls[index] = replace(read.calls[index], arguments=read.calls[index].arguments + text)
     return read
 
 
 def refuse(schema: str, value: str) -> None:
-    raise AnswerNotSatisfied(f"{value} by {schema}")
+    raise SchemaNotSatisfied(f"{value} by {schema}")
 
 
-def reading(style: ToolStyle, calls_may: CallsMay, names: Sequence[str] = NAMES) -> CallReading:
-    return CallReading(syntax_of(style), calls_may, dict.fromkeys(names))
+def reading(style: ToolStyle, calls_may: ToolCallPlacement, names: Sequence[str] = NAMES) -> ToolCallFormat:
+    return ToolCallFormat(syntax_of(style), calls_may, dict.fromkeys(names))
 
 
-def read(of: CallReading, deltas: Sequence[str], reason: EngineReason = "stop") -> Read:
+def read(of: ToolCallFormat, deltas: Sequence[str], reason: EngineReason = "stop") -> Read:
     numbers = count()
-    reader = CallReader(of, refuse, call_id=lambda: f"call_{next(numbers)}")
+    reader = ToolCallParser(of, refuse, call_id=lambda: f"call_{next(numbers)}")
     pieces = [piece for delta in deltas for piece in reader.feed(delta)]
     rest, answer_reason = reader.finish(reason)
     return joined([*pieces, *rest], answer_reason)
 
 
-def auto(style: ToolStyle) -> CallsMay:
-    return CallsMay.REPLACE_TEXT if syntax_of(style).marker is None else CallsMay.FOLLOW_TEXT
+def auto(style: ToolStyle) -> ToolCallPlacement:
+    return (
+        ToolCallPlacement.REPLACE_TEXT if syntax_of(style).marker is None else ToolCallPlacement.FOLLOW_TEXT
+    )
 
 
 nasty_text = st.lists(st.sampled_from(NASTY) | st.text(max_size=5), max_size=4).map("".join)
@@ -104,7 +111,7 @@ styles = st.sampled_from(list(ToolStyle))
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> tuple[ToolStyle, CallsMay, str, list[WrittenCall], str]:
+def answers(draw: st.DrawFn) -> tuple[ToolStyle, ToolCallPlacement, str, list[WrittenCall], str]:
     """Style, reading, text before the calls, calls, and the whole answer."""
     style = draw(styles)
     syntax = syntax_of(style)
@@ -113,7 +120,7 @@ def answers(draw: st.DrawFn) -> tuple[ToolStyle, CallsMay, str, list[WrittenCall
         before = "" if made else draw(nasty_text.filter(lambda text: not text.startswith("{")))
         return (
             style,
-            CallsMay.REPLACE_TEXT,
+            ToolCallPlacement.REPLACE_TEXT,
             before,
             made,
             before + (render_calls(style, made) if made else ""),
@@ -123,11 +130,11 @@ def answers(draw: st.DrawFn) -> tuple[ToolStyle, CallsMay, str, list[WrittenCall
         nasty_text.map(lambda text: text.replace(marker, marker[:-1])).filter(lambda t: marker not in t)
     )
     if not made:
-        return style, CallsMay.FOLLOW_TEXT, before, [], before
+        return style, ToolCallPlacement.FOLLOW_TEXT, before, [], before
     blanks = draw(st.sampled_from(["", "\n", " \r\n\t"]))
     return (
         style,
-        CallsMay.FOLLOW_TEXT,
+        ToolCallPlacement.FOLLOW_TEXT,
         before.rstrip(" \t\r\n"),
         made,
         before.rstrip(" \t\r\n") + blanks + render_calls(style, made),
@@ -141,7 +148,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 
 @given(answers(), st.lists(st.integers(0, 10_000), max_size=12))
 def test_reads_what_was_meant_however_it_is_cut(
-    answer: tuple[ToolStyle, CallsMay, str, list[WrittenCall], str], places: list[int]
+    answer: tuple[ToolStyle, ToolCallPlacement, str, list[WrittenCall], str], places: list[int]
 ) -> None:
     style, calls_may, before, meant, text = answer
     expected = Read(before, meant, "tool_calls" if meant else "stop")
@@ -151,7 +158,7 @@ def test_reads_what_was_meant_however_it_is_cut(
 
 @given(answers(), st.integers(0, 10_000))
 def test_a_truncated_answer_gives_a_beginning_of_what_was_meant(
-    answer: tuple[ToolStyle, CallsMay, str, list[WrittenCall], str], place: int
+    answer: tuple[ToolStyle, ToolCallPlacement, str, list[WrittenCall], str], place: int
 ) -> None:
     style, calls_may, _, meant, text = answer
     short = text[: place % (len(text) + 1)]
@@ -164,9 +171,15 @@ def test_a_truncated_answer_gives_a_beginning_of_what_was_meant(
         assert whole.calls[-1].name == last.name and last.arguments.startswith(whole.calls[-1].arguments)
 
 
-@given(styles, st.builds(WrittenCall, st.sampled_from(NAMES), arguments), st.sampled_from(list(CallsMay)))
-def test_every_reading_reads_calls_alone(style: ToolStyle, call: WrittenCall, calls_may: CallsMay) -> None:
-    if calls_may is CallsMay.FOLLOW_TEXT:
+@given(
+    styles,
+    st.builds(WrittenCall, st.sampled_from(NAMES), arguments),
+    st.sampled_from(list(ToolCallPlacement)),
+)
+def test_every_reading_reads_calls_alone(
+    style: ToolStyle, call: WrittenCall, calls_may: ToolCallPlacement
+) -> None:
+    if calls_may is ToolCallPlacement.FOLLOW_TEXT:
         calls_may = auto(style)
     text = render_calls(style, [call, call])
     assert read(reading(style, calls_may), list(text)) == Read("", [call, call], "tool_calls")
@@ -177,7 +190,7 @@ def test_a_conforming_answer_beside_calls_is_content(text: str, style: ToolStyle
     syntax = syntax_of(style, beside_json=True)
     if text.startswith(syntax.beginning):
         return
-    of = CallReading(syntax, CallsMay.REPLACE_TEXT, dict.fromkeys(NAMES))
+    of = ToolCallFormat(syntax, ToolCallPlacement.REPLACE_TEXT, dict.fromkeys(NAMES))
     assert read(of, cut(text, places)) == Read(text, [], "stop")
 
 
@@ -186,35 +199,35 @@ def test_an_unknown_name_is_no_call_beside_other_content(style: ToolStyle) -> No
     syntax = syntax_of(style)
     for name in ("gett", "", "x" * 65, "x" * 500):
         text = syntax.beginning + name + syntax.before_arguments + "{}"
-        of = reading(style, CallsMay.REPLACE_TEXT)
+        of = reading(style, ToolCallPlacement.REPLACE_TEXT)
         assert read(of, [text]) == read(of, list(text)) == Read(text, [], "stop")
 
 
 @pytest.mark.parametrize("style", ToolStyle)
 def test_arguments_come_as_they_are_written(style: ToolStyle) -> None:
     syntax = syntax_of(style)
-    reader = CallReader(reading(style, CallsMay.BE_ALL), refuse, call_id=lambda: "id")
+    reader = ToolCallParser(reading(style, ToolCallPlacement.BE_ALL), refuse, call_id=lambda: "id")
     assert reader.feed(syntax.beginning + "ge") == []
-    assert reader.feed('t"') == [CallStarted(0, "id", "get")]
-    assert reader.feed(syntax.before_arguments[1:] + '{"a') == [ArgumentsPiece(0, '{"a')]
-    assert reader.feed('": "}') == [ArgumentsPiece(0, '": "}')]
-    assert reader.feed('"}' + syntax.after_arguments) == [ArgumentsPiece(0, '"}')]
+    assert reader.feed('t"') == [ToolCallStart(0, "id", "get")]
+    assert reader.feed(syntax.before_arguments[1:] + '{"a') == [ArgumentsDelta(0, '{"a')]
+    assert reader.feed('": "}') == [ArgumentsDelta(0, '": "}')]
+    assert reader.feed('"}' + syntax.after_arguments) == [ArgumentsDelta(0, '"}')]
     assert reader.feed(syntax.closing) == []
     assert reader.finish("stop") == ([], "tool_calls")
 
 
 def test_content_is_held_only_while_it_may_be_a_marker() -> None:
-    reader = CallReader(reading(ToolStyle.HERMES, CallsMay.FOLLOW_TEXT), refuse)
-    assert reader.feed("a <") == [ContentPiece("a")]
+    reader = ToolCallParser(reading(ToolStyle.HERMES, ToolCallPlacement.FOLLOW_TEXT), refuse)
+    assert reader.feed("a <") == [ContentDelta("a")]
     assert reader.feed("tool_") == []
-    assert reader.feed("x b") == [ContentPiece(" <tool_x b")]
+    assert reader.feed("x b") == [ContentDelta(" <tool_x b")]
     assert reader.feed(" \n") == []
-    assert reader.finish("stop") == ([ContentPiece(" \n")], "stop")
+    assert reader.finish("stop") == ([ContentDelta(" \n")], "stop")
 
 
 def test_blanks_around_the_arguments_belong_to_neither() -> None:
     text = '{"name": "get", "parameters": \n{"a": [1]} \n}'
-    assert read(reading(ToolStyle.LLAMA3, CallsMay.BE_ALL), list(text)).calls == [
+    assert read(reading(ToolStyle.LLAMA3, ToolCallPlacement.BE_ALL), list(text)).calls == [
         WrittenCall("get", '{"a": [1]}')
     ]
 
@@ -239,9 +252,9 @@ def test_text_outside_the_language_is_never_a_call(style: ToolStyle) -> None:
         syntax.beginning + 'nope"',
     ):
         for deltas in ([text], list(text)):
-            with pytest.raises(AnswerNotSatisfied):
-                read(reading(style, CallsMay.BE_ALL), deltas)
-            assert read(reading(style, CallsMay.BE_ALL), deltas, "length").reason == "length"
+            with pytest.raises(SchemaNotSatisfied):
+                read(reading(style, ToolCallPlacement.BE_ALL), deltas)
+            assert read(reading(style, ToolCallPlacement.BE_ALL), deltas, "length").reason == "length"
 
 
 @pytest.mark.parametrize("style", ToolStyle)
@@ -252,12 +265,12 @@ def test_a_stop_token_that_the_user_wants_to_see_is_no_content(style: ToolStyle)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-@pytest.mark.parametrize("calls_may", CallsMay)
+@pytest.mark.parametrize("calls_may", ToolCallPlacement)
 @pytest.mark.parametrize("style", ToolStyle)
 def test_the_rest_of_a_cut_answer_is_dropped_after_a_call(
-    style: ToolStyle, calls_may: CallsMay, reason: EngineReason
+    style: ToolStyle, calls_may: ToolCallPlacement, reason: EngineReason
 ) -> None:
-    if calls_may is CallsMay.FOLLOW_TEXT:
+    if calls_may is ToolCallPlacement.FOLLOW_TEXT:
         calls_may = auto(style)
     first = WrittenCall("get", '{"a": "}"}')
     text = render_calls(style, [first, first])
@@ -268,15 +281,15 @@ def test_the_rest_of_a_cut_answer_is_dropped_after_a_call(
     for length in range(text.index(first.arguments) + len(first.arguments), second_name):
         cut_off = read(reading(style, calls_may), list(text[:length]), reason)
         assert (cut_off.content, cut_off.calls) == ("", [first])
-    with pytest.raises(AnswerNotSatisfied):
+    with pytest.raises(SchemaNotSatisfied):
         read(reading(style, calls_may), [text[: second_name - 1] + "nope" + text[second_name:]])
 
 
 def test_judges_finished_arguments_and_no_others() -> None:
     syntax = syntax_of(ToolStyle.HERMES)
     text = render_calls(ToolStyle.HERMES, [WrittenCall("free", "{}"), WrittenCall("judged", '{"a": 1}')])
-    of = CallReading(syntax, CallsMay.FOLLOW_TEXT, {"free": None, "judged": "false"})
-    with pytest.raises(AnswerNotSatisfied, match='the arguments of judged: {"a": 1} by false'):
+    of = ToolCallFormat(syntax, ToolCallPlacement.FOLLOW_TEXT, {"free": None, "judged": "false"})
+    with pytest.raises(SchemaNotSatisfied, match='the arguments of judged: {"a": 1} by false'):
         read(of, list(text))
     assert read(of, [text], "length").reason == "length"
     cut_off = text[: text.rindex("}\n</tool")]
@@ -284,8 +297,10 @@ def test_judges_finished_arguments_and_no_others() -> None:
 
 
 def test_judges_finished_content() -> None:
-    of = CallReading(syntax_of(ToolStyle.HERMES), CallsMay.REPLACE_TEXT, {"get": None}, content="true")
-    with pytest.raises(AnswerNotSatisfied, match="<1> by true"):
+    of = ToolCallFormat(
+        syntax_of(ToolStyle.HERMES), ToolCallPlacement.REPLACE_TEXT, {"get": None}, content="true"
+    )
+    with pytest.raises(SchemaNotSatisfied, match="<1> by true"):
         read(of, list("<1>"))
     assert read(of, ['{"a'], "length").reason == "length"
     assert read(of, ['{"a']).reason == "stop"
@@ -299,7 +314,7 @@ def test_ids_are_long_and_differ() -> None:
 
 
 def _seconds(style: ToolStyle, deltas: Callable[[int], Sequence[str]], size: int) -> float:
-    reader = CallReader(reading(style, auto(style)), refuse)
+    reader = ToolCallParser(reading(style, auto(style)), refuse)
     chunks = deltas(size)
     began = time.process_time()
     for chunk in chunks:

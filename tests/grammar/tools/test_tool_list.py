@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from loraplex.grammar.constraints import Limits, Tool
+from loraplex.grammar.constraints import SchemaLimits, Tool
 from loraplex.grammar.errors import GrammarRefused, GrammarTooLarge
 from loraplex.grammar.tools.tool_list import arguments_schema, check_tools
 
@@ -15,27 +15,27 @@ def tool(name: str = "f", parameters: Any = None, index: int = 0) -> Tool:
 
 @pytest.mark.parametrize("name", ["f", "a-b_C9", "x" * 64])
 def test_names_as_openai_allows_them(name: str) -> None:
-    check_tools([tool(name)], Limits())
+    check_tools([tool(name)], SchemaLimits())
 
 
 @pytest.mark.parametrize("name", ["", "x" * 65, "a b", "ä", 'a"', "a.b", "a\n", "٣"])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(GrammarRefused) as refused:
-        check_tools([tool("ok"), tool(name, index=1)], Limits())
+        check_tools([tool("ok"), tool(name, index=1)], SchemaLimits())
     assert refused.value.param == "tools[1].function.name"
 
 
 def test_a_name_stands_for_one_tool() -> None:
     with pytest.raises(GrammarRefused, match="'f'") as refused:
-        check_tools([tool("f"), tool("g", index=1), tool("f", index=2)], Limits())
+        check_tools([tool("f"), tool("g", index=1), tool("f", index=2)], SchemaLimits())
     assert refused.value.param == "tools[2].function.name"
 
 
 def test_too_many_tools_are_counted() -> None:
     tools = [tool(f"f{number}", index=number) for number in range(129)]
-    check_tools(tools[:128], Limits())
+    check_tools(tools[:128], SchemaLimits())
     with pytest.raises(GrammarTooLarge, match=r"129 .* 128"):
-        check_tools(tools, Limits())
+        check_tools(tools, SchemaLimits())
 
 
 @pytest.mark.parametrize(

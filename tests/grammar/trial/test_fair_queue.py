@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.grammar.trial.fair_queue import FairQueue
+from loraplex.grammar.trial.fair_queue import TenantFairQueue
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Item:
 
 
 def test_tenants_take_turns() -> None:
-    queue: FairQueue[Item] = FairQueue(concurrent=1, concurrent_per_tenant=1)
+    queue: TenantFairQueue[Item] = TenantFairQueue(concurrent=1, concurrent_per_tenant=1)
     for number in range(3):
         queue.put(Item(b"flood", number))
     queue.put(Item(b"quiet"))
@@ -27,7 +27,7 @@ def test_tenants_take_turns() -> None:
 
 
 def test_a_tenant_does_not_hold_every_slot() -> None:
-    queue: FairQueue[Item] = FairQueue(concurrent=2, concurrent_per_tenant=1)
+    queue: TenantFairQueue[Item] = TenantFairQueue(concurrent=2, concurrent_per_tenant=1)
     queue.put(Item(b"flood", 0))
     queue.put(Item(b"flood", 1))
     assert queue.take() == Item(b"flood", 0)
@@ -37,7 +37,7 @@ def test_a_tenant_does_not_hold_every_slot() -> None:
 
 
 def test_what_could_not_be_finished_is_next() -> None:
-    queue: FairQueue[Item] = FairQueue(concurrent=1, concurrent_per_tenant=1)
+    queue: TenantFairQueue[Item] = TenantFairQueue(concurrent=1, concurrent_per_tenant=1)
     queue.put(Item(b"a", 0))
     queue.put(Item(b"a", 1))
     first = queue.take()
@@ -54,7 +54,7 @@ def test_what_could_not_be_finished_is_next() -> None:
 def test_nothing_is_lost_and_no_bound_is_passed(
     steps: list[tuple[str, int]], concurrent: int, concurrent_per_tenant: int
 ) -> None:
-    queue: FairQueue[Item] = FairQueue(concurrent, concurrent_per_tenant)
+    queue: TenantFairQueue[Item] = TenantFairQueue(concurrent, concurrent_per_tenant)
     waiting: list[Item] = []
     running: list[Item] = []
     for number, (step, tenant) in enumerate(steps):

@@ -16,13 +16,13 @@ from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import Alternation, JsonValue, Literal, Node, Pattern
-from loraplex.grammar.trial.messages import TrialLimits
-from loraplex.grammar.trial.trials import Trials
-from loraplex.grammar.trial.worker import TrialWorkerOptions
+from loraplex.grammar.trial.messages import SandboxLimits
+from loraplex.grammar.trial.trials import CompileCache
+from loraplex.grammar.trial.worker import CompileWorkerConfig
 
 MIB = 1 << 20
-LIMITS = TrialLimits(
-    deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued=1024, queued_per_tenant=1024, patience_s=280
+LIMITS = SandboxLimits(
+    deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued=1024, queued_per_tenant=1024, queue_timeout_s=280
 )
 SLACK_S = 1.5
 
@@ -65,7 +65,7 @@ def specs(case: HostileGrammar) -> Iterator[GrammarSpec]:
             continue
 
 
-async def outcome(trials: Trials, namespace: bytes, spec: GrammarSpec) -> str:
+async def outcome(trials: CompileCache, namespace: bytes, spec: GrammarSpec) -> str:
     try:
         await trials.check(namespace, spec)
     except (GrammarInvalid, GrammarTooCostly) as refused:
@@ -83,14 +83,14 @@ def tokenizer(tmp_path: Path) -> Path:
 
 async def test_every_hostile_grammar_ends_in_time(tokenizer: Path) -> None:
     vocabulary = byte_vocabulary()
-    options = TrialWorkerOptions(
+    options = CompileWorkerConfig(
         tokenizer=str(tokenizer),
         vocab_size=vocabulary.vocab_size,
         end_token_ids=tuple(vocabulary.end_token_ids),
         limits=LIMITS,
         environment=dict(os.environ),
     )
-    trials = Trials(options)
+    trials = CompileCache(options)
     await trials.start()
     await outcome(trials, b"warm", next(specs(HOSTILE_GRAMMARS[0])))
     before = own_bytes(trials.pid)

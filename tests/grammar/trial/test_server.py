@@ -11,12 +11,12 @@ from tests.grammar.process_table import children, command_line
 
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.spec import GrammarSpec
-from loraplex.grammar.trial.messages import Cancel, Order, TrialLimits, Try, Verdict, encode
+from loraplex.grammar.trial.messages import Cancel, CompileResult, Order, SandboxLimits, Try, encode
 from loraplex.grammar.trial.orders import OrderSource
 from loraplex.grammar.trial.server import TrialServer
 
 MIB = 1 << 20
-LIMITS = TrialLimits(deadline_s=10.0, cpu_s=1, memory_bytes=64 * MIB, grammar_bytes=4 * MIB)
+LIMITS = SandboxLimits(deadline_s=10.0, cpu_s=1, memory_bytes=64 * MIB, grammar_bytes=4 * MIB)
 
 
 def burn(spec: GrammarSpec) -> int:
@@ -80,14 +80,17 @@ kept: list[mmap.mmap] = []
 
 
 def verdicts(
-    first_mask: Callable[[GrammarSpec], int], *orders: Order, expected: int = 1, limits: TrialLimits = LIMITS
-) -> list[Verdict]:
+    first_mask: Callable[[GrammarSpec], int],
+    *orders: Order,
+    expected: int = 1,
+    limits: SandboxLimits = LIMITS,
+) -> list[CompileResult]:
     """What a server answers until it has given `expected` verdicts."""
     reading, writing = os.pipe()
     os.write(writing, b"".join(encode(order) + b"\n" for order in orders))
-    told: list[Verdict] = []
+    told: list[CompileResult] = []
 
-    def report(verdict: Verdict) -> None:
+    def report(verdict: CompileResult) -> None:
         told.append(verdict)
         if len(told) == expected:
             os.close(writing)
@@ -134,7 +137,7 @@ def test_outcome(first_mask: Callable[[GrammarSpec], int], outcome: str) -> None
 def test_a_deadline_is_the_grammars_only_if_it_had_time(
     first_mask: Callable[[GrammarSpec], int], outcome: str
 ) -> None:
-    limits = TrialLimits(deadline_s=0.8, cpu_s=2)
+    limits = SandboxLimits(deadline_s=0.8, cpu_s=2)
     (verdict,) = verdicts(first_mask, a_try(), limits=limits)
     assert verdict.outcome == outcome
     assert 0.8 <= verdict.wall_s < 3
@@ -165,7 +168,7 @@ def test_the_end_of_input_ends_running_trials() -> None:
     reading, writing = os.pipe()
     os.write(writing, encode(a_try()) + b"\n")
     os.close(writing)
-    told: list[Verdict] = []
+    told: list[CompileResult] = []
     TrialServer(sleep, LIMITS, told.append).serve(OrderSource(reading))
     os.close(reading)
     assert told == []

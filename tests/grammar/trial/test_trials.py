@@ -15,15 +15,15 @@ from tests.grammar.process_table import alive, children
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
 from loraplex.grammar.backends.vocabulary import byte_vocabulary
-from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, WorkersUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue
-from loraplex.grammar.trial.messages import TrialLimits
-from loraplex.grammar.trial.trials import Trials
-from loraplex.grammar.trial.worker import TrialWorkerOptions
+from loraplex.grammar.trial.messages import SandboxLimits
+from loraplex.grammar.trial.trials import CompileCache
+from loraplex.grammar.trial.worker import CompileWorkerConfig
 
 MIB = 1 << 20
-LIMITS = TrialLimits(deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued_per_tenant=4)
+LIMITS = SandboxLimits(deadline_s=6.0, cpu_s=1, memory_bytes=256 * MIB, queued_per_tenant=4)
 SLACK_S = 1.5
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,16 +56,16 @@ def slow(seed: int = 0) -> GrammarSpec:
 
 
 @asynccontextmanager
-async def running(tokenizer: Path, limits: TrialLimits = LIMITS) -> AsyncIterator[Trials]:
+async def running(tokenizer: Path, limits: SandboxLimits = LIMITS) -> AsyncIterator[CompileCache]:
     vocabulary = byte_vocabulary()
-    options = TrialWorkerOptions(
+    options = CompileWorkerConfig(
         tokenizer=str(tokenizer),
         vocab_size=vocabulary.vocab_size,
         end_token_ids=tuple(vocabulary.end_token_ids),
         limits=limits,
         environment=dict(os.environ),
     )
-    trials = Trials(options)
+    trials = CompileCache(options)
     await trials.start()
     try:
         yield trials
@@ -81,7 +81,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def trials(tokenizer: Path) -> AsyncIterator[Trials]:
+async def trials(tokenizer: Path) -> AsyncIterator[CompileCache]:
     async with running(tokenizer) as trials:
         yield trials
 
@@ -93,7 +93,7 @@ async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
         await asyncio.sleep(0.01)
 
 
-def forks(trials: Trials) -> list[int]:
+def forks(trials: CompileCache) -> list[int]:
     return children(trials.pid)
 
 
@@ -103,7 +103,7 @@ async def timed(trial: Awaitable[None]) -> float:
     return time.monotonic() - started
 
 
-async def test_the_process_has_one_thread_and_no_priority(trials: Trials) -> None:
+async def test_the_process_has_one_thread_and_no_priority(trials: CompileCache) -> None:
     await trials.check(b"a", by_llguidance(an_object("first")))
     assert trials.pid is not None
     assert len(os.listdir(f"/proc/{trials.pid}/task")) == 1
@@ -113,7 +113,7 @@ async def test_the_process_has_one_thread_and_no_priority(trials: Trials) -> Non
 
 @pytest.mark.parametrize("emit", [by_llguidance, by_xgrammar])
 async def test_what_compiles_passes_and_is_remembered_for_its_tenant(
-    trials: Trials, emit: Callable[[dict[str, Any]], GrammarSpec]
+    trials: CompileCache, emit: Callable[[dict[str, Any]], GrammarSpec]
 ) -> None:
     spec = emit(an_object("remembered"))
     before = trials.stats.trials
@@ -132,7 +132,7 @@ async def test_what_compiles_passes_and_is_remembered_for_its_tenant(
     ],
 )
 async def test_what_does_not_compile_is_refused_with_its_field(
-    trials: Trials, emit: Callable[[dict[str, Any]], GrammarSpec], schema: dict[str, Any], message: str
+    trials: CompileCache, emit: Callable[[dict[str, Any]], GrammarSpec], schema: dict[str, Any], message: str
 ) -> None:
     refusals = trials.stats.refusals.total()
     for param in ("response_format", "tools.0"):
@@ -143,7 +143,7 @@ async def test_what_does_not_compile_is_refused_with_its_field(
     assert trials.stats.refusals.total() == refusals + 2
 
 
-async def test_what_takes_too_much_time_is_refused_in_time(trials: Trials) -> None:
+async def test_what_takes_too_much_time_is_refused_in_time(trials: CompileCache) -> None:
     started = time.monotonic()
     with pytest.raises(GrammarTooCostly, match="1 s of CPU time") as refused:
         await trials.check(b"a", slow(), param="response_format")
@@ -156,19 +156,19 @@ async def test_what_takes_too_much_time_is_refused_in_time(trials: Trials) -> No
     assert time.monotonic() - started < 1
 
 
-async def test_half_a_surrogate_is_refused(trials: Trials) -> None:
+async def test_half_a_surrogate_is_refused(trials: CompileCache) -> None:
     with pytest.raises(GrammarInvalid, match="surrogate"):
         await trials.check(b"a", GrammarSpec(backend="llguidance", source="\ud800"), param="response_format")
 
 
-async def test_one_trial_serves_all_who_wait(trials: Trials) -> None:
+async def test_one_trial_serves_all_who_wait(trials: CompileCache) -> None:
     before = trials.stats.trials
     spec = by_xgrammar(an_object("shared"))
     await asyncio.gather(*(trials.check(b"a", spec) for _ in range(20)))
     assert trials.stats.trials == before + 1
 
 
-async def test_a_trial_goes_on_while_somebody_waits(trials: Trials) -> None:
+async def test_a_trial_goes_on_while_somebody_waits(trials: CompileCache) -> None:
     spec = slow(seed=1)
     first, second = (asyncio.create_task(trials.check(b"a", spec)) for _ in range(2))
     await until(lambda: len(forks(trials)) == 1)
@@ -178,7 +178,7 @@ async def test_a_trial_goes_on_while_somebody_waits(trials: Trials) -> None:
     assert first.cancelled()
 
 
-async def test_a_trial_nobody_waits_for_is_killed(trials: Trials) -> None:
+async def test_a_trial_nobody_waits_for_is_killed(trials: CompileCache) -> None:
     waiter = asyncio.create_task(trials.check(b"a", slow(seed=2)))
     await until(lambda: len(forks(trials)) == 1)
     started = time.monotonic()
@@ -188,13 +188,13 @@ async def test_a_trial_nobody_waits_for_is_killed(trials: Trials) -> None:
     await trials.check(b"a", by_llguidance(an_object("after")))
 
 
-async def test_a_tenants_line_is_bounded(trials: Trials) -> None:
+async def test_a_tenants_line_is_bounded(trials: CompileCache) -> None:
     waiters = [
         asyncio.create_task(trials.check(b"a", slow(seed=10 + number)))
         for number in range(LIMITS.queued_per_tenant + 1)
     ]
     await asyncio.sleep(0)
-    with pytest.raises(TrialsUnavailable, match="4 new grammars of this tenant"):
+    with pytest.raises(WorkersUnavailable, match="4 new grammars of this tenant"):
         await trials.check(b"a", by_llguidance(an_object("too many")))
     for waiter in waiters:
         waiter.cancel()
@@ -202,7 +202,7 @@ async def test_a_tenants_line_is_bounded(trials: Trials) -> None:
     await until(lambda: trials.stats.running == trials.stats.waiting == 0)
 
 
-async def test_a_flooding_tenant_leaves_a_slot_to_others(trials: Trials) -> None:
+async def test_a_flooding_tenant_leaves_a_slot_to_others(trials: CompileCache) -> None:
     flood = [asyncio.create_task(trials.check(b"flood", slow(seed=20 + number))) for number in range(4)]
     await until(lambda: trials.stats.running == 1)
     waits = [
@@ -215,7 +215,7 @@ async def test_a_flooding_tenant_leaves_a_slot_to_others(trials: Trials) -> None
     await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_a_killed_process_is_replaced_and_its_trial_tried_again(trials: Trials) -> None:
+async def test_a_killed_process_is_replaced_and_its_trial_tried_again(trials: CompileCache) -> None:
     waiter = asyncio.create_task(trials.check(b"a", slow(seed=30)))
     await until(lambda: trials.stats.running == 1 and len(forks(trials)) == 1)
     (orphan,) = forks(trials)
@@ -230,7 +230,7 @@ async def test_a_killed_process_is_replaced_and_its_trial_tried_again(trials: Tr
 
 
 async def test_a_process_that_hangs_is_replaced(tokenizer: Path) -> None:
-    limits = TrialLimits(deadline_s=1.0, hang_grace_s=2.0)
+    limits = SandboxLimits(deadline_s=1.0, hang_grace_s=2.0)
     async with running(tokenizer, limits) as trials:
         await trials.check(b"a", by_llguidance(an_object("before")))
         hung = trials.pid
@@ -241,7 +241,7 @@ async def test_a_process_that_hangs_is_replaced(tokenizer: Path) -> None:
 
 
 async def test_budgets_of_memory_and_size(tokenizer: Path) -> None:
-    limits = TrialLimits(memory_bytes=48 * MIB, grammar_bytes=2 * MIB)
+    limits = SandboxLimits(memory_bytes=48 * MIB, grammar_bytes=2 * MIB)
     words = [f"{number:x}" * 12 for number in range(40_000)]
     async with running(tokenizer, limits) as trials:
         with pytest.raises(GrammarTooCostly, match="more than 48 MiB of memory"):
@@ -253,13 +253,13 @@ async def test_budgets_of_memory_and_size(tokenizer: Path) -> None:
 
 async def test_without_a_tokenizer_nothing_can_be_tried(tmp_path: Path) -> None:
     async with running(tmp_path / "missing") as trials:
-        with pytest.raises(TrialsUnavailable):
+        with pytest.raises(WorkersUnavailable):
             await trials.check(b"a", by_llguidance(an_object("never")))
-        with pytest.raises(TrialsUnavailable):
+        with pytest.raises(WorkersUnavailable):
             await timed_refusal(trials)
 
 
-async def timed_refusal(trials: Trials) -> None:
+async def timed_refusal(trials: CompileCache) -> None:
     started = time.monotonic()
     try:
         await trials.check(b"a", by_llguidance(an_object("at once")))
@@ -271,6 +271,6 @@ async def test_who_waits_at_the_end_is_told(tokenizer: Path) -> None:
     async with running(tokenizer) as trials:
         waiter = asyncio.create_task(trials.check(b"a", slow()))
         await asyncio.sleep(0)
-    with pytest.raises(TrialsUnavailable, match="shutting down"):
+    with pytest.raises(WorkersUnavailable, match="shutting down"):
         await waiter
     assert trials.pid is None

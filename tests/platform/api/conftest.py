@@ -21,15 +21,15 @@ from tests.platform.api.tenant.upload_server import UploadHome
 from tests.platform.fake_admissions import FakeAdmissions
 
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
-from loraplex.grammar.judge.judges import JudgeOptions, Judges
+from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.api.app import create_app
-from loraplex.platform.inference.dependencies import GatewayLimits, GatewayServices
+from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
-from loraplex.platform.observability.request_stats import RequestTimings
+from loraplex.platform.observability.request_stats import RequestStats
 from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
+from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 from loraplex.platform.server.secret import derive
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -53,9 +53,9 @@ async def blob_path(tenant_id: UUID, digest: str) -> str:
 class Recorder:
     """Keeps what it is given."""
 
-    timings: list[RequestTimings] = field(default_factory=list)
+    timings: list[RequestStats] = field(default_factory=list)
 
-    def record(self, timings: RequestTimings) -> None:
+    def record(self, timings: RequestStats) -> None:
         self.timings.append(timings)
 
 
@@ -154,7 +154,7 @@ async def start_gateway(
 
         async def start(
             script: FakeScript | None = None,
-            limits: GatewayLimits | None = None,
+            limits: ServingConfig | None = None,
             other: Database | None = None,
             adapter_path: Callable[[UUID, str], Awaitable[str]] = blob_path,
             refused: Exception | None = None,
@@ -162,15 +162,15 @@ async def start_gateway(
             admissions: Any = None,
             served_model_name: str = BASE_MODEL,
         ) -> Gateway:
-            judges = Judges(JudgeOptions(environment=os.environ))
+            judges = ValueValidators(ValidatorPoolConfig(environment=os.environ))
             stack.push_async_callback(judges.close)
             engine, recorder, trials = FakeEngine(script), Recorder(), Trials(refused)
             admissions = admissions or FakeAdmissions()
-            limits, prompts = limits or GatewayLimits(key_cache_s=0.0), PromptRenderer(chat_tokenizer)
+            limits, prompts = limits or ServingConfig(key_cache_s=0.0), PromptRenderer(chat_tokenizer)
             setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
-            preparer = Preparer(PreparerOptions(setup=setup, environment=os.environ))
+            preparer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=os.environ))
             stack.push_async_callback(preparer.close)
-            services = GatewayServices(
+            services = GatewayDependencies(
                 served_model_name=served_model_name,
                 database=other or database,
                 engine=engine,

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from loraplex.adapters.limits import UploadLimits
-from loraplex.platform.api.body_stream import body_chunks, patience
+from loraplex.adapters.limits import UploadConfig
+from loraplex.platform.api.body_stream import body_chunks, read_timeout
 from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
 
-FAST = UploadLimits(stall_s=0.1, grace_s=0.2, min_bytes_per_s=1000, body_s=0.5)
+FAST = UploadConfig(stall_s=0.1, grace_s=0.2, min_bytes_per_s=1000, body_s=0.5)
 
 
 def request(messages: AsyncIterator[dict[str, Any]], length: str | None = None) -> Request:
@@ -30,7 +30,7 @@ async def sending(*chunks: bytes, every_s: float = 0.0, end: bool = True) -> Asy
     await asyncio.sleep(60)
 
 
-async def read(request: Request, most: int = 1000, limits: UploadLimits = FAST) -> bytes:
+async def read(request: Request, most: int = 1000, limits: UploadConfig = FAST) -> bytes:
     return b"".join([chunk async for chunk in body_chunks(request, most, limits)])
 
 
@@ -72,7 +72,7 @@ async def test_a_client_that_leaves() -> None:
 
 @given(st.floats(0, 10_000), st.integers(0, 10**10))
 def test_patience_is_bounded_and_grows_with_what_came(elapsed: float, received: int) -> None:
-    limits = UploadLimits()
-    assert patience(elapsed, received, limits) <= limits.stall_s
-    assert patience(elapsed, received + 1, limits) >= patience(elapsed, received, limits)
-    assert patience(limits.body_s + elapsed, received, limits) <= 0
+    limits = UploadConfig()
+    assert read_timeout(elapsed, received, limits) <= limits.stall_s
+    assert read_timeout(elapsed, received + 1, limits) >= read_timeout(elapsed, received, limits)
+    assert read_timeout(limits.body_s + elapsed, received, limits) <= 0

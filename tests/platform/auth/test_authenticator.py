@@ -18,11 +18,11 @@ from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, descr
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.last_used import KeyUse
+from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.api_keys.networks import parse_network
-from loraplex.tenants.counters.counter_replies import Admitted, StalePolicy
+from loraplex.tenants.counters.counter_replies import Admitted, PolicyOutdated
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.counters.snapshot import Seed
+from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     DatabaseUnavailable,
@@ -33,7 +33,7 @@ from loraplex.tenants.errors import (
     UnknownKey,
 )
 from loraplex.tenants.quotas.limits import NO_LIMITS, Subject
-from loraplex.tenants.quotas.reservation import CounterRequest
+from loraplex.tenants.quotas.reservation import CounterReservation
 from loraplex.tenants.valkey import open_valkey
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
@@ -70,7 +70,7 @@ def request_from(peer: str, plaintext: str, forwarded: str | None = None) -> Req
     return Request({"type": "http", "headers": headers, "client": (peer, 1)})
 
 
-class Uses(KeyUse):
+class Uses(LastUsedTracker):
     def __init__(self) -> None:
         super().__init__()
         self.noted: list[UUID] = []
@@ -226,7 +226,9 @@ async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every
     counters = Counters(client, command_s=10.0, patient_s=10.0)
     gateways = [Authenticator(database, 3600), Authenticator(database, 3600)]
     callers = [await gateway.authenticate(bearer(key), cached=True) for gateway in gateways]
-    await counters.seed(callers[0].tenant_id, 1, Seed(policy_epoch=1, totals=(), holds=(), full_buckets=True))
+    await counters.seed(
+        callers[0].tenant_id, 1, CounterSnapshot(policy_epoch=1, totals=(), holds=(), full_buckets=True)
+    )
     for caller in callers:
         assert isinstance(await counters.admit(asked_by(caller)), Admitted)
     await revoke(database, key)
@@ -235,7 +237,7 @@ async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every
     await counters.publish_policy(tenant.id, tenant.policy_epoch)
     for gateway in gateways:
         caller = await gateway.authenticate(bearer(key), cached=True)
-        assert isinstance(await counters.admit(asked_by(caller)), StalePolicy)
+        assert isinstance(await counters.admit(asked_by(caller)), PolicyOutdated)
         with pytest.raises(RevokedKey):
             await gateway.renewed(caller, "inference")
         with pytest.raises(RevokedKey):
@@ -243,12 +245,12 @@ async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every
     await client.aclose()
 
 
-def asked_by(caller: Caller) -> CounterRequest:
+def asked_by(caller: Caller) -> CounterReservation:
     subjects = (
         Subject("tenant", caller.tenant_id, NO_LIMITS),
         Subject("key", caller.api_key_id, NO_LIMITS),
     )
-    return CounterRequest(
+    return CounterReservation(
         id=uuid4(),
         tenant_id=caller.tenant_id,
         request_id="r",

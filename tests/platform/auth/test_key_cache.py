@@ -7,10 +7,10 @@ import pytest
 
 from loraplex.platform.auth import key_cache
 from loraplex.platform.auth.key_cache import KeyCache, Lookup
-from loraplex.tenants.api_keys.keys import FoundKey
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 
 TENANT = uuid4()
-FOUND = FoundKey(
+FOUND = AuthenticatedKey(
     api_key_id=uuid4(),
     key_id="a",
     environment="live",

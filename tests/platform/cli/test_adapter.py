@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
-from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 from loraplex.engine.checkpoints.digest import model_digest
 from loraplex.platform.cli.adapter import app
 from loraplex.platform.server.base_model_file import BaseModelFacts, write_base_model
@@ -226,7 +226,7 @@ def test_with_a_bucket_a_push_reaches_it_and_a_deletion_empties_it(
         monkeypatch.setenv(f"LORAPLEX_{name}", value)
     adapter = str(model.parent / "adapter")
     pushed = run_json(home, "push", adapter, "--name", "support", "--model", str(model))
-    bucket = Objects(home / "objects", replace(s3_bucket, prefix=None))
+    bucket = ObjectStore(home / "objects", replace(s3_bucket, prefix=None))
     tenant = asyncio.run(bucket.folders("adapters"))
     assert asyncio.run(bucket.folders(f"adapters/{tenant[0]}")) == [pushed["digest"]]
     assert run(home, "delete", "support").exit_code == 0

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from loraplex.adapters.errors import ValidationUnavailable
-from loraplex.adapters.validation.result import Verdict
+from loraplex.adapters.validation.result import ValidationResult
 from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.platform.cli import doctor
 from loraplex.platform.cli.doctor import GIB, grade
@@ -71,7 +71,7 @@ def test_a_table_for_people(tmp_path: Path) -> None:
 def test_uploads_that_cannot_be_confined_are_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(self: ValidationProcesses, tenant_id: UUID, folder: Path) -> Verdict:
+    async def refuse(self: ValidationProcesses, tenant_id: UUID, folder: Path) -> ValidationResult:
         raise ValidationUnavailable("a validation cannot be confined here: prctl(22)")
 
     monkeypatch.setattr(ValidationProcesses, "validate", refuse)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.platform.demo.announcement import announcement
@@ -17,7 +17,7 @@ from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RevokedKey
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.resolution import ServedAdapters
+from loraplex.tenants.registry.resolution import ModelResolver
 
 BASE_DIGEST = "b" * 64
 NAMES = {"harbor": "pirate", "ledger": "records", "acme": "support"}
@@ -25,7 +25,7 @@ NAMES = {"harbor": "pirate", "ledger": "records", "acme": "support"}
 
 @pytest.fixture
 def registry(database: Database, demo_model: Path, tmp_path: Path) -> AdapterRegistry:
-    storage = AdapterStorage(tmp_path / "adapters")
+    storage = LocalAdapterStore(tmp_path / "adapters")
     return AdapterRegistry(database, storage, load_model_config(str(demo_model)), BASE_DIGEST)
 
 
@@ -56,7 +56,7 @@ async def test_three_tenants_with_their_own_keys_and_adapters(
             tenant_id = (await TenantRepository(session).get(tenant.name)).id
             adapters = AdapterRepository(session, tenant_id)
             assert [adapter.name for adapter in await adapters.list()] == [NAMES[tenant.name]]
-            resolved = await ServedAdapters(session, tenant_id).resolve(NAMES[tenant.name])
+            resolved = await ModelResolver(session, tenant_id).resolve(NAMES[tenant.name])
             assert resolved is not None and (resolved.version, resolved.alias) == (1, "production")
 
 

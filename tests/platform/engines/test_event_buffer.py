@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex.engine.messages import Delta, Event, Failed, Finished, Started, TokenLogprob, Usage
-from loraplex.platform.engines.event_buffer import BufferLimits, EventBuffer
+from loraplex.platform.engines.event_buffer import EventBuffer, EventBufferConfig
 
 USAGE = Usage(1, 0, 1)
 
@@ -17,7 +17,7 @@ def delta(choice: int, number: int) -> Delta:
 
 @given(st.lists(st.one_of(st.integers(0, 2), st.just("read")), max_size=60))
 async def test_every_choice_reads_what_was_written(steps: list[int | str]) -> None:
-    buffer = EventBuffer(3, BufferLimits())
+    buffer = EventBuffer(3, EventBufferConfig())
     written: dict[int, list[int]] = {0: [], 1: [], 2: []}
     seen: list[Event] = []
     assert buffer.put(Started("r", None, 0))
@@ -42,16 +42,16 @@ async def test_every_choice_reads_what_was_written(steps: list[int | str]) -> No
 
 
 async def test_over_the_bound_the_caller_is_told() -> None:
-    buffer = EventBuffer(1, BufferLimits(tokens=3))
+    buffer = EventBuffer(1, EventBufferConfig(tokens=3))
     assert [buffer.put(delta(0, number)) for number in range(4)] == [True, True, True, False]
-    stalled = EventBuffer(1, BufferLimits(stall_s=0.01))
+    stalled = EventBuffer(1, EventBufferConfig(stall_s=0.01))
     assert stalled.put(delta(0, 0))
     await asyncio.sleep(0.03)
     assert not stalled.put(delta(0, 1))
 
 
 async def test_nothing_follows_the_end() -> None:
-    buffer = EventBuffer(1, BufferLimits())
+    buffer = EventBuffer(1, EventBufferConfig())
     buffer.put(Failed("r", "timeout", "late"))
     buffer.put(delta(0, 1))
     assert isinstance(await buffer.get(), Failed)
@@ -59,7 +59,7 @@ async def test_nothing_follows_the_end() -> None:
 
 
 async def test_a_waiting_reader_wakes() -> None:
-    buffer = EventBuffer(1, BufferLimits())
+    buffer = EventBuffer(1, EventBufferConfig())
     task = asyncio.create_task(buffer.get())
     await asyncio.sleep(0)
     buffer.put(delta(0, 1))

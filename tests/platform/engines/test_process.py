@@ -18,7 +18,7 @@ from loraplex.engine.fake_engine import CRASH_STATUS, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Event, Failed, Finished
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
-from loraplex.platform.engines.restart_policy import RestartPolicy, WatchdogLimits
+from loraplex.platform.engines.restart_policy import RestartPolicy, WatchdogConfig
 from loraplex.platform.startup_errors import EngineStartFailed
 
 
@@ -97,12 +97,12 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(tmp_path: Path)
 @pytest.mark.parametrize(
     ("kind", "limits"),
     [
-        ("crash", WatchdogLimits()),
-        ("hang", WatchdogLimits(hang_s=0.5)),
-        ("freeze", WatchdogLimits(unresponsive_s=2.0)),
+        ("crash", WatchdogConfig()),
+        ("hang", WatchdogConfig(hang_s=0.5)),
+        ("freeze", WatchdogConfig(unresponsive_s=2.0)),
     ],
 )
-async def test_faults_are_survived(tmp_path: Path, kind: str, limits: WatchdogLimits) -> None:
+async def test_faults_are_survived(tmp_path: Path, kind: str, limits: WatchdogConfig) -> None:
     script = FakeScript(faults=(Fault(kind=kind, request_id="bad", after_tokens=2),))  # type: ignore[arg-type]
     async with running(options(tmp_path, script, watchdog=limits)) as engine:
         last = (await asyncio.wait_for(collect(engine, request("bad")), 6))[-1]

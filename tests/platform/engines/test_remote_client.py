@@ -26,7 +26,7 @@ from loraplex.engine.messages import (
 )
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.event_buffer import BufferLimits
+from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.engines.server import EngineServer
 from loraplex.platform.startup_errors import SettingsError
@@ -60,8 +60,8 @@ async def serving(fake: FakeEngine, address: str) -> AsyncIterator[EngineServer]
 
 
 @asynccontextmanager
-async def connected(address: str, limits: BufferLimits | None = None) -> AsyncIterator[RemoteEngine]:
-    client = RemoteEngine(address, limits or BufferLimits())
+async def connected(address: str, limits: EventBufferConfig | None = None) -> AsyncIterator[RemoteEngine]:
+    client = RemoteEngine(address, limits or EventBufferConfig())
     client.start()
     try:
         await asyncio.wait_for(client.wait_ready(), 5)
@@ -103,7 +103,7 @@ async def test_an_open_folder_or_a_long_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="0700"):
         await EngineServer(FakeEngine(), f"ipc://{tmp_path}/e.sock").start()
     with pytest.raises(SettingsError, match="at most"):
-        RemoteEngine("ipc:///" + "x" * 200, BufferLimits())
+        RemoteEngine("ipc:///" + "x" * 200, EventBufferConfig())
     with pytest.raises(SettingsError, match="ipc://"):
         EngineServer(FakeEngine(), "tcp://0.0.0.0:5555")
 
@@ -234,7 +234,7 @@ async def test_a_restarted_engine_fails_old_requests_and_takes_new_ones(address:
 
 
 async def test_without_an_engine_requests_fail_at_once(address: str) -> None:
-    client = RemoteEngine(address, BufferLimits())
+    client = RemoteEngine(address, EventBufferConfig())
     client.start()
     (event,) = await collect(client, request())
     assert isinstance(event, Failed) and event.code == "engine_unavailable"
@@ -310,7 +310,7 @@ async def test_malformed_bytes_harm_nobody(address: str) -> None:
 
 async def test_a_slow_reader_is_aborted_alone(address: str) -> None:
     fake = FakeEngine(FakeScript(token_interval_s=0.001))
-    async with serving(fake, address), connected(address, BufferLimits(tokens=100)) as client:
+    async with serving(fake, address), connected(address, EventBufferConfig(tokens=100)) as client:
         slow = client.submit(request("slow", max_tokens=3000))
         await anext(slow)
         quick = asyncio.create_task(collect(client, request("quick", max_tokens=300)))

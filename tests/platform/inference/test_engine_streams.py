@@ -10,7 +10,7 @@ from loraplex.engine.messages import Delta, EngineRequest, Event, Finished, Star
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.inference import engine_streams
 from loraplex.platform.inference.engine_streams import EngineStreams
-from loraplex.platform.observability.request_stats import TokenMeter
+from loraplex.platform.observability.request_stats import UsageCounter
 
 
 def request(name: str, max_tokens: int = 5) -> EngineRequest:
@@ -18,8 +18,8 @@ def request(name: str, max_tokens: int = 5) -> EngineRequest:
     return EngineRequest(request_id=name, namespace=bytes(32), prompt_token_ids=[1, 2, 3], sampling=sampling)
 
 
-def streams(engine: FakeEngine, *requests: EngineRequest) -> tuple[EngineStreams, TokenMeter]:
-    meter = TokenMeter([len(each.prompt_token_ids) for each in requests])
+def streams(engine: FakeEngine, *requests: EngineRequest) -> tuple[EngineStreams, UsageCounter]:
+    meter = UsageCounter([len(each.prompt_token_ids) for each in requests])
     return EngineStreams(engine, requests, meter), meter
 
 

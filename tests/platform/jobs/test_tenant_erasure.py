@@ -12,15 +12,15 @@ from sqlalchemy import text
 
 from loraplex.adapters.errors import StorageError
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.local_store import AdapterStorage
-from loraplex.adapters.storage.object_store import Objects
+from loraplex.adapters.storage.local_store import LocalAdapterStore
+from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest, Event, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.jobs import housekeeping as janitor_module
-from loraplex.platform.jobs.housekeeping import Janitor
+from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.tenants.accounts.deletion import TenantDeletions
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -63,8 +63,8 @@ class House:
     database: Database
     valkey: Valkey
     engine: Flaky
-    storage: AdapterStorage
-    janitor: Janitor
+    storage: LocalAdapterStore
+    janitor: Housekeeping
     gone: list[UUID] = field(default_factory=list)
 
     async def tenant(self, name: str) -> UUID:
@@ -109,18 +109,18 @@ def namespace_of(tenant_id: UUID) -> bytes:
 
 @pytest.fixture
 async def house(database: Database, valkey_url: str, tmp_path: Path) -> AsyncIterator[House]:
-    engine, storage = Flaky(FakeScript(token_interval_s=0.01)), AdapterStorage(tmp_path / "adapters")
+    engine, storage = Flaky(FakeScript(token_interval_s=0.01)), LocalAdapterStore(tmp_path / "adapters")
     valkey = open_valkey(valkey_url)
     erasure = TenantErasure(
         database=database,
         valkey=valkey,
         engine=engine,
         namespace_of=namespace_of,
-        files=StoredFiles(BlobStore(storage, None, "b" * 64), UploadParts(Objects(tmp_path / "objects"))),
+        files=StoredFiles(BlobStore(storage, None, "b" * 64), UploadParts(ObjectStore(tmp_path / "objects"))),
         settle_s=0.2,
     )
     retention = Retention(audit=timedelta(days=30), quota_events=timedelta(days=30))
-    janitor = Janitor(database=database, erasure=erasure, retention=retention)
+    janitor = Housekeeping(database=database, erasure=erasure, retention=retention)
     yield House(database, valkey, engine, storage, janitor)
     await valkey.aclose()
 
@@ -189,7 +189,7 @@ async def test_every_gateway_forgets_a_tenant_once(house: House) -> None:
     await house.delete(tenant_id)
     await house.janitor.finish_deletions()
     house.engine.forgotten.clear()
-    elsewhere = Janitor(
+    elsewhere = Housekeeping(
         database=house.database, erasure=house.janitor.erasure, retention=house.janitor.retention
     )
     for _ in range(2):
@@ -219,7 +219,7 @@ async def test_it_goes_on_after_an_error(house: House, monkeypatch: pytest.Monke
         failures.append(1)
         raise ValueError("a defect")
 
-    monkeypatch.setattr(Janitor, "sweep", lambda self: defect())
+    monkeypatch.setattr(Housekeeping, "sweep", lambda self: defect())
     running = asyncio.create_task(house.janitor.run())
     async with asyncio.timeout(5):
         while not await house.erased(tenant_id) or len(failures) < 2:

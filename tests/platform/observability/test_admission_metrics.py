@@ -7,15 +7,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.platform.fake_admissions import FakeAdmissions
 
-from loraplex.platform.observability.admission_metrics import AdmissionMetrics, MeteredAdmissions
-from loraplex.tenants.api_keys.keys import FoundKey
+from loraplex.platform.observability.admission_metrics import AdmissionMetrics, RecordedAdmissionController
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
-from loraplex.tenants.quotas.reservation import AdmissionRequest, Usage
+from loraplex.tenants.quotas.reservation import ReservationRequest, SettledUsage
 
 
-def request() -> AdmissionRequest:
-    key = FoundKey(
+def request() -> ReservationRequest:
+    key = AuthenticatedKey(
         api_key_id=uuid4(),
         key_id="k",
         environment="live",
@@ -31,12 +31,12 @@ def request() -> AdmissionRequest:
         suspended_at=None,
         policy_epoch=1,
     )
-    return AdmissionRequest(id=uuid7(), request_id="r", key=key, prompt_tokens=30, completion_tokens=70)
+    return ReservationRequest(id=uuid7(), request_id="r", key=key, prompt_tokens=30, completion_tokens=70)
 
 
 async def test_what_is_waited_for_ends_when_work_may_begin() -> None:
     registry, fake = CollectorRegistry(), FakeAdmissions()
-    metered, told = MeteredAdmissions(fake, AdmissionMetrics(registry)), list[str]()
+    metered, told = RecordedAdmissionController(fake, AdmissionMetrics(registry)), list[str]()
 
     async def slowly() -> None:
         await asyncio.sleep(0.06)
@@ -51,13 +51,13 @@ async def test_what_is_waited_for_ends_when_work_may_begin() -> None:
 
 async def test_decisions_and_tokens() -> None:
     registry, fake = CollectorRegistry(), FakeAdmissions()
-    metered = MeteredAdmissions(fake, AdmissionMetrics(registry))
+    metered = RecordedAdmissionController(fake, AdmissionMetrics(registry))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"loraplex_admission_{name}", labels)
 
     admission = await metered.admit(request())
-    usage = Usage(outcome="completed", prompt_tokens=30, cached_tokens=0, completion_tokens=20)
+    usage = SettledUsage(outcome="completed", prompt_tokens=30, cached_tokens=0, completion_tokens=20)
     await metered.settle(admission, usage)
     await metered.release(admission)
     assert fake.settled == [(admission, usage)] and fake.released == [admission]

@@ -8,7 +8,7 @@ from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.metrics import Metrics, one_two_five
-from loraplex.platform.observability.request_stats import RequestTimings
+from loraplex.platform.observability.request_stats import RequestStats
 
 EXPECTED = [
     "vllm:num_requests_running",
@@ -90,7 +90,7 @@ def test_every_promised_family_is_exported(metrics: Metrics) -> None:
 
 
 def test_a_request_is_counted_once(metrics: Metrics) -> None:
-    timings = RequestTimings(
+    timings = RequestStats(
         arrival=10.0,
         n=1,
         max_tokens=16,
@@ -121,7 +121,7 @@ def test_a_request_is_counted_once(metrics: Metrics) -> None:
 
 
 def test_a_request_without_tokens_and_an_unknown_reason(metrics: Metrics) -> None:
-    metrics.record(RequestTimings(arrival=0.0, n=2, max_tokens=4, finish_reason="tool_calls", finished=1.0))
+    metrics.record(RequestStats(arrival=0.0, n=2, max_tokens=4, finish_reason="tool_calls", finished=1.0))
     assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
     assert value(metrics, "vllm:time_to_first_token_seconds_count") == 0
     assert value(metrics, "vllm:request_queue_time_seconds_count") == 0

@@ -1,15 +1,15 @@
-"""Parameters of a request -> one `AnswerForm`, or none for plain text."""
+"""Parameters of a request -> one `OutputConstraints`, or none for plain text."""
 
 from typing import Any
 
 import pytest
 
 from loraplex.grammar.constraints import (
-    AnswerForm,
     Choice,
     ContextFreeGrammar,
     JsonObject,
     JsonSchema,
+    OutputConstraints,
     Regex,
     StructuralTag,
 )
@@ -28,12 +28,12 @@ def tool(name: str, **function: object) -> dict[str, Any]:
 TOOLS = [tool("f"), tool("g", parameters=SCHEMA, description="second", strict=True)]
 
 
-def form_of(**parameters: object) -> AnswerForm | None:
+def form_of(**parameters: object) -> OutputConstraints | None:
     body = {"model": "m", "messages": USER, **parameters}
     return answer_form(read_parameters("chat", body))
 
 
-def named(**parameters: object) -> AnswerForm:
+def named(**parameters: object) -> OutputConstraints:
     form = form_of(**parameters)
     assert form is not None
     return form
@@ -83,7 +83,7 @@ def test_what_asks_for_nothing_is_plain_text(parameters: dict[str, Any]) -> None
     ],
 )
 def test_formats(parameters: dict[str, Any], wanted: object) -> None:
-    assert form_of(**parameters) == AnswerForm(format=wanted)  # type: ignore[arg-type]
+    assert form_of(**parameters) == OutputConstraints(format=wanted)  # type: ignore[arg-type]
 
 
 def test_tools_may_be_called_unless_told_otherwise() -> None:
@@ -149,4 +149,4 @@ def test_what_does_not_go_together(parameters: dict[str, Any], param: str, words
 def test_completions_have_formats_and_no_tools() -> None:
     body = {"model": "m", "prompt": "a", "structured_outputs": {"regex": "a", "close": True}}
     form = answer_form(read_parameters("completions", body), fast_forward=False)
-    assert form == AnswerForm(format=Regex("a"), close=True, fast_forward=False)
+    assert form == OutputConstraints(format=Regex("a"), close=True, fast_forward=False)

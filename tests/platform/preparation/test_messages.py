@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.grammar.errors import SchemaNotHeld
+from loraplex.grammar.errors import SchemaNotEnforceable
 from loraplex.platform.errors import InvalidBody, MissingParameter
 from loraplex.platform.preparation.messages import (
     LENGTH_BYTES,
@@ -34,7 +34,7 @@ def test_every_refusal_arrives_as_it_was_raised(kind: type[Refused]) -> None:
 
 
 def test_a_place_in_a_schema_arrives_too_and_a_subclass_as_what_is_known() -> None:
-    held = Refusal.of(SchemaNotHeld("why", param="p", pointer="/not")).error()
-    assert isinstance(held, SchemaNotHeld) and held.pointer == "/not"
+    held = Refusal.of(SchemaNotEnforceable("why", param="p", pointer="/not")).error()
+    assert isinstance(held, SchemaNotEnforceable) and held.pointer == "/not"
     assert Refusal.of(MissingParameter("why")).kind == "InvalidParameter"
     assert Refusal.of(InvalidBody("why")).param is None

@@ -3,11 +3,11 @@
 import pytest
 
 from loraplex.grammar.constraints import (
-    AnswerForm,
     Choice,
     ContextFreeGrammar,
     JsonObject,
     JsonSchema,
+    OutputConstraints,
     OutputFormat,
     Regex,
     StructuralTag,
@@ -35,6 +35,6 @@ SCHEMA = {"maximum": 10**40, "multipleOf": 0.1, "const": "\u2028 \U0001f600 ä",
 @pytest.mark.parametrize("style", ToolStyle)
 def test_every_form_arrives_as_it_left(format_: OutputFormat | None, style: ToolStyle) -> None:
     tools = (Tool("f", "what", SCHEMA, True, "tools[0]"), Tool("g", "", True, False, "tools[1]"))
-    form = AnswerForm(format_, tools, "auto", parallel=False, close=True, fast_forward=False)
+    form = OutputConstraints(format_, tools, "auto", parallel=False, close=True, fast_forward=False)
     assert unpack_form(pack_form(form, style)) == (form, style)
-    assert pack_form(form, style) != pack_form(AnswerForm(format_, tools[:1], "auto"), style)
+    assert pack_form(form, style) != pack_form(OutputConstraints(format_, tools[:1], "auto"), style)

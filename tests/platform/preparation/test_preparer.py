@@ -12,37 +12,42 @@ from typing import Any
 import pytest
 from tests.grammar.process_table import alive
 
-from loraplex.grammar.constraints import AnswerForm, JsonSchema, Limits, Tool
-from loraplex.grammar.errors import GrammarTooCostly, GrammarTooLarge, SchemaNotHeld, TrialsUnavailable
+from loraplex.grammar.constraints import JsonSchema, OutputConstraints, SchemaLimits, Tool
+from loraplex.grammar.errors import (
+    GrammarTooCostly,
+    GrammarTooLarge,
+    SchemaNotEnforceable,
+    WorkersUnavailable,
+)
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import InvalidBody, InvalidParameter, Overloaded
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.preparation.packed_form import pack_form
-from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
+from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 # Each pair of alternatives is compared.
 SLOW = {"oneOf": [{"const": {"a": i, "b": [1, 2, {"c": i}]}} for i in range(100)]}
 
 
-def options(**changes: Any) -> PreparerOptions:
-    setup = Setup(BodyLimits(max_values=50_000), Limits(), frozenset({"<|im_end|>"}))
-    return PreparerOptions(**{"setup": setup, "environment": os.environ, **changes})
+def options(**changes: Any) -> AnalyzerConfig:
+    setup = Setup(BodyLimits(max_values=50_000), SchemaLimits(), frozenset({"<|im_end|>"}))
+    return AnalyzerConfig(**{"setup": setup, "environment": os.environ, **changes})
 
 
 @pytest.fixture
-async def preparer() -> AsyncIterator[Preparer]:
-    preparer = Preparer(options())
+async def preparer() -> AsyncIterator[RequestAnalyzer]:
+    preparer = RequestAnalyzer(options())
     yield preparer
     await preparer.close()
 
 
 def packed(schema: dict[str, Any], *, strict: bool = False) -> bytes:
-    return pack_form(AnswerForm(format=JsonSchema(schema, strict, "p")), ToolStyle.GENERIC)
+    return pack_form(OutputConstraints(format=JsonSchema(schema, strict, "p")), ToolStyle.GENERIC)
 
 
-async def test_bodies_are_judged_as_they_are_here(preparer: Preparer) -> None:
+async def test_bodies_are_judged_as_they_are_here(preparer: RequestAnalyzer) -> None:
     await preparer.check_body(ONE, json.dumps({"a": [0] * 40_000}).encode())
     with pytest.raises(InvalidBody, match="more than 50000"):
         await preparer.check_body(ONE, json.dumps({"a": [0] * 50_000}).encode())
@@ -51,13 +56,13 @@ async def test_bodies_are_judged_as_they_are_here(preparer: Preparer) -> None:
     assert twice.value.param == "model"
 
 
-async def test_a_composition_reads_and_notes_as_one_made_here(preparer: Preparer) -> None:
+async def test_a_composition_reads_and_notes_as_one_made_here(preparer: RequestAnalyzer) -> None:
     tools = tuple(
         Tool(name, "", {"type": "object", "properties": {"a": {"uniqueItems": True}}}, False, name)
         for name in ("f", "g")
     )
     for style in ToolStyle:
-        form = AnswerForm(tools=tools, tool_choice="required")
+        form = OutputConstraints(tools=tools, tool_choice="required")
         composed = await preparer.compose(ONE, pack_form(form, style))
         assert composed.composition.enforcement == "validated" and composed.composition.spec is not None
     composed = await preparer.compose(ONE, pack_form(form, ToolStyle.GENERIC))
@@ -68,15 +73,15 @@ async def test_a_composition_reads_and_notes_as_one_made_here(preparer: Preparer
     assert [value for _, value in noted] == ['{"a": [1, 1]}']
 
 
-async def test_refusals_arrive_with_field_and_place(preparer: Preparer) -> None:
-    with pytest.raises(SchemaNotHeld) as refused:
+async def test_refusals_arrive_with_field_and_place(preparer: RequestAnalyzer) -> None:
+    with pytest.raises(SchemaNotEnforceable) as refused:
         await preparer.compose(ONE, packed({"items": {"uniqueItems": True}}, strict=True))
     assert refused.value.param == "p" and refused.value.pointer == "/items/uniqueItems"
     with pytest.raises(GrammarTooLarge, match="at most 262144"):
         await preparer.compose(ONE, packed({"enum": ["a" * 300_000]}))
 
 
-async def test_who_leaves_takes_nobody_elses_answer(preparer: Preparer) -> None:
+async def test_who_leaves_takes_nobody_elses_answer(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     for index in range(4):
@@ -90,7 +95,7 @@ async def test_who_leaves_takes_nobody_elses_answer(preparer: Preparer) -> None:
 
 async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> None:
     """A disconnect and the end of patience are two cancellations of one request."""
-    preparer = Preparer(options(patience_s=0.2))
+    preparer = RequestAnalyzer(options(queue_timeout_s=0.2))
     try:
         await preparer.start()
         pid = preparer.pid
@@ -102,7 +107,7 @@ async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> N
                 await asyncio.sleep(0.001)
         refused = 0
         while not refused:
-            with suppress(TrialsUnavailable):
+            with suppress(WorkersUnavailable):
                 try:
                     await preparer.check_body(ONE, b'{"a": 1, "a": 2}')
                     raise AssertionError("another request's answer")
@@ -114,7 +119,7 @@ async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> N
 
 
 async def test_a_start_that_was_left_leaves_no_unread_answer() -> None:
-    preparer = Preparer(options())
+    preparer = RequestAnalyzer(options())
     starting = asyncio.create_task(preparer.start())
     await asyncio.sleep(0.1)
     starting.cancel()
@@ -125,12 +130,12 @@ async def test_a_start_that_was_left_leaves_no_unread_answer() -> None:
         await preparer.check_body(OTHER, b"{}")
     finally:
         await preparer.close()
-    with pytest.raises(TrialsUnavailable):
+    with pytest.raises(WorkersUnavailable):
         await preparer.check_body(ONE, b"{}")
 
 
 async def test_what_waits_is_bounded_for_each_tenant_and_for_all() -> None:
-    preparer = Preparer(options(tenant_bytes=1_000, waiting_bytes=1_500))
+    preparer = RequestAnalyzer(options(tenant_bytes=1_000, waiting_bytes=1_500))
     body = b"{" + b" " * 698 + b"}"
     try:
         checks = [preparer.check_body(tenant, body) for tenant in (ONE, ONE, OTHER, b"3" * 32)]
@@ -141,7 +146,7 @@ async def test_what_waits_is_bounded_for_each_tenant_and_for_all() -> None:
         await preparer.close()
 
 
-async def test_what_breaks_down_costs_one_request_and_not_the_process(preparer: Preparer) -> None:
+async def test_what_breaks_down_costs_one_request_and_not_the_process(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     with pytest.raises(RuntimeError, match="broke down: JSONDecodeError"):
@@ -150,7 +155,7 @@ async def test_what_breaks_down_costs_one_request_and_not_the_process(preparer: 
     assert preparer.pid == pid
 
 
-async def test_one_tenants_tasks_keep_no_other_waiting(preparer: Preparer) -> None:
+async def test_one_tenants_tasks_keep_no_other_waiting(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     ended: list[str] = []
 
@@ -163,14 +168,14 @@ async def test_one_tenants_tasks_keep_no_other_waiting(preparer: Preparer) -> No
     assert ended.index("modest") <= 1
 
 
-async def test_the_process_has_no_priority_and_our_session(preparer: Preparer) -> None:
+async def test_the_process_has_no_priority_and_our_session(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     assert preparer.pid is not None
     assert os.getpriority(os.PRIO_PROCESS, preparer.pid) == max(10, os.getpriority(os.PRIO_PROCESS, 0))
     assert os.getpgid(preparer.pid) == preparer.pid and os.getsid(preparer.pid) == os.getsid(0)
 
 
-async def test_a_killed_process_costs_its_task_alone(preparer: Preparer) -> None:
+async def test_a_killed_process_costs_its_task_alone(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     old = preparer.pid
     assert old is not None
@@ -185,14 +190,14 @@ async def test_a_killed_process_costs_its_task_alone(preparer: Preparer) -> None
 
 
 async def test_a_task_has_a_deadline() -> None:
-    preparer = Preparer(options(deadline_s=0.3))
+    preparer = RequestAnalyzer(options(deadline_s=0.3))
     try:
         await preparer.start()
         old = preparer.pid
         assert old is not None
         os.kill(old, signal.SIGSTOP)
         begun = time.monotonic()
-        with pytest.raises(TrialsUnavailable, match=r"within 0\.3 s"):
+        with pytest.raises(WorkersUnavailable, match=r"within 0\.3 s"):
             await preparer.check_body(ONE, b"{}")
         assert time.monotonic() - begun < 5 and not alive(old)
     finally:
@@ -200,14 +205,14 @@ async def test_a_task_has_a_deadline() -> None:
 
 
 async def test_without_a_process_nothing_can_be_prepared() -> None:
-    preparer = Preparer(options(environment={"PYTHONHOME": "/nowhere"}))
-    with pytest.raises(TrialsUnavailable):
+    preparer = RequestAnalyzer(options(environment={"PYTHONHOME": "/nowhere"}))
+    with pytest.raises(WorkersUnavailable):
         await preparer.check_body(ONE, b"{}")
-    with pytest.raises(TrialsUnavailable):
+    with pytest.raises(WorkersUnavailable):
         await preparer.start()
 
 
-async def test_it_ends_with_the_preparer(preparer: Preparer) -> None:
+async def test_it_ends_with_the_preparer(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     await preparer.close()

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 
 from loraplex.engine.fake_engine import DEFAULT_INFO
-from loraplex.grammar.builder.output_plan import compose
-from loraplex.grammar.constraints import AnswerForm, Limits, Regex
-from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, TrialsUnavailable
+from loraplex.grammar.builder.output_plan import plan_output
+from loraplex.grammar.constraints import OutputConstraints, Regex, SchemaLimits
+from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, WorkersUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.config import Settings
 from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.inference.structured_output.compile_cache import MeasuredTrials
+from loraplex.platform.inference.structured_output.compile_cache import RecordedCompileChecks
 from loraplex.platform.server.components import open_trials, trial_limits
 
 SPEC = GrammarSpec(backend="llguidance", source="start: /a/")
@@ -49,12 +49,12 @@ class Scripted:
         (None, "accepted"),
         (GrammarInvalid("no"), "invalid"),
         (GrammarTooCostly("slow"), "too_costly"),
-        (TrialsUnavailable("busy"), "unavailable"),
+        (WorkersUnavailable("busy"), "unavailable"),
     ],
 )
 async def test_every_check_is_told_with_its_result(error: GrammarError | None, result: str) -> None:
     recorder = Recorder()
-    trials = MeasuredTrials(Scripted(error), recorder)
+    trials = RecordedCompileChecks(Scripted(error), recorder)
     if error is None:
         await trials.check(TENANT, SPEC)
     else:
@@ -67,7 +67,7 @@ async def test_a_client_that_leaves_is_told_too() -> None:
     recorder = Recorder()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await MeasuredTrials(Scripted(None, hang=True), recorder).check(TENANT, SPEC)
+            await RecordedCompileChecks(Scripted(None, hang=True), recorder).check(TENANT, SPEC)
     assert recorder.results == ["abandoned"]
 
 
@@ -75,7 +75,7 @@ async def test_a_client_that_leaves_is_told_too() -> None:
 def test_who_waits_hears_the_verdict_of_the_longest_trial(deadline_s: float) -> None:
     limits = trial_limits(Settings(grammar_deadline_s=deadline_s))
     assert limits.deadline_s == deadline_s and limits.cpu_s >= 1
-    assert limits.patience_s > limits.deadline_s + limits.hang_grace_s
+    assert limits.queue_timeout_s > limits.deadline_s + limits.hang_grace_s
 
 
 async def test_a_model_without_an_end_token_has_no_grammars() -> None:
@@ -92,7 +92,7 @@ async def test_a_real_process_judges_and_ends_with_the_gateway(chat_tokenizer: A
     info = msgspec.structs.replace(DEFAULT_INFO, vocab_size=512, eos_token_ids=ends)
     tokenizer_json = chat_tokenizer.backend_tokenizer.to_str()
     good, bad = (
-        compose(AnswerForm(format=Regex(regex)), ToolStyle.GENERIC, limits=Limits()).spec
+        plan_output(OutputConstraints(format=Regex(regex)), ToolStyle.GENERIC, limits=SchemaLimits()).spec
         for regex in ("a+", "(a")
     )
     assert good is not None and bad is not None
@@ -101,6 +101,6 @@ async def test_a_real_process_judges_and_ends_with_the_gateway(chat_tokenizer: A
         with pytest.raises(GrammarInvalid) as refused:
             await trials.check(TENANT, bad, param="structured_outputs.regex")
         assert refused.value.param == "structured_outputs.regex"
-    with pytest.raises(TrialsUnavailable):
+    with pytest.raises(WorkersUnavailable):
         await trials.check(TENANT, SPEC)
     assert recorder.results == ["accepted", "invalid", "unavailable"]

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from tests.adapters.validation.good_folder import HIDDEN, LAYERS, VOCAB, write_good
 from tests.platform.engines.managed_engine import Managed
 
-from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
@@ -39,7 +39,7 @@ CONFIG = {
 class Store:
     """The local folder."""
 
-    def __init__(self, storage: AdapterStorage) -> None:
+    def __init__(self, storage: LocalAdapterStore) -> None:
         self._storage = storage
 
     async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
@@ -61,7 +61,7 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
     info = msgspec.structs.replace(DEFAULT_INFO, model_path=str(tmp_path / "model"))
     engine = Managed(FakeScript(info=info))
     engines, root = EnginePool([engine]), tmp_path / "adapters"
-    storage = AdapterStorage(root)
+    storage = LocalAdapterStore(root)
     async with database.as_operator() as session:
         tenant_id = (await TenantRepository(session).create("acme")).id
         await AdapterRepository(session, tenant_id).get_or_create("voice")
@@ -90,7 +90,7 @@ async def test_without_the_models_configuration_uploads_wait(database: Database,
     async with database.as_operator() as session:
         tenant_id = (await TenantRepository(session).create("acme")).id
         await AdapterRepository(session, tenant_id).get_or_create("voice")
-    storage = AdapterStorage(root)
+    storage = LocalAdapterStore(root)
     with storage.staging() as staged:
         pass
     write_good(staged)

@@ -17,9 +17,9 @@ from tests.tenants.counters.counting import age
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
-from loraplex.tenants.admission.config import AdmissionSettings
-from loraplex.tenants.admission.controller import Admissions
-from loraplex.tenants.api_keys.keys import FoundKey, KeyRepository
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.controller import QuotaAdmissionController
+from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.database import Database
@@ -27,12 +27,12 @@ from loraplex.tenants.ids import uuid7
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
-from loraplex.tenants.quotas.reservation import Admission, AdmissionRequest, Usage
+from loraplex.tenants.quotas.reservation import Reservation, ReservationRequest, SettledUsage
 from loraplex.tenants.valkey import ANSWER_SECONDS, open_valkey
 
 PRICE = Price(prompt=3_000, cached_prompt=1_000, completion=7_001)
 # Long: machines are busy, and timeouts are tested where they matter.
-SETTINGS = AdmissionSettings(valkey_s=10.0)
+SETTINGS = AdmissionConfig(valkey_s=10.0)
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class House:
     database: Database
     valkey_url: str
     tenant_id: UUID
-    key: FoundKey
+    key: AuthenticatedKey
 
     @asynccontextmanager
     async def gateway(
-        self, settings: AdmissionSettings = SETTINGS, clock: Callable[[], float] = time.monotonic
-    ) -> AsyncIterator[Admissions]:
+        self, settings: AdmissionConfig = SETTINGS, clock: Callable[[], float] = time.monotonic
+    ) -> AsyncIterator[QuotaAdmissionController]:
         redis = open_valkey(self.valkey_url, command_s=max(settings.valkey_s, ANSWER_SECONDS))
-        admissions = Admissions(self.database, redis, PRICE, uuid4(), settings, clock=clock)
+        admissions = QuotaAdmissionController(self.database, redis, PRICE, uuid4(), settings, clock=clock)
         try:
             yield admissions
         finally:
@@ -68,9 +68,9 @@ class House:
             await age(client, self.tenant_id, 60.0)
 
     def request(
-        self, prompt: int = 10, completion: int = 20, key: FoundKey | None = None
-    ) -> AdmissionRequest:
-        return AdmissionRequest(
+        self, prompt: int = 10, completion: int = 20, key: AuthenticatedKey | None = None
+    ) -> ReservationRequest:
+        return ReservationRequest(
             id=uuid7(),
             request_id=f"req_{uuid4().hex}",
             key=key or self.key,
@@ -84,7 +84,7 @@ class House:
             cursor = await connection.cursor(row_factory=dict_row).execute(statement, parameters)
             return await cursor.fetchall() if cursor.description else []
 
-    async def fresh_key(self) -> FoundKey:
+    async def fresh_key(self) -> AuthenticatedKey:
         return await found_key(self.database, self.key.key_id)
 
 
@@ -135,7 +135,7 @@ def plain(url: str) -> str:
     return url.replace("postgresql+psycopg://", "postgresql://")
 
 
-async def found_key(database: Database, key_id: str) -> FoundKey:
+async def found_key(database: Database, key_id: str) -> AuthenticatedKey:
     async with database.as_writer() as session:
         key = await KeyRepository(session).find(key_id)
     assert key is not None
@@ -151,7 +151,7 @@ async def make_house(database: Database, valkey_url: str, name: str = "acme", **
     return House(database, valkey_url, tenant_id, await found_key(database, issued.record.key_id))
 
 
-async def set_limits(house: House, **limits: int | None) -> FoundKey:
+async def set_limits(house: House, **limits: int | None) -> AuthenticatedKey:
     """Changes the tenant's own limits. Returns the key as it is then."""
     sets = ", ".join(f"{name} = :{name}" for name in limits)
     async with house.database.as_operator() as session:
@@ -162,17 +162,19 @@ async def set_limits(house: House, **limits: int | None) -> FoundKey:
     return await house.fresh_key()
 
 
-def usage(admission: Admission, completion: int = 5, cached: int = 0) -> Usage:
-    return Usage(outcome="completed", prompt_tokens=10, cached_tokens=cached, completion_tokens=completion)
+def usage(admission: Reservation, completion: int = 5, cached: int = 0) -> SettledUsage:
+    return SettledUsage(
+        outcome="completed", prompt_tokens=10, cached_tokens=cached, completion_tokens=completion
+    )
 
 
-async def used(admissions: Admissions, tenant_id: UUID) -> dict[str, LimitUse]:
+async def used(admissions: QuotaAdmissionController, tenant_id: UUID) -> dict[str, LimitUse]:
     """What the counters say of the tenant itself."""
     uses = await admissions.quotas(tenant_id, await limited_subjects(admissions, tenant_id))
     return {use.name: use for use in uses if use.level == "tenant"}
 
 
-async def limited_subjects(admissions: Admissions, tenant_id: UUID) -> list[Subject]:
+async def limited_subjects(admissions: QuotaAdmissionController, tenant_id: UUID) -> list[Subject]:
     """The tenant and all that has limits of its own."""
     policy = await admissions.upkeep.books.policy(tenant_id)
     keys = [Subject("key", each, limits) for each, limits in policy.keys.items()]
@@ -194,7 +196,7 @@ SUMS = """
 """
 
 
-async def check_books(house: House, admissions: Admissions) -> tuple[int, int]:
+async def check_books(house: House, admissions: QuotaAdmissionController) -> tuple[int, int]:
     """Records, totals and counters agree and nothing is open: the day's tokens, and how many requests were written."""
     totals = {row["period"]: row for row in await house.rows(TOTALS, tenant=house.tenant_id)}
     sums = {row["period"]: row for row in await house.rows(SUMS, tenant=house.tenant_id)}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.tenants.admission.gateways import SETTINGS, House, check_books, make_house, set_limits, usage, used
 
-from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, PolicyStale
 from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
-from loraplex.tenants.quotas.reservation import Admission, ReservationRow
+from loraplex.tenants.quotas.reservation import LedgerReservation, Reservation
 
-MOST_STEPS = 400
+MAX_STEPS = 400
 
 
 async def left_after(steps: int, work: Coroutine[Any, Any, Any]) -> tuple[bool, Any]:
@@ -29,7 +29,7 @@ async def left_after(steps: int, work: Coroutine[Any, Any, Any]) -> tuple[bool, 
     return over, None if task.cancelled() else task.result()
 
 
-async def held(gateway: Admissions, house: House) -> tuple[int, int]:
+async def held(gateway: QuotaAdmissionController, house: House) -> tuple[int, int]:
     """Requests and tokens that the counters hold, once what failed was repeated."""
     await gateway.upkeep.settlements.retry()
     uses = await used(gateway, house.tenant_id)
@@ -40,9 +40,9 @@ async def test_an_admission_may_be_cancelled_at_every_await(database: Database, 
     house = await make_house(database, valkey_url, concurrent_requests=1, tokens_per_day=1000)
     async with house.gateway() as gateway:
         await gateway.release(await gateway.admit(house.request()))
-        for steps in range(1, MOST_STEPS):
+        for steps in range(1, MAX_STEPS):
             over, admission = await left_after(steps, gateway.admit(house.request()))
-            if isinstance(admission, Admission):
+            if isinstance(admission, Reservation):
                 await gateway.release(admission)
             assert await held(gateway, house) == (0, 0), steps
             if over:
@@ -55,7 +55,7 @@ async def test_an_admission_may_be_cancelled_at_every_await(database: Database, 
 async def test_a_settle_may_be_cancelled_at_every_await(database: Database, valkey_url: str) -> None:
     house = await make_house(database, valkey_url, concurrent_requests=1, tokens_per_day=100_000)
     async with house.gateway() as gateway:
-        for steps in range(1, MOST_STEPS):
+        for steps in range(1, MAX_STEPS):
             admission = await gateway.admit(house.request())
             over, _ = await left_after(steps, gateway.settle(admission, usage(admission)))
             assert await held(gateway, house) == (0, 0), steps
@@ -72,7 +72,7 @@ async def test_what_was_admitted_under_an_old_epoch_is_released_when_the_next_tr
     async with house.gateway() as gateway:
         await gateway.release(await gateway.admit(house.request()))
 
-        async def moved(row: ReservationRow) -> ReservedUnder:
+        async def moved(row: LedgerReservation) -> ReservedUnder:
             newer = await set_limits(house, concurrent_requests=2)
             await gateway.publish(house.tenant_id)
             assert newer.policy_epoch is not None
@@ -93,7 +93,7 @@ async def test_books_that_take_longer_than_a_lease_are_not_waited_for(
     async with house.gateway(replace(SETTINGS, lease_s=0.4)) as gateway:
         await gateway.release(await gateway.admit(house.request()))
 
-        async def slow(row: ReservationRow) -> ReservedUnder:
+        async def slow(row: LedgerReservation) -> ReservedUnder:
             await asyncio.sleep(1.0)
             return ReservedUnder(Reserved.KEPT, row.epoch)
 

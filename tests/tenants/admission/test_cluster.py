@@ -16,12 +16,12 @@ from tests.tenants.counters.counting import EMPTY, Customer, admit, deny, hold_o
 from tests.tenants.counters.counting import used as counted
 
 from loraplex.platform.datastores.embedded.binaries import find_valkey
-from loraplex.tenants.counters.counter_replies import Settled, Unseeded
+from loraplex.tenants.counters.counter_replies import CountersMissing, Settled
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RateLimited
-from loraplex.tenants.quotas.limits import Limits
-from loraplex.tenants.quotas.reservation import Actual
+from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.quotas.reservation import ActualUsage
 from loraplex.tenants.valkey import open_valkey, ping, tenant_key
 
 NODES = 3
@@ -102,7 +102,8 @@ async def test_every_step_works_on_whatever_node_the_tenant_is(cluster_ports: li
     places = set()
     for _ in range(12):
         customer = Customer(
-            tenant=Limits(requests_per_minute=1, tokens_per_day=10), key=Limits(concurrent_requests=1)
+            tenant=QuotaLimits(requests_per_minute=1, tokens_per_day=10),
+            key=QuotaLimits(concurrent_requests=1),
         )
         places.add(client.keyslot(tenant_key(customer.tenant_id, "state")) * NODES // SLOTS)
         await go_through_all_steps(counters, customer)
@@ -113,7 +114,7 @@ async def test_every_step_works_on_whatever_node_the_tenant_is(cluster_ports: li
 
 async def go_through_all_steps(counters: Counters, customer: Customer) -> None:
     tenant_id, request = customer.tenant_id, customer.request()
-    assert await counters.admit(request) == Unseeded()
+    assert await counters.admit(request) == CountersMissing()
     assert await counters.publish_policy(tenant_id, 1) == 1
     await counters.seed(tenant_id, 1, EMPTY)
     hold = hold_of(request, await admit(counters, request), 1)
@@ -122,8 +123,8 @@ async def go_through_all_steps(counters: Counters, customer: Customer) -> None:
     assert await counters.explain(tenant_id, "denied") is not None
     assert (await counters.heartbeat(tenant_id, [hold])).extended == {request.id}
     assert await counters.expired(tenant_id) == []
-    assert await counters.reap(tenant_id, request.id, Actual(0, 0)) == Settled(False)
-    assert await counters.settle(tenant_id, request.id, Actual(4, 0)) == Settled(True)
+    assert await counters.reap(tenant_id, request.id, ActualUsage(0, 0)) == Settled(False)
+    assert await counters.settle(tenant_id, request.id, ActualUsage(4, 0)) == Settled(True)
     assert (await counted(counters, customer))["tenant", "tokens_per_day"].used == 4
     await counters.invalidate(tenant_id)
     assert await counters.read(tenant_id, customer.subjects) is None

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.tenants.admission.denial_log import KEPT_SECONDS, MOST, MOST_OF_A_TENANT, Denials
+from loraplex.tenants.admission.denial_log import KEPT_SECONDS, MAX_PER_TENANT, MOST, DenialLog
 from loraplex.tenants.counters.counter_replies import Explanation
 
 ACME, RIVAL = UUID(int=1), UUID(int=2)
@@ -21,7 +21,7 @@ def denial(request_id: str) -> Explanation:
 
 
 def test_they_are_the_tenants_own_and_the_newest_counts() -> None:
-    denials = Denials(Clock())
+    denials = DenialLog(Clock())
     older, newer = denial("r"), denial("r")
     for each in (older, newer):
         denials.remember(ACME, each)
@@ -30,16 +30,16 @@ def test_they_are_the_tenants_own_and_the_newest_counts() -> None:
 
 
 def test_who_is_refused_often_forgets_its_own() -> None:
-    denials = Denials(Clock())
+    denials = DenialLog(Clock())
     denials.remember(RIVAL, denial("kept"))
-    for number in range(MOST_OF_A_TENANT + 5):
+    for number in range(MAX_PER_TENANT + 5):
         denials.remember(ACME, denial(f"r-{number}"))
-    assert len(denials) == MOST_OF_A_TENANT + 1 and denials.find(RIVAL, "kept") is not None
+    assert len(denials) == MAX_PER_TENANT + 1 and denials.find(RIVAL, "kept") is not None
     assert denials.find(ACME, "r-4") is None and denials.find(ACME, "r-5") is not None
 
 
 def test_all_together_are_bounded() -> None:
-    denials = Denials(Clock())
+    denials = DenialLog(Clock())
     for number in range(MOST + 3):
         denials.remember(UUID(int=number), denial("r"))
     assert len(denials) == MOST
@@ -48,7 +48,7 @@ def test_all_together_are_bounded() -> None:
 
 def test_after_a_day_they_are_forgotten() -> None:
     clock = Clock()
-    denials = Denials(clock)
+    denials = DenialLog(clock)
     denials.remember(ACME, denial("old"))
     clock.now = KEPT_SECONDS - 1
     denials.remember(ACME, denial("new"))

@@ -22,16 +22,18 @@ from redis.asyncio import Redis
 from tests.tenants.counters.counter_model import CounterModel, ModelRequest
 from tests.tenants.counters.counting import POLICY, Customer, age, hold_of, keys_of
 
-from loraplex.tenants.counters.counter_replies import Admitted, Denied, Unseeded
+from loraplex.tenants.counters.counter_replies import Admitted, CountersMissing, Denied
 from loraplex.tenants.counters.counters import LEASE_S, Counters
-from loraplex.tenants.counters.snapshot import Seed
-from loraplex.tenants.quotas.limits import NO_LIMITS, Limits
-from loraplex.tenants.quotas.reservation import Actual, CounterRequest
+from loraplex.tenants.counters.snapshot import CounterSnapshot
+from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
+from loraplex.tenants.quotas.reservation import ActualUsage, CounterReservation
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")
 # Tight, so that whatever is missed shows.
-RATES = st.sampled_from([Limits(tokens_per_minute=60), Limits(requests_per_minute=6, tokens_per_minute=80)])
+RATES = st.sampled_from(
+    [QuotaLimits(tokens_per_minute=60), QuotaLimits(requests_per_minute=6, tokens_per_minute=80)]
+)
 SETTINGS = settings(
     max_examples=100,
     stateful_step_count=40,
@@ -55,13 +57,13 @@ class EpochMachine(RuleBasedStateMachine):
         self.customer = Customer()
         self.model = CounterModel()
         self.epoch = 0
-        self.taken: list[tuple[int, Seed]] = []
+        self.taken: list[tuple[int, CounterSnapshot]] = []
         self.untold: list[tuple[ModelRequest, int]] = []
-        self.refused: list[CounterRequest] = []
+        self.refused: list[CounterReservation] = []
         self.passed_s = 0.0
 
     @initialize(tenant=RATES, key=st.one_of(st.just(NO_LIMITS), RATES))
-    def have_limits(self, tenant: Limits, key: Limits) -> None:
+    def have_limits(self, tenant: QuotaLimits, key: QuotaLimits) -> None:
         self.customer = Customer(tenant, key)
 
     @rule(tokens=st.sampled_from([20, 30, 60]))
@@ -89,13 +91,13 @@ class EpochMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.untold)
     @rule(data=st.data())
     def tell(self, data: st.DataObject) -> None:
-        """And then the counters, as `Settlements` does."""
+        """And then the counters, as `SettlementQueue` does."""
         found, booked = self.draw(data, self.untold)
         assert found.used is not None
         charge = replace(found.hold, epoch=booked)
         settled = self.run(
             self.counters.settle(
-                self.customer.tenant_id, found.request.id, Actual(*found.used), charge=charge
+                self.customer.tenant_id, found.request.id, ActualUsage(*found.used), charge=charge
             )
         )
         if settled.epoch < booked and found.hold.epoch != booked:
@@ -105,7 +107,7 @@ class EpochMachine(RuleBasedStateMachine):
         """The next epoch, with what is open now."""
         self.epoch += 1
         holds = tuple(each.hold for each in self.model.open())
-        seed = Seed(policy_epoch=POLICY, totals=(), holds=holds, full_buckets=self.epoch == 1)
+        seed = CounterSnapshot(policy_epoch=POLICY, totals=(), holds=holds, full_buckets=self.epoch == 1)
         self.taken.append((self.epoch, seed))
 
     @precondition(lambda self: self.taken)
@@ -149,12 +151,12 @@ class EpochMachine(RuleBasedStateMachine):
         self.run(self.client.aclose())
         self.runner.close()
 
-    def ask(self, request: CounterRequest) -> None:
+    def ask(self, request: CounterReservation) -> None:
         answer = self.run(self.counters.admit(request))
-        if isinstance(answer, Unseeded):
+        if isinstance(answer, CountersMissing):
             self.seed(late=False)
             answer = self.run(self.counters.admit(request))
-        if isinstance(answer, Denied | Unseeded):
+        if isinstance(answer, Denied | CountersMissing):
             return
         assert isinstance(answer, Admitted)
         if answer.epoch != self.epoch:
@@ -165,7 +167,7 @@ class EpochMachine(RuleBasedStateMachine):
             request, hold_of(request, answer, answer.epoch), at, at + LEASE_S
         )
 
-    def deliver(self, taken: tuple[int, Seed]) -> None:
+    def deliver(self, taken: tuple[int, CounterSnapshot]) -> None:
         self.run(self.counters.seed(self.customer.tenant_id, *taken))
 
     def draw(self, data: st.DataObject, among: list[Answer]) -> Answer:

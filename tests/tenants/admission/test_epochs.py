@@ -8,17 +8,17 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.admission.gateways import House, check_books, make_house, open_client, usage, used
 
-from loraplex.tenants.admission.controller import Admissions, usage_row
-from loraplex.tenants.admission.counter_rebuild import Seeding
+from loraplex.tenants.admission.controller import QuotaAdmissionController, usage_row
+from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale
 from loraplex.tenants.ledger.statements import NEXT_EPOCH
 from loraplex.tenants.ledger.usage_ledger import Reserved
-from loraplex.tenants.quotas.reservation import ReservationRow
+from loraplex.tenants.quotas.reservation import LedgerReservation
 from loraplex.tenants.valkey import tenant_key
 
 
-async def reseed(house: House, gateway: Admissions) -> None:
+async def reseed(house: House, gateway: QuotaAdmissionController) -> None:
     """Valkey loses everything, and somebody comes and finds it so."""
     await house.flush()
     await gateway.release(await gateway.admit(house.request(1, 1)))
@@ -33,7 +33,7 @@ async def test_a_reservation_of_counters_that_were_replaced_is_not_kept(
         await other.release(await other.admit(house.request(1, 1)))
         reserve = slow.upkeep.books.reserve
 
-        async def overtaken(row: ReservationRow) -> Any:
+        async def overtaken(row: LedgerReservation) -> Any:
             if not told:
                 await reseed(house, other)
             answer = await reserve(row)
@@ -104,7 +104,7 @@ async def test_a_policy_that_changes_between_counters_and_books_is_seen(
     async with house.gateway() as gateway:
         reserve = gateway.upkeep.books.reserve
 
-        async def overtaken(row: ReservationRow) -> Any:
+        async def overtaken(row: LedgerReservation) -> Any:
             async with database.as_operator() as session:
                 await session.execute(text("UPDATE tenants SET suspended_at = now()"))
             return await reserve(row)
@@ -122,10 +122,10 @@ async def test_who_comes_late_to_a_seeding_does_not_repeat_it(database: Database
         await gateway.release(await gateway.admit(house.request()))
         await client.delete(tenant_key(house.tenant_id, "seeding"))
         upkeep = gateway.upkeep
-        assert await Seeding(upkeep.books, upkeep.counters, client, uuid4()).try_seed(house.tenant_id)
+        assert await CounterRebuild(upkeep.books, upkeep.counters, client, uuid4()).try_seed(house.tenant_id)
         admission = await gateway.admit(house.request())
         assert admission.hold.epoch == 1
         await gateway.release(admission)
         await house.flush()
-        assert await Seeding(upkeep.books, upkeep.counters, client, uuid4()).try_seed(house.tenant_id)
+        assert await CounterRebuild(upkeep.books, upkeep.counters, client, uuid4()).try_seed(house.tenant_id)
         assert await upkeep.books.epoch(house.tenant_id) == 2

@@ -10,14 +10,14 @@ from tests.tenants.counters.counting import EMPTY, POLICY, Customer, admit, age,
 
 from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.counters.snapshot import Seed
+from loraplex.tenants.counters.snapshot import CounterSnapshot
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import ValkeyUnavailable
-from loraplex.tenants.quotas.limits import Limits
-from loraplex.tenants.quotas.reservation import Actual, CounterRequest, Hold
+from loraplex.tenants.quotas.limits import QuotaLimits
+from loraplex.tenants.quotas.reservation import ActualUsage, CounterReservation, ReservedAmounts
 
 # So slow that a test's seconds give nothing back.
-RATES = Limits(requests_per_minute=60, tokens_per_minute=6000)
+RATES = QuotaLimits(requests_per_minute=60, tokens_per_minute=6000)
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ async def customer(counters: Counters) -> Customer:
     return customer
 
 
-async def seed(counters: Counters, customer: Customer, epoch: int, *holds: Hold) -> None:
-    read = Seed(policy_epoch=POLICY, totals=(), holds=holds)
+async def seed(counters: Counters, customer: Customer, epoch: int, *holds: ReservedAmounts) -> None:
+    read = CounterSnapshot(policy_epoch=POLICY, totals=(), holds=holds)
     assert await counters.seed(customer.tenant_id, epoch, read) == epoch
 
 
@@ -46,7 +46,9 @@ def near(*expected: int) -> object:
     )
 
 
-async def let_in(counters: Counters, customer: Customer, tokens: int) -> tuple[CounterRequest, Hold]:
+async def let_in(
+    counters: Counters, customer: Customer, tokens: int
+) -> tuple[CounterReservation, ReservedAmounts]:
     request = customer.request(tokens)
     return request, hold_of(request, await admit(counters, request), 1)
 
@@ -54,7 +56,7 @@ async def let_in(counters: Counters, customer: Customer, tokens: int) -> tuple[C
 async def test_what_buckets_lack_goes_on_and_no_more(counters: Counters, customer: Customer) -> None:
     for _ in range(20):
         request, _ = await let_in(counters, customer, 100)
-        await counters.settle(customer.tenant_id, request.id, Actual(100, 0))
+        await counters.settle(customer.tenant_id, request.id, ActualUsage(100, 0))
     _, hold = await let_in(counters, customer, 1000)
     before = await taken(counters, customer)
     assert before == near(21, 2000, 1000)
@@ -62,7 +64,7 @@ async def test_what_buckets_lack_goes_on_and_no_more(counters: Counters, custome
         await seed(counters, customer, epoch, hold)
         for level in ("tenant", "key"):
             assert await taken(counters, customer, level) == near(*before)
-    assert await counters.settle(customer.tenant_id, hold.id, Actual(500, 0)) == Settled(True)
+    assert await counters.settle(customer.tenant_id, hold.id, ActualUsage(500, 0)) == Settled(True)
     assert await taken(counters, customer) == near(21, 2500, 0)
 
 
@@ -90,7 +92,9 @@ async def test_an_end_that_is_on_its_way_has_paid_its_bound(counters: Counters, 
     _, hold = await let_in(counters, customer, 1000)
     await seed(counters, customer, 2)
     assert await taken(counters, customer) == near(1, 1000, 0)
-    assert await counters.settle(customer.tenant_id, hold.id, Actual(900, 0), charge=hold) == Settled(False)
+    assert await counters.settle(customer.tenant_id, hold.id, ActualUsage(900, 0), charge=hold) == Settled(
+        False
+    )
     assert await taken(counters, customer) == near(1, 1000, 0)
     await seed(counters, customer, 3)
     assert await taken(counters, customer) == near(1, 1000, 0)
@@ -109,7 +113,7 @@ async def test_an_end_between_the_books_and_the_seed_pays_once(
     counters: Counters, customer: Customer
 ) -> None:
     _, hold = await let_in(counters, customer, 1000)
-    assert await counters.settle(customer.tenant_id, hold.id, Actual(900, 0)) == Settled(True)
+    assert await counters.settle(customer.tenant_id, hold.id, ActualUsage(900, 0)) == Settled(True)
     for epoch in (2, 3):
         await seed(counters, customer, epoch, hold)
         assert await taken(counters, customer) == near(1, 900, 1000)
@@ -132,7 +136,7 @@ async def test_what_was_not_paid_yet_goes_on(client: Redis, counters: Counters) 
     hold = hold_of(customer.request(1000), await admit(counters, other.request()))
     await seed(counters, customer, 2, hold)
     await age(client, customer.tenant_id, 60)
-    await counters.settle(customer.tenant_id, hold.id, Actual(900, 0))
+    await counters.settle(customer.tenant_id, hold.id, ActualUsage(900, 0))
     await seed(counters, customer, 3)
     assert await taken(counters, customer) == near(0, 900, 0)
 
@@ -158,13 +162,13 @@ async def test_only_the_counters_of_one_epoch_are_forgotten(counters: Counters, 
 
 
 async def test_a_rate_holds_across_seedings(client: Redis, counters: Counters) -> None:
-    customer = Customer(tenant=Limits(tokens_per_minute=60))
+    customer = Customer(tenant=QuotaLimits(tokens_per_minute=60))
     await counters.seed(customer.tenant_id, 1, EMPTY)
     _, hold = await let_in(counters, customer, 60)
     await seed(counters, customer, 2, hold)
     await age(client, customer.tenant_id, 60)
     await deny(counters, customer.request(2))
-    await counters.settle(customer.tenant_id, hold.id, Actual(60, 0))
+    await counters.settle(customer.tenant_id, hold.id, ActualUsage(60, 0))
     await seed(counters, customer, 3)
     await deny(counters, customer.request(3))
     await age(client, customer.tenant_id, 30)

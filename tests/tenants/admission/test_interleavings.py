@@ -11,11 +11,11 @@ from uuid import UUID
 import pytest
 from tests.tenants.admission.gateways import PRICE, SETTINGS, House, check_books, make_house
 
-from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.billing.pricing import amount_nano
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import LimitExceeded, QuotaUnavailable
-from loraplex.tenants.quotas.reservation import Admission, Usage
+from loraplex.tenants.quotas.reservation import Reservation, SettledUsage
 
 TOKENS, CONCURRENT, BUDGET = 2_500, 6, 9
 WORKERS, ATTEMPTS = 6, 30
@@ -35,14 +35,14 @@ class Ledger:
     admitted: int = 0
     refused: int = 0
 
-    def admit(self, admission: Admission) -> None:
+    def admit(self, admission: Reservation) -> None:
         self.open[admission.id] = (admission.hold.tokens, admission.hold.amount_nano)
         self.admitted += 1
         assert self.tokens + sum(tokens for tokens, _ in self.open.values()) <= TOKENS
         assert self.nano + sum(nano for _, nano in self.open.values()) <= BUDGET * 1000
         assert len(self.open) <= CONCURRENT
 
-    def settle(self, admission: Admission, usage: Usage) -> None:
+    def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         del self.open[admission.id]
         self.settled += 1
         self.tokens += usage.prompt_tokens + usage.completion_tokens
@@ -57,7 +57,7 @@ class RateLedger(Ledger):
         super().__init__()
         self._most = most
 
-    def admit(self, admission: Admission) -> None:
+    def admit(self, admission: Reservation) -> None:
         self.open[admission.id] = (admission.hold.tokens, admission.hold.amount_nano)
         self.admitted += 1
         assert self.tokens + sum(tokens for tokens, _ in self.open.values()) <= self._most()
@@ -71,7 +71,7 @@ class Worker:
         self._ledger = ledger
         self._random = random.Random(seed)
 
-    async def run(self, gateway: Admissions, attempts: int = ATTEMPTS) -> None:
+    async def run(self, gateway: QuotaAdmissionController, attempts: int = ATTEMPTS) -> None:
         for _ in range(attempts):
             prompt, completion = self._random.randint(1, 30), self._random.randint(1, 60)
             try:
@@ -84,12 +84,14 @@ class Worker:
             await asyncio.sleep(self._random.choice((0.0, 0.0, 0.1)))
             await self._end(gateway, admission, prompt, completion)
 
-    async def _end(self, gateway: Admissions, admission: Admission, prompt: int, completion: int) -> None:
+    async def _end(
+        self, gateway: QuotaAdmissionController, admission: Reservation, prompt: int, completion: int
+    ) -> None:
         if self._random.random() < 0.2:
             del self._ledger.open[admission.id]
             await gateway.release(admission)
             return
-        usage = Usage(
+        usage = SettledUsage(
             outcome="aborted",
             prompt_tokens=prompt,
             cached_tokens=self._random.randint(0, prompt),
@@ -99,7 +101,7 @@ class Worker:
         await asyncio.gather(*(gateway.settle(admission, usage) for _ in range(2)))
 
 
-def stretch(gateway: Admissions, rolls: random.Random) -> None:
+def stretch(gateway: QuotaAdmissionController, rolls: random.Random) -> None:
     """Every step waits a while before and after, so that others come between."""
 
     def stretched(step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -4,9 +4,9 @@ from uuid import UUID
 
 import pytest
 
-from loraplex.tenants.admission.local_limiter import LocalShare
+from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.errors import LimitExceeded, QuotaExhausted, RateLimited
-from loraplex.tenants.quotas.limits import Limits, Subject
+from loraplex.tenants.quotas.limits import QuotaLimits, Subject
 from loraplex.tenants.rate_state import Rate, RateState
 
 
@@ -18,10 +18,10 @@ class Clock:
 
 
 def subject(**limits: int) -> Subject:
-    return Subject("tenant", UUID(int=1), Limits(**limits))
+    return Subject("tenant", UUID(int=1), QuotaLimits(**limits))
 
 
-def admitted(share: LocalShare, *subjects: Subject, tokens: int = 1, most: int = 100) -> int:
+def admitted(share: LocalLimiter, *subjects: Subject, tokens: int = 1, most: int = 100) -> int:
     """How many pass before the first refusal."""
     for number in range(most):
         try:
@@ -33,7 +33,7 @@ def admitted(share: LocalShare, *subjects: Subject, tokens: int = 1, most: int =
 
 @pytest.mark.parametrize(("gateways", "passing"), [(1, 10), (3, 3), (4, 2), (11, 0)])
 def test_a_share_is_the_limit_by_the_gateways_that_live(gateways: int, passing: int) -> None:
-    share = LocalShare(Clock())
+    share = LocalLimiter(Clock())
     share.live_gateways = gateways
     assert admitted(share, subject(requests_per_minute=10)) == passing
     assert admitted(share, subject(concurrent_requests=passing * gateways)) == 0
@@ -41,7 +41,7 @@ def test_a_share_is_the_limit_by_the_gateways_that_live(gateways: int, passing: 
 
 def test_a_bucket_refills_by_its_share() -> None:
     clock = Clock()
-    share = LocalShare(clock)
+    share = LocalLimiter(clock)
     share.live_gateways = 2
     limited = subject(tokens_per_minute=240)
     assert admitted(share, limited, tokens=60) == 2
@@ -58,7 +58,7 @@ def test_a_bucket_refills_by_its_share() -> None:
 def test_tokens_of_running_requests_are_not_given_out_again_while_the_bucket_refills() -> None:
     """Else a bound that comes back unused after a minute would be there twice."""
     clock = Clock()
-    share, limited = LocalShare(clock), subject(tokens_per_minute=60)
+    share, limited = LocalLimiter(clock), subject(tokens_per_minute=60)
     share.admit(UUID(int=1), (limited,), 60)
     clock.now = 60.0
     passed = admitted(share, limited, tokens=60)
@@ -68,7 +68,7 @@ def test_tokens_of_running_requests_are_not_given_out_again_while_the_bucket_ref
 
 def test_what_was_used_without_a_limit_weighs_a_bucket_at_most() -> None:
     clock = Clock()
-    share = LocalShare(clock)
+    share = LocalLimiter(clock)
     assert admitted(share, subject(), tokens=1000) == 100
     for number in range(100):
         share.leave(UUID(int=1000 + number), 1000)
@@ -79,14 +79,17 @@ def test_what_was_used_without_a_limit_weighs_a_bucket_at_most() -> None:
 
 
 def test_a_refusal_takes_nothing_from_other_levels() -> None:
-    share = LocalShare(Clock())
-    tenant, key = subject(requests_per_minute=5), Subject("key", UUID(int=2), Limits(concurrent_requests=0))
+    share = LocalLimiter(Clock())
+    tenant, key = (
+        subject(requests_per_minute=5),
+        Subject("key", UUID(int=2), QuotaLimits(concurrent_requests=0)),
+    )
     assert admitted(share, tenant, key) == 0
     assert admitted(share, tenant) == 5
 
 
 def test_what_was_not_used_and_what_ended_comes_back() -> None:
-    share = LocalShare(Clock())
+    share = LocalLimiter(Clock())
     limited = subject(tokens_per_minute=100, concurrent_requests=1)
     share.admit(UUID(int=1), (limited,), 100)
     for _ in range(2):
@@ -97,15 +100,15 @@ def test_what_was_not_used_and_what_ended_comes_back() -> None:
 
 
 def test_more_than_a_share_can_ever_hold_is_refused() -> None:
-    share = LocalShare(Clock())
+    share = LocalLimiter(Clock())
     share.live_gateways = 2
     with pytest.raises(RateLimited, match="gives out 50"):
         share.admit(UUID(int=1), (subject(tokens_per_minute=100),), 51)
 
 
 def test_what_no_share_can_ever_hold_is_not_worth_a_retry() -> None:
-    share = LocalShare(Clock())
-    key = Subject("key", UUID(int=2), Limits(concurrent_requests=0))
+    share = LocalLimiter(Clock())
+    key = Subject("key", UUID(int=2), QuotaLimits(concurrent_requests=0))
     for limited, tokens in ((subject(tokens_per_minute=100), 101), (key, 1)):
         with pytest.raises(QuotaExhausted) as refused:
             share.admit(UUID(int=1), (limited,), tokens)
@@ -113,7 +116,7 @@ def test_what_no_share_can_ever_hold_is_not_worth_a_retry() -> None:
 
 
 def test_decisions_are_of_the_shares_and_name_every_limit() -> None:
-    share = LocalShare(Clock())
+    share = LocalLimiter(Clock())
     share.live_gateways = 2
     limited = subject(tokens_per_minute=100, requests_per_minute=2)
     share.admit(UUID(int=1), (limited,), 30)

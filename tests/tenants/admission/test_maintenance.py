@@ -10,19 +10,19 @@ import pytest
 from tests.tenants.admission.gateways import House, check_books, make_house, open_client, usage, used
 from tests.tenants.counters.counting import age
 
-from loraplex.tenants.admission.config import AdmissionSettings
-from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.counters.counter_replies import Heartbeat
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import RateLimited, ValkeyUnavailable
-from loraplex.tenants.quotas.reservation import Hold
+from loraplex.tenants.quotas.reservation import ReservedAmounts
 
-QUICK = AdmissionSettings(valkey_s=10.0, heartbeat_s=0.05, probe_s=0.05, retry_s=0.05)
+QUICK = AdmissionConfig(valkey_s=10.0, heartbeat_s=0.05, probe_s=0.05, retry_s=0.05)
 PATIENCE_SECONDS = 20.0
 
 
 @asynccontextmanager
-async def running(house: House) -> AsyncIterator[Admissions]:
+async def running(house: House) -> AsyncIterator[QuotaAdmissionController]:
     async with house.gateway(QUICK) as gateway:
         task = asyncio.create_task(gateway.run())
         yield gateway
@@ -111,7 +111,7 @@ async def test_a_tenant_whose_node_is_away_keeps_no_other_from_being_renewed(
             await gateway.admit(each.request())
         heartbeat = gateway.upkeep.counters.heartbeat
 
-        async def partly(tenant_id: UUID, holds: Sequence[Hold]) -> Heartbeat:
+        async def partly(tenant_id: UUID, holds: Sequence[ReservedAmounts]) -> Heartbeat:
             if tenant_id == away.tenant_id:
                 raise ValkeyUnavailable("this node is away")
             return await heartbeat(tenant_id, holds)

@@ -19,14 +19,14 @@ from tests.tenants.admission.gateways import PRICE, check_books, closed, make_ho
 from loraplex.platform.datastores.embedded.binaries import find_valkey
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.admission.circuit_breaker import FAILURES
-from loraplex.tenants.admission.config import AdmissionSettings
-from loraplex.tenants.admission.controller import Admissions
-from loraplex.tenants.api_keys.keys import FoundKey
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.controller import QuotaAdmissionController
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, QuotaUnavailable, RateLimited
-from loraplex.tenants.quotas.reservation import Admission
+from loraplex.tenants.quotas.reservation import Reservation
 
-SETTINGS = AdmissionSettings()
+SETTINGS = AdmissionConfig()
 START_SECONDS = 20.0
 REQUESTS, SHARE = 60, 25
 CALLERS, CALLS = 16, 20
@@ -77,13 +77,13 @@ def _answers(client: redis.Redis) -> bool:
         return False
 
 
-async def until_answered(gateway: Admissions) -> None:
+async def until_answered(gateway: QuotaAdmissionController) -> None:
     while gateway.upkeep.breaker.is_open:
         await gateway.upkeep.probe()
         await asyncio.sleep(0.01)
 
 
-async def all_told(gateway: Admissions) -> None:
+async def all_told(gateway: QuotaAdmissionController) -> None:
     while gateway.upkeep.requests.uncounted:
         await gateway.upkeep.settlements.retry()
         await until_answered(gateway)
@@ -91,7 +91,7 @@ async def all_told(gateway: Admissions) -> None:
 
 async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_valkey: OwnValkey) -> None:
     house = await make_house(database, own_valkey.url, requests_per_minute=2 * SHARE)
-    admitted: list[Admission] = []
+    admitted: list[Reservation] = []
 
     async with house.gateway(SETTINGS) as gateway, house.gateway(SETTINGS) as other:
         for each in (other, gateway, other):
@@ -128,7 +128,7 @@ async def test_callers_side_by_side_wait_for_valkey_once_at_most(
     house = await make_house(database, own_valkey.url)
     waits: list[float] = []
 
-    async def call(gateway: Admissions) -> None:
+    async def call(gateway: QuotaAdmissionController) -> None:
         for _ in range(CALLS):
             begun = time.monotonic()
             admission = await gateway.admit(house.request())
@@ -165,7 +165,7 @@ async def test_what_is_refused_without_valkey_is_explained(database: Database, o
     house = await make_house(database, own_valkey.url, requests_per_minute=2, concurrent_requests=9)
     async with house.gateway(SETTINGS) as gateway:
 
-        async def refused(kind: type[Exception], key: FoundKey) -> str:
+        async def refused(kind: type[Exception], key: AuthenticatedKey) -> str:
             request = house.request(key=key)
             with pytest.raises(kind):
                 await gateway.admit(request)

@@ -23,7 +23,7 @@ from tests.tenants.admission.gateways import (
 )
 
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
-from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
@@ -33,7 +33,7 @@ from loraplex.tenants.valkey import tenant_key
 WORKERS, ATTEMPTS = 8, 25
 
 
-async def spend(house: House, gateway: Admissions) -> None:
+async def spend(house: House, gateway: QuotaAdmissionController) -> None:
     admission = await gateway.admit(house.request())
     await gateway.settle(admission, usage(admission))
 
@@ -45,7 +45,7 @@ async def lose(client: Redis, house: House, field: str, amount: int) -> None:
         await client.hincrby(key, field, -amount)
 
 
-async def compare(gateway: Admissions, rounds: int = 2) -> int:
+async def compare(gateway: QuotaAdmissionController, rounds: int = 2) -> int:
     for _ in range(rounds):
         await gateway.upkeep.comparison.compare()
     return gateway.counters_mended
@@ -156,13 +156,13 @@ async def test_busy_correct_traffic_is_never_seeded_anew(database: Database, val
     house, rolls = await make_house(database, valkey_url), random.Random(1)
     async with house.gateway() as first, house.gateway() as second:
 
-        async def work(gateway: Admissions) -> None:
+        async def work(gateway: QuotaAdmissionController) -> None:
             for _ in range(ATTEMPTS):
                 admission = await gateway.admit(house.request())
                 await asyncio.sleep(rolls.random() / 100)
                 await gateway.settle(admission, usage(admission))
 
-        async def look(gateway: Admissions) -> int:
+        async def look(gateway: QuotaAdmissionController) -> int:
             rounds = 0
             while not all(task.done() for task in working):
                 await compare(gateway, 1)

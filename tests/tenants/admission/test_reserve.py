@@ -10,23 +10,23 @@ from uuid import UUID, uuid4
 import pytest
 from tests.tenants.artificial_time import run, running_loop
 
-from loraplex.tenants.admission.circuit_breaker import FAILURES, Breaker
-from loraplex.tenants.admission.config import AdmissionSettings
-from loraplex.tenants.admission.denial_log import Denials
-from loraplex.tenants.admission.local_limiter import LocalShare
-from loraplex.tenants.admission.reserve import Gate
-from loraplex.tenants.api_keys.keys import FoundKey
+from loraplex.tenants.admission.circuit_breaker import FAILURES, CircuitBreaker
+from loraplex.tenants.admission.config import AdmissionConfig
+from loraplex.tenants.admission.denial_log import DenialLog
+from loraplex.tenants.admission.local_limiter import LocalLimiter
+from loraplex.tenants.admission.reserve import Reserver
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.errors import QuotaUnavailable, ValkeyUnavailable
 from loraplex.tenants.ids import uuid7
 from loraplex.tenants.ledger.usage_ledger import Reserved, ReservedUnder
-from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.policies import TenantPolicy
-from loraplex.tenants.quotas.reservation import AdmissionRequest, CounterRequest, ReservationRow
+from loraplex.tenants.quotas.reservation import CounterReservation, LedgerReservation, ReservationRequest
 
 CALLERS, CALLS = 16, 20
 BOUND_S = 0.1
-KEY = FoundKey(
+KEY = AuthenticatedKey(
     **{name: None for name in ("expires_at", "revoked_at", "suspended_at")},
     api_key_id=uuid4(),
     key_id="key",
@@ -42,15 +42,15 @@ KEY = FoundKey(
 )
 
 
-async def hang(_: CounterRequest) -> Any:
+async def hang(_: CounterReservation) -> Any:
     await asyncio.Event().wait()
 
 
-async def refuse(_: CounterRequest) -> Any:
+async def refuse(_: CounterReservation) -> Any:
     raise ValkeyUnavailable("connection refused")
 
 
-async def be_slow_to_refuse(_: CounterRequest) -> Any:
+async def be_slow_to_refuse(_: CounterReservation) -> Any:
     """As a connection that breaks just before it would be given up."""
     await asyncio.sleep(0.049)
     raise ValkeyUnavailable("connection reset")
@@ -60,41 +60,41 @@ async def be_slow_to_refuse(_: CounterRequest) -> Any:
 class House:
     """A gate before counters that do what `ask` does, and books that keep everything at once."""
 
-    ask: Callable[[CounterRequest], Awaitable[Any]]
-    limits: Limits = field(default_factory=Limits)
+    ask: Callable[[CounterReservation], Awaitable[Any]]
+    limits: QuotaLimits = field(default_factory=QuotaLimits)
     asked: int = 0
 
-    async def admit(self, request: CounterRequest) -> Any:
+    async def admit(self, request: CounterReservation) -> Any:
         self.asked += 1
         return await self.ask(request)
 
-    async def reserve(self, row: ReservationRow) -> ReservedUnder:
+    async def reserve(self, row: LedgerReservation) -> ReservedUnder:
         return ReservedUnder(Reserved.KEPT, 1)
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         return TenantPolicy(policy_epoch, self.limits)
 
-    def gate(self) -> Gate:
+    def gate(self) -> Reserver:
         stores: Any = SimpleNamespace(admit=self.admit, reserve=self.reserve, of=self.of)
-        return Gate(
+        return Reserver(
             books=stores,
             counters=stores,
             seeding=stores,
             policies=stores,
-            breaker=Breaker(),
-            booking=Breaker(most_failures=1),
-            denials=Denials(),
-            share=LocalShare(running_loop().time),
+            breaker=CircuitBreaker(),
+            booking=CircuitBreaker(most_failures=1),
+            denials=DenialLog(),
+            share=LocalLimiter(running_loop().time),
             price=Price(prompt=0, cached_prompt=0, completion=0),
             gateway_id=uuid4(),
-            settings=AdmissionSettings(),
+            settings=AdmissionConfig(),
             tell_overdue=lambda _: None,
             abandon=lambda *_: None,
         )
 
 
-def request() -> AdmissionRequest:
-    return AdmissionRequest(id=uuid7(), request_id="r", key=KEY, prompt_tokens=1, completion_tokens=1)
+def request() -> ReservationRequest:
+    return ReservationRequest(id=uuid7(), request_id="r", key=KEY, prompt_tokens=1, completion_tokens=1)
 
 
 async def waits_of(house: House) -> list[float]:
@@ -115,10 +115,10 @@ async def waits_of(house: House) -> list[float]:
     return waits
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(tokens_per_day=5)], ids=["rates", "budgets"])
+@pytest.mark.parametrize("limits", [QuotaLimits(), QuotaLimits(tokens_per_day=5)], ids=["rates", "budgets"])
 @pytest.mark.parametrize("ask", [hang, refuse, be_slow_to_refuse])
 def test_no_admission_waits_longer_than_the_bound(
-    ask: Callable[[CounterRequest], Awaitable[Any]], limits: Limits
+    ask: Callable[[CounterReservation], Awaitable[Any]], limits: QuotaLimits
 ) -> None:
     house = House(ask, limits)
     waits = run(waits_of(house))

@@ -23,8 +23,8 @@ from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.counters.counter_replies import Settled
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, ValkeyUnavailable
-from loraplex.tenants.ledger.usage_ledger import Booked
-from loraplex.tenants.quotas.reservation import UsageRow
+from loraplex.tenants.ledger.usage_ledger import LedgerWrite
+from loraplex.tenants.quotas.reservation import LedgerUsage
 
 
 async def test_usage_waits_for_books_that_are_closed(
@@ -92,7 +92,7 @@ async def test_an_answer_of_the_books_that_is_lost_counts_once(
         admission = await gateway.admit(house.request())
         books, settle = gateway.upkeep.books, gateway.upkeep.books.settle
 
-        async def lose(row: UsageRow) -> Booked:
+        async def lose(row: LedgerUsage) -> LedgerWrite:
             await settle(row)
             raise DatabaseUnavailable("the answer was lost")
 
@@ -146,7 +146,7 @@ async def test_a_gateway_that_died_between_books_and_counters(database: Database
     async with house.gateway() as dead, house.gateway(clock=lambda: now[0]) as other:
         await other.release(await other.admit(house.request()))
         admission = await dead.admit(house.request())
-        row = UsageRow(
+        row = LedgerUsage(
             id=admission.id,
             tenant_id=house.tenant_id,
             api_key_id=house.key.api_key_id,
@@ -217,7 +217,7 @@ async def test_what_the_counters_missed_is_told_while_others_are_being_written(
         gateway.upkeep.breaker.close()
         books, settle, goes_on = gateway.upkeep.books, gateway.upkeep.books.settle, asyncio.Event()
 
-        async def slow(row: UsageRow) -> Booked:
+        async def slow(row: LedgerUsage) -> LedgerWrite:
             await goes_on.wait()
             return await settle(row)
 

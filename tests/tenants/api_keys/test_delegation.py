@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.tenants.api_keys.delegation import ManagedKeys
+from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
 from loraplex.tenants.api_keys.scopes import KEYS_WRITE, TENANT_SCOPES, effective_scopes
 from loraplex.tenants.database import Database
@@ -50,7 +50,7 @@ async def take(database: Database, tenant_id: UUID, keys: list[ApiKey], step: St
     kind, actor, target, scopes = step
     acting, aimed = keys[actor % len(keys)], keys[target % len(keys)]
     async with database.as_tenant(tenant_id) as session:
-        managed = ManagedKeys(session, tenant_id, acting.id)
+        managed = KeyDelegation(session, tenant_id, acting.id)
         if kind == "create":
             return (await managed.create("minted", scopes)).record
         if kind == "rotate":
@@ -102,7 +102,7 @@ async def test_a_new_key_is_its_managers(database: Database) -> None:
     manager = await issue(database, tenant_id, "keys:write", "inference", environment="test")
     soon = datetime.now(UTC) + timedelta(days=1)
     async with database.as_tenant(tenant_id) as session:
-        managed = ManagedKeys(session, tenant_id, manager.id)
+        managed = KeyDelegation(session, tenant_id, manager.id)
         made = await managed.create(
             "new", ["inference"], {"expires_at": soon, "allowed_cidrs": ["10.0.0.0/8"]}
         )
@@ -118,7 +118,7 @@ async def test_wider_keys_are_out_of_reach_in_every_way(database: Database) -> N
     admin = await issue(database, tenant_id, "tenant:admin")
     manager = await issue(database, tenant_id, "keys:write", "inference")
     async with database.as_tenant(tenant_id) as session:
-        managed = ManagedKeys(session, tenant_id, manager.id)
+        managed = KeyDelegation(session, tenant_id, manager.id)
         for attempt in (
             managed.locked(admin.key_id),
             managed.rotate(admin.key_id, 0),
@@ -163,7 +163,7 @@ async def test_no_key_grants_networks_or_time_that_it_lacks(
     manager = await bounded(database, tenant_id, SOON, "10.0.0.0/9", "10.128.0.0/9")
     sibling = await bounded(database, tenant_id, SOONER, "10.1.0.0/16")
     async with database.as_tenant(tenant_id) as session:
-        managed = ManagedKeys(session, tenant_id, manager.id)
+        managed = KeyDelegation(session, tenant_id, manager.id)
         for attempt in (
             managed.create("beyond", ["inference"], change),
             managed.change(manager.key_id, change, manager.revision),
@@ -180,7 +180,7 @@ async def test_a_bounded_key_grants_what_it_has(database: Database) -> None:
     tenant_id = await make_tenant(database)
     manager = await bounded(database, tenant_id, SOON, "10.0.0.0/9", "10.128.0.0/9")
     async with database.as_tenant(tenant_id) as session:
-        managed = ManagedKeys(session, tenant_id, manager.id)
+        managed = KeyDelegation(session, tenant_id, manager.id)
         heir = (await managed.create("heir", ["inference"])).record
         assert (heir.expires_at, heir.allowed_cidrs) == (SOON, ["10.0.0.0/9", "10.128.0.0/9"])
         whole = await managed.create("whole", ["inference"], {"allowed_cidrs": ["10.0.0.0/8"]})
@@ -203,7 +203,7 @@ async def test_a_key_that_reaches_further_is_not_taken_over(
     manager = await bounded(database, tenant_id, SOON, "10.0.0.0/8")
     further = await bounded(database, tenant_id, end, *networks)
     async with database.as_tenant(tenant_id) as session:
-        managed = ManagedKeys(session, tenant_id, manager.id)
+        managed = KeyDelegation(session, tenant_id, manager.id)
         narrowed = await managed.change(
             further.key_id, {"scopes": ["inference"], "name": "less"}, further.revision
         )
@@ -224,13 +224,13 @@ async def test_another_tenants_keys_do_not_exist(database: Database) -> None:
         await issue(database, other, "inference"),
     )
     async with database.as_tenant(mine) as session:
-        managed = ManagedKeys(session, mine, manager.id)
+        managed = KeyDelegation(session, mine, manager.id)
         for key_id in (foreign.key_id, "x", "\x00" * 16):
             with pytest.raises(KeyNotFound):
                 await managed.revoke(key_id)
     async with database.as_tenant(mine) as session:
         with pytest.raises(RevokedKey):
-            await ManagedKeys(session, mine, foreign.id).create("stolen", ["inference"])
+            await KeyDelegation(session, mine, foreign.id).create("stolen", ["inference"])
 
 
 async def test_a_key_that_has_ended_manages_nothing(database: Database) -> None:
@@ -240,7 +240,7 @@ async def test_a_key_that_has_ended_manages_nothing(database: Database) -> None:
         await session.execute(text("UPDATE api_keys SET expires_at = now() - interval '1 second'"))
     async with database.as_tenant(tenant_id) as session:
         with pytest.raises(ExpiredKey):
-            await ManagedKeys(session, tenant_id, manager.id).create("late", ["inference"])
+            await KeyDelegation(session, tenant_id, manager.id).create("late", ["inference"])
 
 
 async def test_a_key_revoked_while_it_mints_leaves_nothing_behind(database: Database) -> None:
@@ -250,7 +250,7 @@ async def test_a_key_revoked_while_it_mints_leaves_nothing_behind(database: Data
 
     async def mint() -> IssuedKey:
         async with database.as_tenant(tenant_id) as session:
-            return await ManagedKeys(session, tenant_id, manager.id).create("minted", ["inference"])
+            return await KeyDelegation(session, tenant_id, manager.id).create("minted", ["inference"])
 
     async with database.as_operator() as session:
         await KeyRepository(session).revoke(tenant_id, manager.key_id)
@@ -270,7 +270,7 @@ async def test_the_quota_binds_keys_too(database: Database) -> None:
             {"id": tenant_id},
         )
     async with database.as_tenant(tenant_id) as session:
-        managed = ManagedKeys(session, tenant_id, manager.id)
+        managed = KeyDelegation(session, tenant_id, manager.id)
         with pytest.raises(CountReached):
             await managed.create("second", ["inference"])
         assert (await managed.rotate(manager.key_id, 60)).record.created_by == manager.key_id

@@ -10,7 +10,7 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys import last_used
 from loraplex.tenants.api_keys.keys import KeyRepository
-from loraplex.tenants.api_keys.last_used import KeyUse, writing_use
+from loraplex.tenants.api_keys.last_used import LastUsedTracker, writing_use
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable
 
@@ -33,7 +33,7 @@ async def stored_use(database: Database) -> dict[UUID, datetime | None]:
 
 async def test_many_uses_are_one_statement_and_no_revision(database: Database) -> None:
     _, (first, second, third) = await make_keys(database, 3)
-    used = KeyUse()
+    used = LastUsedTracker()
     for seconds in range(500):
         used.note(first, NOW + timedelta(seconds=seconds))
         used.note(second, NOW)
@@ -56,7 +56,7 @@ async def test_many_uses_are_one_statement_and_no_revision(database: Database) -
 async def test_an_older_use_of_another_gateway_does_not_win(database: Database) -> None:
     _, (key,) = await make_keys(database, 1)
     for at in (NOW, NOW - timedelta(hours=1)):
-        used = KeyUse()
+        used = LastUsedTracker()
         used.note(key, at)
         await used.flush(database)
     assert await stored_use(database) == {key: NOW}
@@ -64,7 +64,7 @@ async def test_an_older_use_of_another_gateway_does_not_win(database: Database) 
 
 async def test_a_flush_waits_for_nobody(database: Database) -> None:
     tenant_id, (held, free) = await make_keys(database, 2)
-    used = KeyUse()
+    used = LastUsedTracker()
     used.note(held, NOW)
     used.note(free, NOW)
     async with database.as_tenant(tenant_id) as session:
@@ -77,7 +77,7 @@ async def test_a_flush_waits_for_nobody(database: Database) -> None:
 async def test_what_a_database_that_is_down_did_not_take_is_kept(database: Database) -> None:
     _, (first, second) = await make_keys(database, 2)
     down = Database("postgresql://nobody@127.0.0.1:1/none")
-    used = KeyUse()
+    used = LastUsedTracker()
     used.note(first, NOW)
     used.note(second, NOW)
     with pytest.raises(DatabaseUnavailable):
@@ -91,7 +91,7 @@ async def test_what_a_database_that_is_down_did_not_take_is_kept(database: Datab
 async def test_the_memory_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     _, keys = await make_keys(database, 3)
     monkeypatch.setattr(last_used, "MAX_KEYS", 2)
-    used = KeyUse()
+    used = LastUsedTracker()
     for key in keys:
         used.note(key, NOW)
     used.note(keys[0], NOW + timedelta(seconds=1))
@@ -101,7 +101,7 @@ async def test_the_memory_is_bounded(database: Database, monkeypatch: pytest.Mon
 
 async def test_it_is_written_by_itself_and_at_the_end(database: Database) -> None:
     _, (first, second) = await make_keys(database, 2)
-    task = KeyUse()
+    task = LastUsedTracker()
     running = asyncio.create_task(task.run(database, seconds=0.02))
     task.note(first, NOW)
     async with asyncio.timeout(10):

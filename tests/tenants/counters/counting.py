@@ -5,15 +5,15 @@ from uuid import UUID, uuid4
 
 from redis.asyncio import Redis
 
-from loraplex.tenants.counters.counter_replies import Admitted, CounterAnswer, Decision, Denied, LimitUse
+from loraplex.tenants.counters.counter_replies import Admitted, CounterReply, Decision, Denied, LimitUse
 from loraplex.tenants.counters.counters import Counters
-from loraplex.tenants.counters.snapshot import Seed
-from loraplex.tenants.quotas.limits import NO_LIMITS, Limits, Subject
-from loraplex.tenants.quotas.reservation import CounterRequest, Hold
+from loraplex.tenants.counters.snapshot import CounterSnapshot
+from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits, Subject
+from loraplex.tenants.quotas.reservation import CounterReservation, ReservedAmounts
 from loraplex.tenants.valkey import tenant_key
 
 POLICY = 3
-EMPTY = Seed(policy_epoch=POLICY, totals=(), holds=(), full_buckets=True)
+EMPTY = CounterSnapshot(policy_epoch=POLICY, totals=(), holds=(), full_buckets=True)
 MICROSECONDS = 1_000_000
 TIMES = {
     "state": ("clock", "empty_at"),
@@ -25,9 +25,9 @@ TIMES = {
 class Customer:
     """A tenant with one key and one adapter, and the limits of each."""
 
-    tenant: Limits = NO_LIMITS
-    key: Limits = NO_LIMITS
-    adapter: Limits = NO_LIMITS
+    tenant: QuotaLimits = NO_LIMITS
+    key: QuotaLimits = NO_LIMITS
+    adapter: QuotaLimits = NO_LIMITS
     tenant_id: UUID = field(default_factory=uuid4)
     key_id: UUID = field(default_factory=uuid4)
     adapter_id: UUID = field(default_factory=uuid4)
@@ -49,9 +49,9 @@ class Customer:
         request_id: str = "r",
         policy_epoch: int = POLICY,
         base: bool = False,
-    ) -> CounterRequest:
+    ) -> CounterReservation:
         """`base`: for the base model, without the adapter."""
-        return CounterRequest(
+        return CounterReservation(
             id=id or uuid4(),
             tenant_id=self.tenant_id,
             request_id=request_id,
@@ -62,20 +62,20 @@ class Customer:
         )
 
 
-async def admit(counters: Counters, request: CounterRequest) -> Admitted:
+async def admit(counters: Counters, request: CounterReservation) -> Admitted:
     answer = await counters.admit(request)
     assert isinstance(answer, Admitted), answer
     return answer
 
 
-async def deny(counters: Counters, request: CounterRequest) -> Denied:
+async def deny(counters: Counters, request: CounterReservation) -> Denied:
     answer = await counters.admit(request)
     assert isinstance(answer, Denied), answer
     return answer
 
 
-def hold_of(request: CounterRequest, admitted: Admitted, epoch: int | None = None) -> Hold:
-    return Hold(
+def hold_of(request: CounterReservation, admitted: Admitted, epoch: int | None = None) -> ReservedAmounts:
+    return ReservedAmounts(
         id=request.id,
         api_key_id=request.api_key_id,
         adapter_id=request.adapter_id,
@@ -87,7 +87,7 @@ def hold_of(request: CounterRequest, admitted: Admitted, epoch: int | None = Non
     )
 
 
-def failed(answer: CounterAnswer) -> list[tuple[str, str]]:
+def failed(answer: CounterReply) -> list[tuple[str, str]]:
     """(level, limit) of each decision against the request."""
     assert isinstance(answer, Denied), answer
     return [(decision.level, decision.name) for decision in answer.decisions if not decision.passed]

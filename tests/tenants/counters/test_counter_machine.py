@@ -24,18 +24,18 @@ from tests.tenants.counters.counting import age, hold_of, keys_of
 
 from loraplex.tenants.counters.counter_replies import (
     Admitted,
+    AlreadyEnded,
+    CountersMissing,
     Decision,
     Denied,
-    Ended,
+    PolicyOutdated,
     Settled,
-    StalePolicy,
-    Unseeded,
 )
 from loraplex.tenants.counters.counters import LEASE_S, Counters
-from loraplex.tenants.counters.snapshot import Seed
-from loraplex.tenants.quotas.limits import COUNTED, Level, Limits, Subject
+from loraplex.tenants.counters.snapshot import CounterSnapshot
+from loraplex.tenants.quotas.limits import COUNTED, Level, QuotaLimits, Subject
 from loraplex.tenants.quotas.periods import periods_of
-from loraplex.tenants.quotas.reservation import Actual, CounterRequest
+from loraplex.tenants.quotas.reservation import ActualUsage, CounterReservation
 from loraplex.tenants.valkey import open_valkey
 
 Answer = TypeVar("Answer")
@@ -44,7 +44,7 @@ REMEMBERED_S = 600
 PAUSES = st.sampled_from([10, 30, 50])
 SMALL = st.one_of(st.none(), st.integers(0, 60))
 LIMITS = st.builds(
-    Limits,
+    QuotaLimits,
     requests_per_minute=st.one_of(st.none(), st.integers(1, 12)),
     tokens_per_minute=SMALL,
     concurrent_requests=st.one_of(st.none(), st.integers(0, 5)),
@@ -54,7 +54,7 @@ LIMITS = st.builds(
     budget_per_month=st.one_of(st.none(), st.integers(0, 20)),
 )
 # Mostly wide: a tenant that may do nothing tells little.
-WIDE = Limits(requests_per_minute=40, tokens_per_minute=60, concurrent_requests=9, tokens_per_day=900)
+WIDE = QuotaLimits(requests_per_minute=40, tokens_per_minute=60, concurrent_requests=9, tokens_per_day=900)
 SETTINGS = settings(
     max_examples=25,
     stateful_step_count=40,
@@ -63,7 +63,7 @@ SETTINGS = settings(
     phases=[Phase.generate],
     suppress_health_check=[*HealthCheck],
 )
-ANY_LIMITS = st.one_of(st.just(WIDE), st.just(Limits()), LIMITS)
+ANY_LIMITS = st.one_of(st.just(WIDE), st.just(QuotaLimits()), LIMITS)
 
 
 @dataclass
@@ -95,7 +95,9 @@ class CounterMachine(RuleBasedStateMachine):
     @initialize(
         tenant=ANY_LIMITS, keys=st.tuples(ANY_LIMITS, ANY_LIMITS), adapters=st.tuples(ANY_LIMITS, ANY_LIMITS)
     )
-    def have_limits(self, tenant: Limits, keys: tuple[Limits, ...], adapters: tuple[Limits, ...]) -> None:
+    def have_limits(
+        self, tenant: QuotaLimits, keys: tuple[QuotaLimits, ...], adapters: tuple[QuotaLimits, ...]
+    ) -> None:
         self.subjects = {
             "tenant": [Subject("tenant", self.tenant_id, tenant)],
             "key": [Subject("key", uuid4(), limits) for limits in keys],
@@ -112,7 +114,7 @@ class CounterMachine(RuleBasedStateMachine):
         subjects = [self.subjects["tenant"][0], self.subjects["key"][key]]
         if adapter is not None:
             subjects.append(self.subjects["adapter"][adapter])
-        request = CounterRequest(
+        request = CounterReservation(
             id=uuid4(),
             tenant_id=self.tenant_id,
             request_id="r",
@@ -123,7 +125,7 @@ class CounterMachine(RuleBasedStateMachine):
         )
         answer = self.run(self.counters.admit(request))
         if self.stored.epoch is None:
-            assert answer == Unseeded()
+            assert answer == CountersMissing()
             self.seed()
             answer = self.run(self.counters.admit(request))
         assert isinstance(answer, Admitted | Denied)
@@ -141,7 +143,7 @@ class CounterMachine(RuleBasedStateMachine):
         found = data.draw(st.sampled_from(self.open()))
         answer = self.run(self.counters.admit(found.request))
         if found.request.policy_epoch < self.stored.policy:
-            assert answer == StalePolicy(self.stored.policy)
+            assert answer == PolicyOutdated(self.stored.policy)
             return
         assert isinstance(answer, Admitted)
         assert answer.repeated
@@ -165,11 +167,15 @@ class CounterMachine(RuleBasedStateMachine):
     def repeat_what_has_ended(self, data: st.DataObject) -> None:
         found = data.draw(st.sampled_from(self.lately_ended()))
         reservation_id = found.request.id
-        assert self.run(self.counters.settle(self.tenant_id, reservation_id, Actual(9, 9))) == Settled(False)
-        assert self.run(self.counters.reap(self.tenant_id, reservation_id, Actual(9, 9))) == Settled(False)
+        assert self.run(self.counters.settle(self.tenant_id, reservation_id, ActualUsage(9, 9))) == Settled(
+            False
+        )
+        assert self.run(self.counters.reap(self.tenant_id, reservation_id, ActualUsage(9, 9))) == Settled(
+            False
+        )
         assert self.run(self.counters.heartbeat(self.tenant_id, [found.hold])).lost == {reservation_id}
         if found.request.policy_epoch >= self.stored.policy:
-            assert self.run(self.counters.admit(found.request)) == Ended()
+            assert self.run(self.counters.admit(found.request)) == AlreadyEnded()
 
     @rule(every=st.integers(1, 3))
     def heartbeat(self, every: int) -> None:
@@ -196,7 +202,7 @@ class CounterMachine(RuleBasedStateMachine):
             self.model.settle(found, actual.tokens, actual.amount_nano, self.now())
         alive = self.open()[:1]
         for each in alive:
-            settled = self.run(self.counters.reap(self.tenant_id, each.request.id, Actual(0, 0)))
+            settled = self.run(self.counters.reap(self.tenant_id, each.request.id, ActualUsage(0, 0)))
             assert settled == Settled(False)
 
     @rule(seconds=PAUSES)
@@ -261,7 +267,7 @@ class CounterMachine(RuleBasedStateMachine):
         self.stored.last_epoch += 1
         self.stored.epoch = self.stored.last_epoch
         self.stored.policy = max(self.stored.policy, self.policy)
-        seed = Seed(
+        seed = CounterSnapshot(
             policy_epoch=self.policy,
             totals=self.model.totals(self.all_subjects()),
             holds=tuple(each.hold for each in self.open()),
@@ -278,7 +284,7 @@ class CounterMachine(RuleBasedStateMachine):
             else:
                 each.ended_at = -REMEMBERED_S
 
-    def check_decisions(self, request: CounterRequest, answer: Admitted | Denied) -> None:
+    def check_decisions(self, request: CounterReservation, answer: Admitted | Denied) -> None:
         limited = [
             (subject, name)
             for subject in request.subjects
@@ -293,7 +299,7 @@ class CounterMachine(RuleBasedStateMachine):
         for subject, name in limited:
             self.check_decision(found[subject.level, name], subject, request)
 
-    def check_decision(self, decision: Decision, subject: Subject, request: CounterRequest) -> None:
+    def check_decision(self, decision: Decision, subject: Subject, request: CounterReservation) -> None:
         period = self.periods()[decision.name.endswith("_per_month")]
         used, reserved = self.model.expected(subject, decision.name, period, self.now())
         assert decision.limit == subject.limits.get(decision.name)
@@ -344,8 +350,8 @@ async def delete(client: Redis, keys: list[str]) -> None:
     await client.delete(*keys)
 
 
-def actual_of(found: ModelRequest, part: float) -> Actual:
-    return Actual(int(found.request.tokens * part), int(found.request.amount_nano * part))
+def actual_of(found: ModelRequest, part: float) -> ActualUsage:
+    return ActualUsage(int(found.request.tokens * part), int(found.request.amount_nano * part))
 
 
 def test_no_limit_is_ever_exceeded(valkey_url: str) -> None:

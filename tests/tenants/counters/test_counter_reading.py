@@ -10,7 +10,7 @@ from tests.tenants.counters.counting import EMPTY, Customer, admit
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.counters.counters import SUBJECTS_AT_ONCE, Counters
 from loraplex.tenants.counters.script_runner import Script, ScriptRunner
-from loraplex.tenants.quotas.limits import COUNTED, Limits, Subject
+from loraplex.tenants.quotas.limits import COUNTED, QuotaLimits, Subject
 from loraplex.tenants.valkey import Valkey
 
 
@@ -41,7 +41,7 @@ async def read_watched(
     client: Valkey, customer: Customer, between: Callable[[], Awaitable[object]] | None = None
 ) -> tuple[list[LimitUse] | None, list[int]]:
     """What is read of the customer and 150 further keys, and of how many subjects each script."""
-    more = [Subject("key", uuid4(), Limits(tokens_per_day=5)) for _ in range(150)]
+    more = [Subject("key", uuid4(), QuotaLimits(tokens_per_day=5)) for _ in range(150)]
     counters = Counters(client)
     counters._patient = watched = Watched(client, between)
     return await counters.read(customer.tenant_id, [*customer.subjects, *more]), watched.subjects

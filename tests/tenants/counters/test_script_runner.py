@@ -8,17 +8,17 @@ import pytest
 from redis.asyncio import Redis
 from tests.tenants.counters.counting import EMPTY, Customer, admit, deny, used
 
-from loraplex.tenants.counters.counter_replies import Unseeded
+from loraplex.tenants.counters.counter_replies import CountersMissing
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import ValkeyUnavailable
-from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.valkey import COMMAND_SECONDS, open_valkey
 
 
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(client: Redis, counters: Counters) -> None:
-    customer = Customer(tenant=Limits(concurrent_requests=1))
+    customer = Customer(tenant=QuotaLimits(concurrent_requests=1))
     await client.script_flush()
-    assert await counters.admit(customer.request()) == Unseeded()
+    assert await counters.admit(customer.request()) == CountersMissing()
     await client.script_flush()
     await counters.seed(customer.tenant_id, 1, EMPTY)
     await client.script_flush()
@@ -36,7 +36,7 @@ async def test_scripts_are_sent_again_to_a_server_that_forgot_them(client: Redis
 async def test_more_requests_than_connections_wait_their_turn(counters: Counters) -> None:
     customer = Customer()
     answers = await asyncio.gather(*(counters.admit(customer.request()) for _ in range(300)))
-    assert answers == [Unseeded()] * 300
+    assert answers == [CountersMissing()] * 300
 
 
 async def test_a_server_that_hangs_costs_the_deadline(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from loraplex.tenants.errors import DatabaseUnavailable
-from loraplex.tenants.ledger.write_batching import Coalescer
+from loraplex.tenants.ledger.write_batching import WriteBatcher
 
 
 class Table:
@@ -30,13 +30,13 @@ class Table:
 
 async def test_rows_go_together_while_a_statement_runs() -> None:
     table = Table()
-    rows = Coalescer(table.run, most=3)
+    rows = WriteBatcher(table.run, most=3)
     assert await asyncio.gather(*(rows.add(number) for number in range(5))) == [0, 2, 4, 6, 8]
     assert table.batches == [[0, 1, 2], [3, 4]]
 
 
 async def test_a_refused_row_fails_alone() -> None:
-    rows = Coalescer(Table().run)
+    rows = WriteBatcher(Table().run)
     told = await asyncio.gather(*(rows.add(number) for number in (1, 13, 2)), return_exceptions=True)
     assert (told[0], told[2]) == (2, 4)
     assert isinstance(told[1], psycopg.DataError)
@@ -45,7 +45,7 @@ async def test_a_refused_row_fails_alone() -> None:
 async def test_a_store_that_is_down_is_not_asked_for_each_row() -> None:
     table = Table()
     table.down = True
-    rows = Coalescer(table.run)
+    rows = WriteBatcher(table.run)
     told = await asyncio.gather(*(rows.add(number) for number in range(9)), return_exceptions=True)
     assert all(isinstance(each, DatabaseUnavailable) for each in told)
     assert len(table.batches) == 1
@@ -56,7 +56,7 @@ async def test_a_store_that_is_down_is_not_asked_for_each_row() -> None:
 async def test_a_waiter_that_leaves_takes_nobody_along() -> None:
     table = Table()
     table.open.clear()
-    rows = Coalescer(table.run)
+    rows = WriteBatcher(table.run)
     leaving, staying = (asyncio.create_task(rows.add(number)) for number in (1, 2))
     await asyncio.sleep(0.01)
     leaving.cancel()

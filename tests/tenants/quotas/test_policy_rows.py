@@ -8,9 +8,9 @@ from tests.tenants.admission.gateways import House, make_house
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.ledger.usage_ledger import Books
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.models import Quota
-from loraplex.tenants.quotas.limits import Limits
+from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
 
@@ -58,12 +58,12 @@ async def test_what_has_ended_has_no_limits(database: Database, valkey_url: str)
                 {"id": key.id, "ended": ended},
             )
         await AdapterDeletion(session, house.tenant_id).delete_adapter("deleted")
-    policy = await Books(database).policy(house.tenant_id)
-    limits = Limits(requests_per_minute=5)
+    policy = await UsageLedger(database).policy(house.tenant_id)
+    limits = QuotaLimits(requests_per_minute=5)
     # Clocks differ: what has just expired keeps its limits for a day.
     assert dict(policy.keys) == {made[0].id: limits, successor.id: limits, made[3].id: limits}
-    assert dict(policy.adapters) == {kept.id: Limits(requests_per_minute=4)}
-    assert policy.tenant == Limits(requests_per_minute=60)
+    assert dict(policy.adapters) == {kept.id: QuotaLimits(requests_per_minute=4)}
+    assert policy.tenant == QuotaLimits(requests_per_minute=60)
 
 
 async def test_very_many_limits_are_read_without_holding_up_others(
@@ -71,7 +71,7 @@ async def test_very_many_limits_are_read_without_holding_up_others(
 ) -> None:
     house = await make_house(database, valkey_url)
     await add_many(house, MANY)
-    books = Books(database)
+    books = UsageLedger(database)
     await books.policy(house.tenant_id)
     # Of this thread, so that a busy machine counts for nothing.
     stalls: list[float] = []

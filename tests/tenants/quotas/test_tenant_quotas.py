@@ -6,7 +6,7 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import InvalidField
-from loraplex.tenants.quotas.limits import NO_LIMITS, Limits
+from loraplex.tenants.quotas.limits import NO_LIMITS, QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
@@ -23,10 +23,10 @@ async def test_limits_are_changed_by_name_and_counted(database: Database) -> Non
         assert row.revision == 2
     async with database.as_operator() as session:
         quotas = TenantQuotas(session)
-        assert await quotas.get(tenant_id) == (Limits(tokens_per_day=7, max_keys=3), 2)
+        assert await quotas.get(tenant_id) == (QuotaLimits(tokens_per_day=7, max_keys=3), 2)
         row = await quotas.locked(tenant_id)
-        assert await quotas.change(row, {"tokens_per_day": None}) == Limits(max_keys=3)
-        assert await quotas.get(tenant_id) == (Limits(max_keys=3), 3)
+        assert await quotas.change(row, {"tokens_per_day": None}) == QuotaLimits(max_keys=3)
+        assert await quotas.get(tenant_id) == (QuotaLimits(max_keys=3), 3)
         assert (await TenantRepository(session).by_id(tenant_id)).policy_epoch > epoch
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from tests.tenants.admission.gateways import House, check_books, make_house, set_limits, usage
 from tests.tenants.registry_records import add
 
-from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Adapter, Quota
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -18,7 +18,7 @@ EVENTS = """
 """
 
 
-async def use_twenty_tokens(house: House, gateway: Admissions) -> None:
+async def use_twenty_tokens(house: House, gateway: QuotaAdmissionController) -> None:
     admission = await gateway.admit(house.request(10, 10))
     await gateway.settle(admission, usage(admission, completion=10))
 

@@ -9,12 +9,10 @@ from loraplex.tenants.errors import AdapterNotFound, ProfileFixed, VersionNotRea
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, profile_of
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
-from loraplex.tenants.registry.resolution import ServedAdapters
+from loraplex.tenants.registry.resolution import ModelResolver
 
 
-async def resolved(
-    served: ServedAdapters, model: str, sticky: str = ""
-) -> tuple[int, str, str | None] | None:
+async def resolved(served: ModelResolver, model: str, sticky: str = "") -> tuple[int, str, str | None] | None:
     found = await served.resolve(model, sticky)
     return None if found is None else (found.version, found.digest, found.alias)
 
@@ -23,7 +21,7 @@ async def test_resolve_alias_and_pinned_version(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
         adapters, aliases = AdapterRepository(session, tenant_id), AliasRepository(session, tenant_id)
-        served = ServedAdapters(session, tenant_id)
+        served = ModelResolver(session, tenant_id)
         for number in (1, 2):
             await add(adapters, number)
         assert await resolved(served, "support") is None
@@ -49,7 +47,7 @@ async def test_resolve_alias_and_pinned_version(database: Database) -> None:
 async def test_a_split_sends_each_user_to_one_version(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        adapters, served = AdapterRepository(session, tenant_id), ServedAdapters(session, tenant_id)
+        adapters, served = AdapterRepository(session, tenant_id), ModelResolver(session, tenant_id)
         for number in (1, 2):
             await add(adapters, number)
         await AliasRepository(session, tenant_id).set("support", "production", {1: 50, 2: 50})
@@ -69,7 +67,7 @@ async def test_a_split_sends_each_user_to_one_version(database: Database) -> Non
 async def test_only_ready_versions_resolve(database: Database, state: str) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        served = ServedAdapters(session, tenant_id)
+        served = ModelResolver(session, tenant_id)
         await add(AdapterRepository(session, tenant_id), 1)
         await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
         await set_state(session, state)
@@ -85,7 +83,7 @@ async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
         await add(AdapterRepository(session, mine), 1)
         await AliasRepository(session, mine).set("support", "production", {1: 100})
     async with database.as_operator() as session:
-        adapters, served = AdapterRepository(session, other), ServedAdapters(session, other)
+        adapters, served = AdapterRepository(session, other), ModelResolver(session, other)
         for model in ("support", "support:production", "support@1"):
             assert await served.resolve(model) is None
         assert await adapters.list() == [] and await served.list() == []
@@ -93,13 +91,13 @@ async def test_another_tenants_adapter_is_invisible(database: Database) -> None:
             await AdapterDeletion(session, other).remove_adapter("support")
         assert (await add(adapters, 1)).version == 1
     async with database.as_tenant(mine) as session:
-        assert await resolved(ServedAdapters(session, mine), "support") == (1, digest(1), "production")
+        assert await resolved(ModelResolver(session, mine), "support") == (1, digest(1), "production")
 
 
 async def test_delete_frees_the_name(database: Database) -> None:
     tenant_id = await make_tenant(database)
     async with database.as_tenant(tenant_id) as session:
-        adapters, served = AdapterRepository(session, tenant_id), ServedAdapters(session, tenant_id)
+        adapters, served = AdapterRepository(session, tenant_id), ModelResolver(session, tenant_id)
         await add(adapters, 1)
         await AliasRepository(session, tenant_id).set("support", "production", {1: 100})
         await AdapterDeletion(session, tenant_id).remove_adapter("support")
@@ -118,7 +116,7 @@ async def test_a_profile_is_fixed_by_the_first_alias(database: Database) -> None
         await adapters.change_profile("support", version, {"tool_style": "hermes"})
         changed = await adapters.change_profile("support", version, {"defaults": {"top_k": 5}})
         assert profile_of(changed) == AdapterProfile("hermes", {"top_k": 5})
-        found = await ServedAdapters(session, tenant_id).resolve("support@1")
+        found = await ModelResolver(session, tenant_id).resolve("support@1")
         assert found is not None and (found.tool_style, found.defaults) == ("hermes", {"top_k": 5})
         await aliases.set("support", "canary", {version: 100})
         with pytest.raises(ProfileFixed, match="version 1"):
@@ -129,5 +127,5 @@ async def test_a_profile_is_fixed_by_the_first_alias(database: Database) -> None
             await adapters.change_profile("support", version, {"tool_style": None})
     async with database.as_tenant(tenant_id) as session:
         assert (await AdapterRepository(session, tenant_id).version("support", 1)).tool_style == "hermes"
-        served = await ServedAdapters(session, tenant_id).resolve("support:canary")
+        served = await ModelResolver(session, tenant_id).resolve("support:canary")
         assert served is not None and (served.version, served.tool_style, served.defaults) == (2, None, {})

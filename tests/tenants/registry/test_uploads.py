@@ -21,8 +21,8 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.models import AdapterVersion, Quota, Upload
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.storage_quota import AdapterSpace
-from loraplex.tenants.registry.uploads import DeclaredFile, UploadJanitor, UploadRepository, UploadTerms
+from loraplex.tenants.registry.storage_quota import StorageQuota
+from loraplex.tenants.registry.uploads import DeclaredFile, ExpiredUploads, UploadRepository, UploadTerms
 
 TERMS = UploadTerms(part_bytes=10, lifetime=timedelta(hours=1), max_open=3)
 LEASE = timedelta(minutes=1)
@@ -67,7 +67,7 @@ def made(upload: Upload, number: int) -> AdapterVersion:
 
 async def used(database: Database, tenant_id: UUID) -> int:
     async with database.as_tenant(tenant_id) as session:
-        return await AdapterSpace(session, tenant_id).used()
+        return await StorageQuota(session, tenant_id).used()
 
 
 async def overdue(database: Database) -> None:
@@ -172,7 +172,7 @@ async def test_a_claim_keeps_others_out_until_it_ends(database: Database) -> Non
         await put(database, tenant_id, upload.id)
     await overdue(database)
     async with database.as_operator() as session:
-        assert await UploadJanitor(session).expire() == 0
+        assert await ExpiredUploads(session).expire() == 0
         await session.execute(text("UPDATE uploads SET expires_at = now() + interval '1 hour'"))
     assert await call("release", {claimed.claimed_until})
     lapsed = await call("claim", timedelta(0))
@@ -200,7 +200,7 @@ async def test_time_ends_it_even_before_the_janitor(database: Database) -> None:
     with pytest.raises(UploadEnded, match="expired"):
         await put(database, tenant_id, upload.id)
     async with database.as_operator() as session:
-        janitor = UploadJanitor(session)
+        janitor = ExpiredUploads(session)
         assert (await janitor.expire(), await janitor.expire()) == (1, 0)
         assert [each.id for each in await janitor.ended_with_parts(10)] == [upload.id]
         await janitor.forget_parts(upload.id)
@@ -217,7 +217,7 @@ async def test_a_deleted_adapter_takes_its_uploads_along(database: Database) -> 
     async with database.as_tenant(tenant_id) as session:
         await session.execute(text("UPDATE adapters SET deleted_at = now()"))
     async with database.as_operator() as session:
-        assert await UploadJanitor(session).expire() == 1
+        assert await ExpiredUploads(session).expire() == 1
     with pytest.raises(UploadEnded):
         await put(database, tenant_id, upload.id)
 

@@ -14,13 +14,13 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import AdapterNotFound, VersionNotFound, VersionStateChanged
 from loraplex.tenants.models import VERSION_STATES, AdapterVersion, AuditEntry
 from loraplex.tenants.registry.adapters import AdapterRepository
-from loraplex.tenants.registry.resolution import ServedAdapters
+from loraplex.tenants.registry.resolution import ModelResolver
 from loraplex.tenants.registry.versions import (
     TRANSITIONS,
     Findings,
+    PendingVersion,
+    PendingVersions,
     VersionStates,
-    WaitingVersion,
-    WaitingVersions,
 )
 
 ACTOR = Actor("key", "abc123")
@@ -84,10 +84,10 @@ async def test_a_version_becomes_ready_and_serves(database: Database, tenant_id:
         3,
     )
     async with database.as_operator() as session:
-        assert await ServedAdapters(session, tenant_id).resolve("voice@1") is not None
+        assert await ModelResolver(session, tenant_id).resolve("voice@1") is not None
     await move(database, tenant_id, version_id, "quarantined")
     async with database.as_operator() as session:
-        assert await ServedAdapters(session, tenant_id).resolve("voice@1") is None
+        assert await ModelResolver(session, tenant_id).resolve("voice@1") is None
     await move(database, tenant_id, version_id, "ready", ("quarantined",))
     assert await entries(database, tenant_id) == [
         ("version.create", "adapters/voice/versions/1", None, {"state": "validating", "size_bytes": 7}),
@@ -174,8 +174,8 @@ async def test_versions_that_wait_are_found_by_age(database: Database, tenant_id
     old, new = [await create(database, tenant_id) for _ in range(2)]
     await create(database, tenant_id, "ready")
     async with database.as_operator() as session:
-        waiting = WaitingVersions(session)
-        assert await waiting.get(new) == WaitingVersion(tenant_id, new)
+        waiting = PendingVersions(session)
+        assert await waiting.get(new) == PendingVersion(tenant_id, new)
         assert await waiting.get(uuid4()) is None
         assert {each.version_id for each in await waiting.older_than(-1)} == {old, new}
         assert await waiting.older_than(60) == []

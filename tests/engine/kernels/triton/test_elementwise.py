@@ -10,7 +10,7 @@ from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from torch import Tensor
 
 from loraplex.engine.kernels import rms_norm, rotary, silu_mul
-from loraplex.engine.kernels.dispatch import Body
+from loraplex.engine.kernels.dispatch import KernelBackend
 from loraplex.engine.kernels.reference import rms_norm as reference_norm
 from loraplex.engine.kernels.reference import rotary as reference_rotary
 
@@ -38,7 +38,7 @@ CASES = [
 def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """With Triton's bodies for its tensors."""
     for module in (rms_norm, rotary, silu_mul):
-        monkeypatch.setattr(module, "body_for", lambda _: Body.TRITON)
+        monkeypatch.setattr(module, "body_for", lambda _: KernelBackend.TRITON)
     return device
 
 

@@ -20,7 +20,7 @@ from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 from torch import Tensor
 
 from loraplex.engine.kernels import paged_attention
-from loraplex.engine.kernels.dispatch import Body
+from loraplex.engine.kernels.dispatch import KernelBackend
 from loraplex.engine.kernels.reference import paged_attention as reference
 from loraplex.engine.kernels.reference.rotary import e4m3
 
@@ -42,7 +42,7 @@ def body(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The dispatch as tensors on CUDA have it, with splits short enough for short rows: 32 keys, at most 4, 11 at a time."""
     from loraplex.engine.kernels.triton import attention_tile, decode_attention
 
-    monkeypatch.setattr(paged_attention, "body_for", lambda _: Body.TRITON)
+    monkeypatch.setattr(paged_attention, "body_for", lambda _: KernelBackend.TRITON)
     monkeypatch.setattr(decode_attention, "SPLIT_TOKENS", 32)
     monkeypatch.setattr(decode_attention, "MAX_SPLITS", 4)
     monkeypatch.setattr(decode_attention, "MAX_PROGRAMS", 11)
@@ -343,7 +343,7 @@ def compiled(kernel, dtype, size, group, window):
     constants = dict(
         group=group, window=window, block_size=16, size=size, block_d=tile.padded(size),
         block_m=prefill.prefill_rows(size) if kernel is prefill.prefill_kernel else decode.DECODE_ROWS,
-        block_n=tile.tile_tokens(size, BYTES.get(dtype, 2)), block_rows=decode.LEAST_ROWS,
+        block_n=tile.tile_tokens(size, BYTES.get(dtype, 2)), block_rows=decode.MIN_ROWS,
         split_tokens=decode.SPLIT_TOKENS, max_splits=decode.MAX_SPLITS,
     )
     model = "*bf16" if dtype == "fp8e4nv" else "*" + dtype

@@ -1,4 +1,4 @@
-"""`PagedMemory` on an arena in host memory: every rank row costs itself, pages are where the table says, in every type."""
+"""`DeviceAdapterMemory` on an arena in host memory: every rank row costs itself, pages are where the table says, in every type."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from loraplex.engine.errors import AdapterInexact, AdapterTooLarge
 from loraplex.engine.kernels.reference.sgmv import sgmv
 from loraplex.engine.lora.batch import group_rows
 from loraplex.engine.lora.memory.base import Placement
-from loraplex.engine.lora.memory.device_memory import PagedMemory
-from loraplex.engine.lora.memory.host_cache import HostTier
+from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
+from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.page_copy import ImmediateStream, PageCopier
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.site import A_PAGES, ALIGNMENT, PAGE_RANKS, LoraSite, make_site
@@ -30,15 +30,15 @@ def sites() -> list[LoraSite]:
     ]
 
 
-def memory(places: Sequence[LoraSite], pages: PageFormat, max_bytes: int = 1 << 18) -> PagedMemory:
-    return PagedMemory(
+def memory(places: Sequence[LoraSite], pages: PageFormat, max_bytes: int = 1 << 18) -> DeviceAdapterMemory:
+    return DeviceAdapterMemory(
         places,
         pages,
         max_bytes=max_bytes,
         max_slots=6,
         max_rank=64,
         device=CPU,
-        allocate_blob=HostTier(0).blob,
+        allocate_blob=HostCache(0).blob,
         stream=ImmediateStream(),
         start_copy=PageCopier(ImmediateStream()).copy,
     )
@@ -54,7 +54,7 @@ def adapter(digest: str, ranks: dict[str, int], seed: int = 0) -> LoraWeights:
     return LoraWeights(digest, modules)
 
 
-def install(pool: PagedMemory, slot: int, weights: LoraWeights) -> Placement:
+def install(pool: DeviceAdapterMemory, slot: int, weights: LoraWeights) -> Placement:
     placement = pool.place(slot, pool.pack(weights))
     assert pool.is_there(placement)
     pool.install(placement)
@@ -97,7 +97,7 @@ def test_the_table_leads_to_the_pages_of_every_adapter(page_dtype: torch.dtype |
             torch.testing.assert_close(b.t() @ (a * scales), expected[name].b @ expected[name].a)
 
 
-def read(pool: PagedMemory, site: LoraSite, slot: int, s: int) -> tuple[torch.Tensor, torch.Tensor]:
+def read(pool: DeviceAdapterMemory, site: LoraSite, slot: int, s: int) -> tuple[torch.Tensor, torch.Tensor]:
     entry = [int(value) for value in site.table[slot, s]]
     found = []
     for first, width in ((A_PAGES, site.inputs), (A_PAGES + site.max_pages, site.slice_sizes[s])):
@@ -114,7 +114,7 @@ def read(pool: PagedMemory, site: LoraSite, slot: int, s: int) -> tuple[torch.Te
     return found[0], found[1]
 
 
-def scales_of(pool: PagedMemory, site: LoraSite, slot: int, s: int) -> torch.Tensor:
+def scales_of(pool: DeviceAdapterMemory, site: LoraSite, slot: int, s: int) -> torch.Tensor:
     rank, address = int(site.table[slot, s, 0]), int(site.table[slot, s, 1])
     if not address:
         return torch.ones(rank, 1)

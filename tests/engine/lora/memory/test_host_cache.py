@@ -1,13 +1,13 @@
-"""`HostTier`: bounded by bytes, least recently found first."""
+"""`HostCache`: bounded by bytes, least recently found first."""
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from loraplex.engine.lora.memory.host_cache import HostTier
+from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.packed_adapter import PackedAdapter
-from loraplex.engine.lora.memory.pinned_arena import HostArena
+from loraplex.engine.lora.memory.pinned_arena import PinnedArena
 from loraplex.engine.lora.memory.slot_entries import table_rows
 
 
@@ -24,7 +24,7 @@ def key(name: str) -> tuple[bytes, str]:
 
 
 def test_the_least_recently_found_goes_first() -> None:
-    tier = HostTier(10)
+    tier = HostCache(10)
     first, second = blob(4), blob(4)
     tier.keep(key("a"), first)
     tier.keep(key("b"), second)
@@ -35,24 +35,24 @@ def test_the_least_recently_found_goes_first() -> None:
 
 
 def test_what_is_larger_than_the_tier_drives_nobody_out() -> None:
-    tier = HostTier(10)
+    tier = HostCache(10)
     tier.keep(key("a"), blob(4))
     tier.keep(key("b"), blob(11))
     assert len(tier) == 1 and key("a") in tier
-    HostTier(0).keep(key("a"), blob(1))
+    HostCache(0).keep(key("a"), blob(1))
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 12)), max_size=40))
 def test_bytes_are_those_of_what_is_kept(steps: list[tuple[str, int]]) -> None:
-    tier = HostTier(20)
+    tier = HostCache(20)
     for name, nbytes in steps:
         tier.keep(key(name), blob(nbytes)) if nbytes else tier.forget(key(name))
         assert tier.nbytes == sum(kept.blob.nbytes for kept in tier._kept.values()) <= 20
 
 
 def test_in_an_arena_the_tier_makes_room_for_a_blob_before_it_is_loaded() -> None:
-    arena = HostArena(64, pinned=False)
-    tier = HostTier(64, arena)
+    arena = PinnedArena(64, pinned=False)
+    tier = HostCache(64, arena)
     for name in "abc":
         tier.keep(key(name), packed(tier.blob(24)))
     assert (len(tier), key("a") in tier, tier.nbytes) == (2, False, 48)
@@ -69,8 +69,8 @@ def test_in_an_arena_the_tier_makes_room_for_a_blob_before_it_is_loaded() -> Non
 
 
 def test_a_blob_longer_than_a_piece_drives_nobody_out() -> None:
-    arena = HostArena(64, pinned=False, piece_bytes=32)
-    tier = HostTier(64, arena)
+    arena = PinnedArena(64, pinned=False, piece_bytes=32)
+    tier = HostCache(64, arena)
     for name in "ab":
         tier.keep(key(name), packed(tier.blob(30)))
     large = tier.blob(40)
@@ -84,7 +84,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @initialize(nbytes=st.integers(0, 200), piece=st.sampled_from([16, 64]))
     def start(self, nbytes: int, piece: int) -> None:
-        self.arena = HostArena(nbytes, pinned=False, piece_bytes=piece)
+        self.arena = PinnedArena(nbytes, pinned=False, piece_bytes=piece)
         assert self.arena.capacity_bytes <= nbytes
         self.live: list[tuple[torch.Tensor, int]] = []
         self.number = 0

@@ -8,8 +8,8 @@ import torch
 from tests.engine.lora.driven_pool import CPU, DrivenPool, Source, paged, ref
 from torch import Tensor
 
-from loraplex.engine.lora.memory.device_memory import PagedMemory
-from loraplex.engine.lora.memory.host_cache import HostTier
+from loraplex.engine.lora.memory.device_memory import DeviceAdapterMemory
+from loraplex.engine.lora.memory.host_cache import HostCache
 from loraplex.engine.lora.memory.page_copy import (
     LAYERS_IN_FLIGHT,
     CopyThread,
@@ -72,18 +72,18 @@ class Stream:
         return self.marks[-1]
 
 
-def made(stream: Stream) -> tuple[PagedMemory, list[PageCopy]]:
+def made(stream: Stream) -> tuple[DeviceAdapterMemory, list[PageCopy]]:
     names = [f"layers.{layer}.o_proj" for layer in range(LAYERS)]
     sites: list[LoraSite] = [make_site((name,), 16, (16,), 2, CPU, 16) for name in names]
     started: list[PageCopy] = []
-    pool = PagedMemory(
+    pool = DeviceAdapterMemory(
         sites,
         PageFormat(torch.float32),
         max_bytes=1 << 16,
         max_slots=2,
         max_rank=16,
         device=CPU,
-        allocate_blob=HostTier(0).blob,
+        allocate_blob=HostCache(0).blob,
         stream=stream,
         start_copy=started.append,
     )

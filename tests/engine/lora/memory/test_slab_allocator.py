@@ -1,4 +1,4 @@
-"""`SlabArena`: no two pages overlap, the budget holds, what fits is known beforehand, and waste is what it is said to be."""
+"""`SlabAllocator`: no two pages overlap, the budget holds, what fits is known beforehand, and waste is what it is said to be."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from loraplex.engine.lora.memory.slab_allocator import Allocation, SlabArena, choose_slab_bytes
+from loraplex.engine.lora.memory.slab_allocator import Allocation, SlabAllocator, choose_slab_bytes
 
 SIZES = [3, 8, 16, 33, 100]
 
@@ -25,7 +25,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @initialize(nbytes=st.integers(0, 700), slab=st.integers(33, 110))
     def start(self, nbytes: int, slab: int) -> None:
-        self.arena = SlabArena(nbytes, slab)
+        self.arena = SlabAllocator(nbytes, slab)
         self.nbytes = nbytes
         self.live: list[Allocation] = []
 
@@ -99,7 +99,7 @@ TestArenaMachine = ArenaMachine.TestCase
 
 
 def test_without_frees_at_most_one_slab_of_a_size_has_a_free_page() -> None:
-    arena = SlabArena(100_000, 1000)
+    arena = SlabAllocator(100_000, 1000)
     choose = random.Random(1)
     for _ in range(30):
         arena.allocate({choose.choice(SIZES): choose.randrange(20) for _ in range(3)})
@@ -107,13 +107,13 @@ def test_without_frees_at_most_one_slab_of_a_size_has_a_free_page() -> None:
 
 
 def test_pages_taken_together_lie_side_by_side() -> None:
-    arena = SlabArena(1000, 100)
+    arena = SlabAllocator(1000, 100)
     first = arena.allocate({10: 14})
     assert first.offsets[10][:10] == list(range(first.offsets[10][0], first.offsets[10][0] + 100, 10))
 
 
 def test_a_page_larger_than_a_slab_never_fits() -> None:
-    arena = SlabArena(1000, 100)
+    arena = SlabAllocator(1000, 100)
     assert not arena.fits({101: 1}) and arena.fits({100: 10}) and not arena.fits({100: 11})
     assert not arena.fits_empty({101: 1}) and arena.victims({101: 1}, []) is None
 
@@ -132,7 +132,7 @@ def test_adapters_of_mixed_ranks_and_targets_that_come_and_go_waste_little() -> 
     """2,000 swaps in 4 GiB for an 8B model: rank 4 to 64, attention alone or everything. Least recently used goes."""
     widths = {"attention": [4096] * 5 + [1024] * 2, "everything": [4096] * 9 + [1024] * 2 + [14_336] * 3}
     slab = choose_slab_bytes(16 * 2 * width for width in (4096, 1024, 14_336))
-    arena = SlabArena(4 << 30, slab)
+    arena = SlabAllocator(4 << 30, slab)
     choose = random.Random(7)
     live: list[Allocation] = []
     shares: list[float] = []

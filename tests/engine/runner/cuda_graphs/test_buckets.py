@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.engine.runner.cuda_graphs.buckets import MOST_ROWS, Buckets
+from loraplex.engine.runner.cuda_graphs.buckets import MAX_ROWS, Buckets
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_the_sizes(most: int, sizes: tuple[int, ...]) -> None:
 
 def test_many_rows_are_captured_in_longer_strides_and_no_more_than_so_many() -> None:
     sizes = Buckets(10_000).sizes
-    assert sizes[-4:] == (832, 896, 960, MOST_ROWS) and list(sizes) == sorted(set(sizes))
+    assert sizes[-4:] == (832, 896, 960, MAX_ROWS) and list(sizes) == sorted(set(sizes))
     assert len(sizes) < 50
 
 

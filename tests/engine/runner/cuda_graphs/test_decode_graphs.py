@@ -25,7 +25,7 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.runner.cuda_graphs.buckets import Buckets
-from loraplex.engine.runner.cuda_graphs.decode_graphs import AdapterKind, DecodeGraphs, Grouping, KindLimits
+from loraplex.engine.runner.cuda_graphs.decode_graphs import AdapterKind, AdapterKinds, DecodeGraphs, Grouping
 from loraplex.engine.runner.cuda_graphs.static_groups import StaticGroups
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs, StaticShape
 from loraplex.engine.sampling_params import SamplingParams
@@ -137,10 +137,10 @@ class Run:
         cache = runner._kv_cache
         cache[:] = [layer.new_zeros(BLOCKS + 1, *layer.shape[1:]) for layer in cache]
         graphs = DecodeGraphs(
-            runner.forward, inputs, logits, buckets, replayer, self._grouping, KindLimits(few)
+            runner.forward, inputs, logits, buckets, replayer, self._grouping, AdapterKinds(few)
         )
         report = graphs.capture()
-        kinds = sum(len(KindLimits(few).kinds(rows)) for rows in buckets.sizes)
+        kinds = sum(len(AdapterKinds(few).kinds(rows)) for rows in buckets.sizes)
         assert report.graphs == replayer.captures == kinds
         self.kinds.clear()
         runner.replay(graphs)
@@ -242,7 +242,7 @@ def test_a_step_of_forced_tokens_is_not_replayed() -> None:
         Buckets(4),
         replayer,
         lambda row_slots, kind: None,
-        KindLimits(0),
+        AdapterKinds(0),
     )
     graphs.capture()
     request = EngineRequest(
@@ -259,13 +259,13 @@ def test_a_step_of_forced_tokens_is_not_replayed() -> None:
 @pytest.mark.parametrize(
     ("limits", "rows", "kinds"),
     [
-        (KindLimits(0), 64, "BASE"),
-        (KindLimits(8), 64, "BASE FEW MANY"),
-        (KindLimits(8), 8, "BASE FEW"),
-        (KindLimits(8, is_one=True), 4, "BASE MANY"),
+        (AdapterKinds(0), 64, "BASE"),
+        (AdapterKinds(8), 64, "BASE FEW MANY"),
+        (AdapterKinds(8), 8, "BASE FEW"),
+        (AdapterKinds(8, is_one=True), 4, "BASE MANY"),
     ],
 )
-def test_the_kinds_that_there_are(limits: KindLimits, rows: int, kinds: str) -> None:
+def test_the_kinds_that_there_are(limits: AdapterKinds, rows: int, kinds: str) -> None:
     assert [kind.name for kind in limits.kinds(rows)] == kinds.split()
     if limits.few:
         found = {limits.of(adapters) for adapters in (0, 1, 8, 9, 64) if adapters <= rows}
@@ -277,9 +277,9 @@ def test_triton_bodies_are_replayed_as_they_are_run(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of rows, table columns and lengths are read by the kernels themselves, from buffers full of poison."""
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
     eager = Run(model, graphs=False, rows=4).play(3, requests=4, adapters=("a", "bb"))
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.Body.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
     grouping = StaticGroups(AdapterPath(), CPU)
     options: dict[str, Any] = {"overlap": "on", "few": 8, "rows": 4, "sizes": (4,)}
     replayed = Run(model, graphs=True, grouping=grouping, **options).play(3, requests=4, adapters=("a", "bb"))

@@ -15,31 +15,36 @@ from starlette.requests import Request
 from tests.platform.api.management.hand_made_requests import request
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.idempotent_responses import REPLAYED_HEADER
 from loraplex.platform.api.management.pagination import Page
-from loraplex.platform.api.management.request_bodies import Body, body_of
-from loraplex.platform.api.management.responses import Answer, Document
-from loraplex.platform.api.management.sorting import Order, by_text
+from loraplex.platform.api.management.request_bodies import RequestModel, request_model
+from loraplex.platform.api.management.responses import ApiResponse, ResponseModel
+from loraplex.platform.api.management.sorting import SortOrder, by_text
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.inference.dependencies import GatewayLimits
+from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.server.secret import derive
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import AnswerLost, IdempotencyInUse, IdempotencyMismatch, ValkeyUnavailable
+from loraplex.tenants.errors import (
+    IdempotencyInUse,
+    IdempotencyMismatch,
+    StoredResponseUnreadable,
+    ValkeyUnavailable,
+)
 from loraplex.tenants.registry.adapters import AdapterRepository
 
-BY_LETTER: Order[str, str] = by_text(lambda letter: letter)
+BY_LETTER: SortOrder[str, str] = by_text(lambda letter: letter)
 
 
-class Made(Document):
+class Made(ResponseModel):
     name: str
     secret: str
 
 
-class Anything(Body):
+class Anything(RequestModel):
     name: str = ""
 
 
@@ -60,7 +65,7 @@ class Policies:
 class Making:
     """Work that makes an adapter, notes it, and answers with a secret; `begun` and `go` hold it where a test wants."""
 
-    plane: Plane
+    plane: ManagementEndpoint
     caller: Caller
     policies: Policies
     runs: int = 0
@@ -68,7 +73,7 @@ class Making:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     go: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def work(self, session: AsyncSession, audit: AuditRepository) -> Answer:
+    async def work(self, session: AsyncSession, audit: AuditRepository) -> ApiResponse:
         self.runs += 1
         self.begun.set()
         name = f"made-{self.runs}"
@@ -77,7 +82,9 @@ class Making:
         await self.go.wait()
         if self.failure is not None:
             raise self.failure
-        return Answer(201, Made(name=name, secret="shown once"), etag=1, headers={"location": f"/{name}"})
+        return ApiResponse(
+            201, Made(name=name, secret="shown once"), etag=1, headers={"location": f"/{name}"}
+        )
 
     async def has_begun(self) -> None:
         """Within seconds, or the work never will."""
@@ -89,18 +96,18 @@ class Making:
     ) -> Any:
         headers = {} if key is None else {"idempotency-key": key}
         made = request("POST", path, headers=headers, body=body or {})
-        await body_of(Anything).dependency(made)
+        await request_model(Anything).dependency(made)
         return await self.plane.change(made, self.caller, self.work)
 
 
-def plane(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> Plane:
+def plane(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> ManagementEndpoint:
     services: Any = SimpleNamespace(
         database=database,
         policies=policies,
         derive_key=lambda *parts: derive(secret, *parts),
-        limits=GatewayLimits(),
+        limits=ServingConfig(),
     )
-    return Plane(services)
+    return ManagementEndpoint(services)
 
 
 async def caller_of(database: Database, tenant_id: UUID) -> Caller:
@@ -213,10 +220,10 @@ async def test_a_kept_answer_is_sealed(making: Making, database: Database) -> No
         assert b"shown once" not in stored.sealed_answer and stored.status == 201
         # A record moved to another key does not open there.
         await session.execute(text("UPDATE idempotency_records SET idempotency_key = 'k-9'"))
-    with pytest.raises(AnswerLost):
+    with pytest.raises(StoredResponseUnreadable):
         await making.post("k-9")
     strange = Making(plane(database, Policies(), b"t" * 32), making.caller, making.policies)
-    with pytest.raises(AnswerLost):
+    with pytest.raises(StoredResponseUnreadable):
         await strange.post("k-9")
 
 

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from tests.platform.api.management.hand_made_requests import request
 
 from loraplex.platform.api.management.pagination import Cursors, Page, page_of
-from loraplex.platform.api.management.sorting import Order, by_number
+from loraplex.platform.api.management.sorting import SortOrder, by_number
 from loraplex.platform.errors import InvalidParameter, UnknownParameter
 
 CURSORS = Cursors(b"k" * 32, b"tenant /things")
-BY_NUMBER: Order[int, int] = by_number(lambda row: row)
+BY_NUMBER: SortOrder[int, int] = by_number(lambda row: row)
 
 
 def page(query: str = "", cursors: Cursors = CURSORS) -> Page[int, int]:

@@ -7,7 +7,12 @@ import pytest
 from pydantic import AwareDatetime, Field
 from tests.platform.api.management.hand_made_requests import request
 
-from loraplex.platform.api.management.request_bodies import Body, body_of, body_schema, body_sha256
+from loraplex.platform.api.management.request_bodies import (
+    RequestModel,
+    body_schema,
+    body_sha256,
+    request_model,
+)
 from loraplex.platform.errors import (
     BodyTooLarge,
     InvalidBody,
@@ -17,18 +22,18 @@ from loraplex.platform.errors import (
 )
 
 
-class Share(Body):
+class Share(RequestModel):
     version: int = Field(ge=1)
 
 
-class Thing(Body):
+class Thing(RequestModel):
     name: str = Field(max_length=5)
     until: AwareDatetime | None = None
     split: list[Share] = Field(default_factory=list)
 
 
 async def read(body: object, optional: bool = False) -> Any:
-    return await body_of(Thing, optional=optional).dependency(request("POST", body=body))
+    return await request_model(Thing, optional=optional).dependency(request("POST", body=body))
 
 
 async def test_a_body_becomes_its_model() -> None:
@@ -86,7 +91,7 @@ async def test_the_hash_is_of_the_content() -> None:
     hashes = []
     for body in (b'{"name": "a", "split": []}', b'{ "split":[], "name":"a" }', {"name": "b"}):
         made = request("POST", body=body)
-        await body_of(Thing).dependency(made)
+        await request_model(Thing).dependency(made)
         hashes.append(body_sha256(made))
     assert hashes[0] == hashes[1] != hashes[2] and body_sha256(request()) not in hashes
 

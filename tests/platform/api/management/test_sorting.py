@@ -7,14 +7,14 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.platform.api.management.sorting import KeyT, Order, RowT, by_id, by_number, by_text, by_time
+from loraplex.platform.api.management.sorting import KeyT, RowT, SortOrder, by_id, by_number, by_text, by_time
 
 MOMENTS = st.tuples(
     st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=-7))])), st.uuids()
 ).filter(lambda moment: 2 < moment[0].year < 9998)
 
 
-def through_a_cursor(order: Order[RowT, KeyT], row: RowT) -> KeyT:
+def through_a_cursor(order: SortOrder[RowT, KeyT], row: RowT) -> KeyT:
     """A cursor is JSON."""
     return order.read(tuple(json.loads(json.dumps(order.position(row)))))
 
@@ -23,10 +23,10 @@ def through_a_cursor(order: Order[RowT, KeyT], row: RowT) -> KeyT:
 def test_a_place_is_read_as_it_was_written(
     text: str, number: int, identity: UUID, moment: tuple[datetime, UUID]
 ) -> None:
-    texts: Order[str, str] = by_text(lambda row: row)
-    numbers: Order[int, int] = by_number(lambda row: row)
-    identities: Order[UUID, UUID] = by_id(lambda row: row)
-    moments: Order[tuple[datetime, UUID], tuple[datetime, UUID]] = by_time(lambda row: row)
+    texts: SortOrder[str, str] = by_text(lambda row: row)
+    numbers: SortOrder[int, int] = by_number(lambda row: row)
+    identities: SortOrder[UUID, UUID] = by_id(lambda row: row)
+    moments: SortOrder[tuple[datetime, UUID], tuple[datetime, UUID]] = by_time(lambda row: row)
     assert through_a_cursor(texts, text) == text
     assert through_a_cursor(numbers, number) == number
     assert through_a_cursor(identities, identity) == identity

@@ -13,10 +13,10 @@ from tests.platform.api.management.test_endpoint import caller_of
 from tests.platform.api.tenant.upload_server import CONFIG, UploadHome
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.platform.api.management.endpoint import Plane
-from loraplex.platform.api.management.responses import Answer
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
+from loraplex.platform.api.management.responses import ApiResponse
 from loraplex.platform.errors import Overloaded
-from loraplex.platform.tenant_limiter import AT_ONCE, MOST_WAITING, Turns
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, WaitingTenantLimiter
 from loraplex.tenants.audit_log import Actor
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound
@@ -26,16 +26,16 @@ async def test_one_tenant_leaves_connections_to_the_others(database: Database) -
     slow, quick = [await caller_of(database, await make_tenant(database, name)) for name in ("slow", "quick")]
     small = Database(database.url, pool_size=AT_ONCE + 1)
     services: Any = SimpleNamespace(database=small, derive_key=lambda *parts: bytes(32))
-    plane, end, running = Plane(services), asyncio.Event(), 0
+    plane, end, running = ManagementEndpoint(services), asyncio.Event(), 0
 
-    async def wait(session: AsyncSession) -> Answer:
+    async def wait(session: AsyncSession) -> ApiResponse:
         nonlocal running
         running += 1
         await end.wait()
-        return Answer(204)
+        return ApiResponse(204)
 
-    async def answer(session: AsyncSession) -> Answer:
-        return Answer(204)
+    async def answer(session: AsyncSession) -> ApiResponse:
+        return ApiResponse(204)
 
     waiting = [asyncio.create_task(plane.read(slow, wait)) for _ in range(2 * AT_ONCE)]
     while running < AT_ONCE:
@@ -49,13 +49,13 @@ async def test_one_tenant_leaves_connections_to_the_others(database: Database) -
 
 
 async def test_only_so_many_wait_and_none_is_remembered() -> None:
-    turns, tenant_id, end = Turns(), uuid4(), asyncio.Event()
+    turns, tenant_id, end = WaitingTenantLimiter(), uuid4(), asyncio.Event()
 
     async def take() -> None:
         async with turns.taken(tenant_id):
             await end.wait()
 
-    tasks = [asyncio.create_task(take()) for _ in range(AT_ONCE + MOST_WAITING)]
+    tasks = [asyncio.create_task(take()) for _ in range(AT_ONCE + MAX_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await take()
@@ -69,7 +69,7 @@ async def test_only_so_many_wait_and_none_is_remembered() -> None:
 
 
 async def test_transactions_of_uploads_take_turns(database: Database, tmp_path: Path) -> None:
-    turns, tenant_id = Turns(), await make_tenant(database)
+    turns, tenant_id = WaitingTenantLimiter(), await make_tenant(database)
     uploads = UploadHome(database, tmp_path).uploads.in_turns(turns.taken)
     asked = (
         uploads.require_room(tenant_id, "nobody", 1, uuid4()),

@@ -13,7 +13,7 @@ from sqlalchemy import text as sql
 
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarRefused
-from loraplex.platform.inference.dependencies import GatewayLimits
+from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.tenant_limiter import AT_ONCE
 from loraplex.tenants.errors import (
@@ -23,7 +23,7 @@ from loraplex.tenants.errors import (
     QuotaUnavailable,
     RateLimited,
 )
-from loraplex.tenants.quotas.reservation import Usage
+from loraplex.tenants.quotas.reservation import SettledUsage
 from loraplex.tenants.rate_state import Rate, RateState
 
 MODEL = "demo/base"
@@ -48,12 +48,12 @@ RATE_HEADERS = {
 }
 
 
-async def settled(gateway: Any, count: int = 1) -> Usage:
+async def settled(gateway: Any, count: int = 1) -> SettledUsage:
     async with asyncio.timeout(5):
         while len(gateway.admissions.settled) < count:
             await asyncio.sleep(0.01)
     assert gateway.engine.running == 0
-    usage: Usage = gateway.admissions.settled[-1][1]
+    usage: SettledUsage = gateway.admissions.settled[-1][1]
     return usage
 
 
@@ -72,7 +72,7 @@ async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(star
     assert asked.adapter_id is not None and asked.key.tenant_name == "acme"
     ((admission, usage),) = gateway.admissions.settled
     assert admission.id == asked.id and gateway.admissions.released == []
-    expected = Usage(outcome="completed", prompt_tokens=5, cached_tokens=4, completion_tokens=16)
+    expected = SettledUsage(outcome="completed", prompt_tokens=5, cached_tokens=4, completion_tokens=16)
     assert usage == expected and answer.json()["usage"]["completion_tokens"] == 16
 
 
@@ -94,7 +94,7 @@ async def test_an_answer_that_fails_after_admission_tells_the_rates_too(start_ga
     answer = await gateway.post("/v1/chat/completions", CHAT)
     assert answer.status_code == 503 and told(answer, RATE_HEADERS) == RATE_HEADERS
     usage = await settled(gateway)
-    assert usage == Usage(outcome="failed", prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+    assert usage == SettledUsage(outcome="failed", prompt_tokens=0, cached_tokens=0, completion_tokens=0)
 
 
 async def test_a_failure_midway_is_settled_by_what_was_made(start_gateway: Any) -> None:
@@ -194,7 +194,7 @@ async def test_sizes_are_checked_before_admission(start_gateway: Any) -> None:
 
 
 async def test_a_stale_policy_is_read_anew_once(start_gateway: Any) -> None:
-    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60))
+    gateway = await start_gateway(limits=ServingConfig(key_cache_s=60))
     assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
     async with gateway.database.as_operator() as session:
         await session.execute(sql("UPDATE tenants SET weight = 7"))
@@ -234,7 +234,7 @@ async def test_a_client_that_leaves_while_it_is_admitted_gives_its_admission_bac
 
 
 async def test_who_is_found_revoked_learns_nothing_of_the_model(start_gateway: Any) -> None:
-    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60))
+    gateway = await start_gateway(limits=ServingConfig(key_cache_s=60))
     await gateway.adapter("acme", "pirate", DIGEST)
     body = CHAT | {"model": "pirate"}
     answer = await gateway.post("/v1/chat/completions", body)
@@ -356,7 +356,7 @@ async def test_a_split_alias_sends_a_user_the_same_way(start_gateway: Any, monke
     async def resolve(self: Any, model: str, sticky: str = "") -> None:
         seen.append(sticky)
 
-    monkeypatch.setattr("loraplex.tenants.registry.resolution.ServedAdapters.resolve", resolve)
+    monkeypatch.setattr("loraplex.tenants.registry.resolution.ModelResolver.resolve", resolve)
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate", "user": "u-1"})
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate"}, **{"x-request-id": "r-1"})
     assert seen == ["u-1", "r-1"]

@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from loraplex.engine.fake_engine import FakeScript
-from loraplex.platform.inference.dependencies import GatewayLimits
+from loraplex.platform.inference.dependencies import ServingConfig
 
 MODEL = "demo/base"
 USER: Any = [{"role": "user", "content": "hello"}]
@@ -174,7 +174,7 @@ async def test_what_does_not_fit_is_refused_with_its_size(start_gateway: Any) ->
 
 
 async def test_the_product_of_choices_and_tokens_is_bounded(start_gateway: Any) -> None:
-    gateway = await start_gateway(ANSWERS, GatewayLimits(max_completion_tokens=100))
+    gateway = await start_gateway(ANSWERS, ServingConfig(max_completion_tokens=100))
     create = gateway.client().completions.create
     assert len((await create(model=MODEL, prompt=["a", "b"], n=5, max_tokens=10)).choices) == 10
     with pytest.raises(BadRequestError, match="at most 100"):

@@ -11,10 +11,10 @@ import openai
 import pytest
 
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.local_store import AdapterStorage
+from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.engine.errors import AdapterQuarantined, EngineOverloaded, EngineUnavailable, RequestTimeout
 from loraplex.engine.fake_engine import FakeScript, Fault
-from loraplex.platform.inference.dependencies import GatewayLimits
+from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.tenants.api_keys.key_format import generate_key
 from loraplex.tenants.database import Database
@@ -152,7 +152,7 @@ async def test_bodies_that_are_no_object(start_gateway: Any) -> None:
 
 
 async def test_a_body_over_the_limit_is_413_whether_declared_or_not(start_gateway: Any) -> None:
-    gateway = await start_gateway(limits=GatewayLimits(body=BodyLimits(max_bytes=1000)))
+    gateway = await start_gateway(limits=ServingConfig(body=BodyLimits(max_bytes=1000)))
 
     async def pieces() -> Any:
         for _ in range(3):
@@ -166,7 +166,7 @@ async def test_a_body_over_the_limit_is_413_whether_declared_or_not(start_gatewa
 
 
 async def test_a_body_that_does_not_arrive_is_408(start_gateway: Any) -> None:
-    gateway = await start_gateway(limits=GatewayLimits(body=BodyLimits(max_s=0.05)))
+    gateway = await start_gateway(limits=ServingConfig(body=BodyLimits(max_s=0.05)))
     client = Client(gateway, {"type": "http.request", "body": b"{", "more_body": True})
     await asyncio.wait_for(client.post(), 5)
     assert client.status == 408
@@ -179,7 +179,7 @@ async def test_a_client_that_leaves_within_its_body_is_no_server_error(start_gat
 
 
 async def test_a_client_that_reads_nothing_loses_its_place(start_gateway: Any) -> None:
-    gateway = await start_gateway(ENDLESS, GatewayLimits(max_in_flight=1, reader_stall_s=0.1))
+    gateway = await start_gateway(ENDLESS, ServingConfig(max_in_flight=1, reader_stall_s=0.1))
     body = {"model": MODEL, "messages": USER, "max_tokens": 4000, "stream": True}
     client = Client(gateway, {"type": "http.request", "body": json.dumps(body).encode()}, takes_body=False)
     await asyncio.wait_for(client.post(), 5)
@@ -188,7 +188,7 @@ async def test_a_client_that_reads_nothing_loses_its_place(start_gateway: Any) -
 
 
 async def test_an_adapter_whose_files_are_lost_is_503(start_gateway: Any, tmp_path: Path) -> None:
-    blobs = BlobStore(AdapterStorage(tmp_path), None, "b" * 64)
+    blobs = BlobStore(LocalAdapterStore(tmp_path), None, "b" * 64)
 
     async def adapter_path(tenant: UUID, digest: str) -> str:
         return str(await blobs.ensure_local(tenant, digest))
@@ -202,7 +202,7 @@ async def test_an_adapter_whose_files_are_lost_is_503(start_gateway: Any, tmp_pa
 
 
 async def test_log_probabilities_count_towards_the_size_of_an_answer(start_gateway: Any) -> None:
-    gateway = await start_gateway(limits=GatewayLimits(max_logprobs=100))
+    gateway = await start_gateway(limits=ServingConfig(max_logprobs=100))
     body = {"model": MODEL, "messages": USER, "max_tokens": 10, "logprobs": True}
     refused = await ask(gateway, {**body, "top_logprobs": 10})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens"
@@ -211,7 +211,7 @@ async def test_log_probabilities_count_towards_the_size_of_an_answer(start_gatew
 
 
 async def test_a_full_gateway_refuses_and_recovers(start_gateway: Any) -> None:
-    gateway = await start_gateway(ENDLESS, GatewayLimits(max_in_flight=2))
+    gateway = await start_gateway(ENDLESS, ServingConfig(max_in_flight=2))
     body = {"model": MODEL, "messages": USER, "max_tokens": 40}
     first = [asyncio.create_task(ask(gateway, body)) for _ in range(2)]
     while gateway.engine.running < 2:
@@ -230,7 +230,7 @@ async def test_a_client_that_leaves_aborts_its_request(
 ) -> None:
     delay = 30.0 if before_start else 0.0
     gateway = await start_gateway(
-        FakeScript(token_interval_s=0.005, start_delay_s=delay), GatewayLimits(max_in_flight=1)
+        FakeScript(token_interval_s=0.005, start_delay_s=delay), ServingConfig(max_in_flight=1)
     )
     body = {"model": MODEL, "messages": USER, "stream": stream, "max_tokens": 4000}
     leaving = asyncio.create_task(ask(gateway, body))

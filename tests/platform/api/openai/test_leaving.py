@@ -8,9 +8,9 @@ import pytest
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.grammar.spec import GrammarSpec
-from loraplex.platform.inference.dependencies import GatewayLimits
+from loraplex.platform.inference.dependencies import ServingConfig
 
-LIMITS = GatewayLimits(max_in_flight=1, key_cache_s=0.0)
+LIMITS = ServingConfig(max_in_flight=1, key_cache_s=0.0)
 PLAIN: Any = {"model": "demo/base", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 
@@ -76,7 +76,7 @@ async def test_while_a_value_is_judged(
         process.kill()
         await process.wait()
 
-    monkeypatch.setattr("loraplex.grammar.judge.judges.Judges._ask", asked)
+    monkeypatch.setattr("loraplex.grammar.judge.judges.ValueValidators._ask", asked)
     await leave(gateway, formed(endless(), stream), reached)
     await answered_soon(gateway)
     assert len(gateway.recorder.timings) == 2 and gateway.engine.running == 0

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.grammar.errors import GrammarRefused
-from loraplex.platform.inference.dependencies import GatewayLimits
+from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import ParsedKey
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -82,7 +82,7 @@ async def test_an_error_names_the_adapter_too(
 
 
 async def test_an_error_of_counting_tokens_names_the_adapter(start_gateway: Any) -> None:
-    gateway = await start_gateway(limits=GatewayLimits(max_prompt_characters=10_000))
+    gateway = await start_gateway(limits=ServingConfig(max_prompt_characters=10_000))
     await gateway.adapter("acme", "pirate", FIRST)
     for prompt, status in (("short", 200), ("x" * 20_000, 400)):
         answer = await gateway.post("/v1/tokenize", {"model": "pirate", "prompt": prompt})
@@ -258,7 +258,7 @@ async def test_scopes(start_gateway: Any, database: Database) -> None:
 async def test_a_hot_key_is_looked_up_once_and_its_end_is_seen(
     start_gateway: Any, database: Database
 ) -> None:
-    gateway = await start_gateway(FakeScript(), GatewayLimits(key_cache_s=0.5))
+    gateway = await start_gateway(FakeScript(), ServingConfig(key_cache_s=0.5))
     create = gateway.client().chat.completions.create
     await create(model=MODEL, messages=USER, max_tokens=1)
     async with database.as_operator() as session:
@@ -273,7 +273,7 @@ async def test_a_hot_key_is_looked_up_once_and_its_end_is_seen(
 async def test_a_revoked_key_is_refused_at_once_where_nothing_is_admitted(
     start_gateway: Any, database: Database
 ) -> None:
-    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60.0))
+    gateway = await start_gateway(limits=ServingConfig(key_cache_s=60.0))
     key = [("authorization", f"Bearer {gateway.key}")]
     completion = {"model": MODEL, "messages": USER, "max_tokens": 1}
     tokenizing = {"model": MODEL, "prompt": "hello"}
@@ -297,7 +297,7 @@ async def test_a_revoked_key_is_refused_at_once_where_nothing_is_admitted(
 
 
 async def test_a_wrong_request_with_a_good_key_is_told_what_is_wrong(start_gateway: Any) -> None:
-    gateway = await start_gateway(limits=GatewayLimits(key_cache_s=60.0))
+    gateway = await start_gateway(limits=ServingConfig(key_cache_s=60.0))
     for wrong, status in (({"model": "nobody"}, 404), ({"temperature": 9}, 400)):
         body = {"model": MODEL, "messages": USER, **wrong}
         assert (await gateway.post("/v1/chat/completions", body)).status_code == status
@@ -305,7 +305,7 @@ async def test_a_wrong_request_with_a_good_key_is_told_what_is_wrong(start_gatew
 
 async def test_a_tenant_tokenizes_so_much_at_once_and_others_beside_it(start_gateway: Any) -> None:
     gateway = await start_gateway(
-        limits=GatewayLimits(key_cache_s=0.0, max_tokenizing=3, max_tokenizing_per_tenant=2)
+        limits=ServingConfig(key_cache_s=0.0, max_tokenizing=3, max_tokenizing_per_tenant=2)
     )
     rival, third = [f"Bearer {await gateway.tenant(name)}" for name in ("rival", "third")]
     body = {"model": MODEL, "prompt": "many words of a long text " * 8_000}

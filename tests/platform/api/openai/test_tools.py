@@ -10,9 +10,9 @@ from pydantic import BaseModel
 
 from loraplex.engine.errors import GrammarFailed, GrammarTooSlow
 from loraplex.engine.fake_engine import FakeScript, Fault
-from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, TrialsUnavailable
-from loraplex.grammar.parsing.deltas import Piece
-from loraplex.grammar.parsing.tool_call_parser import CallReader
+from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, WorkersUnavailable
+from loraplex.grammar.parsing.deltas import OutputDelta
+from loraplex.grammar.parsing.tool_call_parser import ToolCallParser
 from loraplex.grammar.spec import decode_spec
 from loraplex.platform.api.openai.parsed_output import READ_AT_ONCE
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
@@ -228,14 +228,14 @@ async def test_log_probabilities_add_no_content_to_calls(start_gateway: Any) -> 
 
 
 async def test_a_long_call_is_read_in_parts(start_gateway: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest, feed = 0, CallReader.feed
+    longest, feed = 0, ToolCallParser.feed
 
-    def measured(reader: CallReader, text: str) -> list[Piece]:
+    def measured(reader: ToolCallParser, text: str) -> list[OutputDelta]:
         nonlocal longest
         longest = max(longest, len(text))
         return feed(reader, text)
 
-    monkeypatch.setattr(CallReader, "feed", measured)
+    monkeypatch.setattr(ToolCallParser, "feed", measured)
     city = "Rome" * 50_000
     gateway = await start_gateway(FakeScript(answers=((*ONE[:2], f'"{city}"}}}}</tool_call>'),)))
     answer = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
@@ -280,7 +280,7 @@ async def test_fast_forward_is_the_operators(start_gateway: Any) -> None:
     [
         (GrammarInvalid("no text satisfies the grammar", param="tools"), 400, "invalid_schema", "tools"),
         (GrammarTooCostly("more than 5 s", param="tools"), 400, "schema_too_costly", "tools"),
-        (TrialsUnavailable("256 new grammars wait already"), 503, "overloaded", None),
+        (WorkersUnavailable("256 new grammars wait already"), 503, "overloaded", None),
     ],
 )
 async def test_what_a_trial_refuses_never_reaches_the_engine(

@@ -12,9 +12,9 @@ import httpx
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.tenant_limiter import AT_ONCE
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.admission.controller import Admissions
+from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.billing.pricing import Price
-from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UntoldLimit
+from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import Quota
 from loraplex.tenants.quotas.limits import Subject
@@ -30,7 +30,7 @@ async def limited(
 ) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
     """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
     client = open_valkey(valkey_url)
-    admissions = Admissions(database, client, PRICE, uuid4())
+    admissions = QuotaAdmissionController(database, client, PRICE, uuid4())
     gateway = await start_gateway(FakeScript(cached_tokens=2), admissions=admissions)
     gateway.key = await gateway.tenant("boss", ("tenant:admin",))
     async with database.as_operator() as session:
@@ -158,7 +158,7 @@ async def test_a_degraded_refusal_is_explained_as_such(start_gateway: Any) -> No
         passed=False,
         retry_after_s=2.0,
     )
-    untold = UntoldLimit(level="key", name="tokens_per_day", limit=500, asked=30)
+    untold = UnknownLimit(level="key", name="tokens_per_day", limit=500, asked=30)
     gateway.admissions.explanations[tenant.id, "r"] = Explanation(
         request_id="r", at=datetime.now(UTC), decisions=(shared,), untold=(untold,), degraded=True
     )

@@ -15,7 +15,7 @@ from tests.platform.api.tenant.upload_program import submit_whole
 from tests.platform.api.tenant.upload_server import UploadHome
 from tests.tenants.registry_records import make_tenant
 
-from loraplex.adapters.limits import UploadLimits
+from loraplex.adapters.limits import UploadConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import DatabaseUnavailable, IdempotencyInUse, UploadClaimed
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -32,7 +32,7 @@ async def prepare(database: Database) -> UUID:
 
 
 def gateway(database: Database, home: Path, claim_s: float) -> UploadHome:
-    return UploadHome(database, home, None, UploadLimits(claim_s=claim_s))
+    return UploadHome(database, home, None, UploadConfig(claim_s=claim_s))
 
 
 def slow(home: UploadHome, seconds: float) -> UploadHome:
@@ -50,7 +50,7 @@ def slow(home: UploadHome, seconds: float) -> UploadHome:
 async def test_the_key_of_a_process_that_died_is_free_when_its_claim_is_over(
     database: Database, tmp_path: Path
 ) -> None:
-    assert UploadLimits().claim_s <= 60
+    assert UploadConfig().claim_s <= 60
     tenant_id, upload_id, claim_s = await prepare(database), uuid4(), 1.5
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / '.src'}{os.pathsep}{ROOT}"}
     arguments = (database.url, str(tmp_path), str(tenant_id), str(upload_id), str(claim_s))

@@ -24,7 +24,7 @@ from loraplex.tenants.registry.adapters import AdapterRepository
 ROOT = Path(__file__).parents[4]
 MIB = 1 << 20
 PART_BYTES = 4 * MIB
-MOST_GROWTH = 32 * MIB
+MAX_GROWTH = 32 * MIB
 PROGRAM = "from tests.platform.api.tenant.upload_program import {0}; {0}()"
 
 
@@ -68,7 +68,7 @@ async def key_of(database: Database) -> str:
 
 @asynccontextmanager
 async def watched(process: "subprocess.Popen[str]") -> AsyncIterator[None]:
-    """Fails when the process grows by more than `MOST_GROWTH` meanwhile."""
+    """Fails when the process grows by more than `MAX_GROWTH` meanwhile."""
     before = highest = resident(process)
 
     async def watch() -> None:
@@ -81,7 +81,7 @@ async def watched(process: "subprocess.Popen[str]") -> AsyncIterator[None]:
     yield
     watching.cancel()
     print(f"grew by {(highest - before) / MIB:.1f} MiB")
-    assert highest - before < MOST_GROWTH
+    assert highest - before < MAX_GROWTH
 
 
 def resident(process: "subprocess.Popen[str]") -> int:

@@ -15,8 +15,8 @@ from tests.platform.api.tenant.upload_program import upload_app
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, UploadHome, content_digest, declared
 
 from loraplex.adapters.errors import BlobStoreUnavailable
-from loraplex.adapters.limits import UploadLimits
-from loraplex.adapters.uploads.cleanup import UploadCleaner
+from loraplex.adapters.limits import UploadConfig
+from loraplex.adapters.uploads.cleanup import UploadCleanup
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -92,9 +92,9 @@ async def start(
     """A server of the upload routes, and a tenant's client."""
     async with AsyncExitStack() as stack:
 
-        async def make(kind: str = "local", limits: UploadLimits | None = None, **quota: int) -> Tenant:
+        async def make(kind: str = "local", limits: UploadConfig | None = None, **quota: int) -> Tenant:
             bucket = request.getfixturevalue("s3_bucket") if kind == "s3" else None
-            home = UploadHome(database, tmp_path / "home", bucket, limits or UploadLimits(part_bytes=1000))
+            home = UploadHome(database, tmp_path / "home", bucket, limits or UploadConfig(part_bytes=1000))
             url = await stack.enter_async_context(served(upload_app(database, home)))
             tenant = Tenant(url, await new_key(database, "writer", ("adapters:write",), **quota), home)
             await stack.enter_async_context(tenant.http)
@@ -287,7 +287,7 @@ async def test_the_scope_is_needed(start: StartTenant) -> None:
 
 
 async def test_limits_of_a_tenant(start: StartTenant) -> None:
-    limits = UploadLimits(part_bytes=1000, max_open=1)
+    limits = UploadConfig(part_bytes=1000, max_open=1)
     tenant = await start(limits=limits, max_adapter_bytes=5000)
     too_much = {**FILES, WEIGHTS: b"w" * 5000}
     body = {"files": declared(too_much)}
@@ -301,7 +301,7 @@ async def test_limits_of_a_tenant(start: StartTenant) -> None:
 
 
 async def test_so_many_bodies_at_once(start: StartTenant) -> None:
-    limits = UploadLimits(part_bytes=1000, max_in_flight_per_tenant=1)
+    limits = UploadConfig(part_bytes=1000, max_in_flight_per_tenant=1)
     tenant = await start(limits=limits)
     upload = (await tenant.open())["id"]
     sending, finish = asyncio.Event(), asyncio.Event()
@@ -350,7 +350,7 @@ async def test_a_client_that_breaks_off_leaves_nothing(start: StartTenant) -> No
 async def test_the_cleaner_removes_what_is_over(start: StartTenant, database: Database, kind: str) -> None:
     tenant = await start(kind)
     home = tenant.home
-    cleaner = UploadCleaner(database, home.parts, home.storage)
+    cleaner = UploadCleanup(database, home.parts, home.storage)
     kept, overdue, unknown = [(await tenant.open())["id"] for _ in range(3)]
     for upload in (kept, overdue, unknown):
         await tenant.put_all(upload)

@@ -21,9 +21,9 @@ from starlette.responses import Response
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, UploadHome
 
 from loraplex.adapters.errors import AdaptersError
-from loraplex.adapters.limits import UploadLimits
+from loraplex.adapters.limits import UploadConfig
 from loraplex.platform.api.app import error_response
-from loraplex.platform.api.management.endpoint import Plane
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.request_id import RequestIds
 from loraplex.platform.api.tenant.uploads import uploads_router
 from loraplex.platform.auth.authenticator import Authenticator
@@ -44,7 +44,7 @@ def upload_app(database: Database, home: UploadHome) -> FastAPI:
     """The upload routes alone, without a model."""
     services: Any = SimpleNamespace(database=database, derive_key=partial(derive, b"secret"), policies=None)
     app = FastAPI()
-    router = uploads_router(Plane(services), Authenticator(database, 0), home.uploads)
+    router = uploads_router(ManagementEndpoint(services), Authenticator(database, 0), home.uploads)
     app.include_router(router, prefix="/tenant/v1")
     for error in (GatewayError, AdaptersError, TenantsError):
         app.add_exception_handler(error, on_error)
@@ -57,7 +57,7 @@ def serve() -> None:
     url, folder, part_bytes = sys.argv[1:]
 
     async def run() -> None:
-        home = UploadHome(Database(url), Path(folder), None, UploadLimits(part_bytes=int(part_bytes)))
+        home = UploadHome(Database(url), Path(folder), None, UploadConfig(part_bytes=int(part_bytes)))
         config = uvicorn.Config(upload_app(home.database, home), port=0, log_level="error", lifespan="off")
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())
@@ -92,7 +92,7 @@ def die() -> None:
         raise AssertionError
 
     async def run() -> None:
-        home = UploadHome(Database(url), Path(folder), None, UploadLimits(claim_s=float(seconds)))
+        home = UploadHome(Database(url), Path(folder), None, UploadConfig(claim_s=float(seconds)))
         home.life_cycle.register = kill  # type: ignore[method-assign]
         await submit_whole(home, UUID(tenant), UUID(upload))
 

@@ -10,13 +10,13 @@ from uuid import UUID, uuid4
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.limits import AdapterLimits, UploadLimits
-from loraplex.adapters.storage.local_store import AdapterStorage
-from loraplex.adapters.storage.object_store import Objects, S3Options
+from loraplex.adapters.limits import AdapterLimits, UploadConfig
+from loraplex.adapters.storage.local_store import LocalAdapterStore
+from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 from loraplex.adapters.uploads.parts import UploadParts
 from loraplex.adapters.uploads.service import Uploads
-from loraplex.adapters.versions.lifecycle import BegunVersion
-from loraplex.adapters.versions.pending_folders import HeldUploads
+from loraplex.adapters.versions.lifecycle import RegisteredVersion
+from loraplex.adapters.versions.pending_folders import PendingFolders
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -41,18 +41,18 @@ class FakeLifeCycle:
         staged: Path,
         *,
         created_by: str | None,
-    ) -> BegunVersion:
+    ) -> RegisteredVersion:
         version_id = uuid4()
-        held = HeldUploads(self.root).hold(staged, version_id)
+        held = PendingFolders(self.root).hold(staged, version_id)
         record = await AdapterRepository(session, tenant_id).add_unjudged(
             name, version_id=version_id, size_bytes=1000, created_by=created_by
         )
         if self.error is not None:
             held.release()
             raise self.error
-        return BegunVersion(record, held)
+        return RegisteredVersion(record, held)
 
-    def start(self, begun: BegunVersion) -> None:
+    def start(self, begun: RegisteredVersion) -> None:
         self.taken.append(begun.held.folder)
 
 
@@ -63,12 +63,12 @@ class UploadHome:
     database: Database
     home: Path
     bucket: S3Options | None = None
-    limits: UploadLimits = field(default_factory=lambda: UploadLimits(part_bytes=1000))
+    limits: UploadConfig = field(default_factory=lambda: UploadConfig(part_bytes=1000))
 
     def __post_init__(self) -> None:
-        self.storage = AdapterStorage(self.home / "adapters")
+        self.storage = LocalAdapterStore(self.home / "adapters")
         self.life_cycle = FakeLifeCycle(self.storage.root)
-        self.objects = Objects(self.home / "objects", self.bucket)
+        self.objects = ObjectStore(self.home / "objects", self.bucket)
         self.parts = UploadParts(self.objects)
         adapter_limits = AdapterLimits(max_weights_bytes=1 << 30)
         self.uploads = Uploads(

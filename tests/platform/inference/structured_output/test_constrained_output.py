@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from loraplex.grammar.builder.output_plan import compose
-from loraplex.grammar.constraints import AnswerForm, JsonSchema, Limits, Tool
-from loraplex.grammar.errors import AnswerNotSatisfied
+from loraplex.grammar.builder.output_plan import plan_output
+from loraplex.grammar.constraints import JsonSchema, OutputConstraints, SchemaLimits, Tool
+from loraplex.grammar.errors import SchemaNotSatisfied
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.inference.structured_output.constrained_output import FormedAnswer
+from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 
 UNIQUE = {"type": "array", "uniqueItems": True}
 ARGUMENTS = {"type": "object", "properties": {"tags": UNIQUE}}
@@ -25,35 +25,35 @@ class Judge:
         self.asked.append(value)
         await asyncio.sleep(0)
         if "bad" in value:
-            raise AnswerNotSatisfied("bad")
+            raise SchemaNotSatisfied("bad")
 
 
-def answer_of(form: AnswerForm, judge: Judge) -> FormedAnswer:
-    return FormedAnswer(compose(form, ToolStyle.GENERIC, limits=Limits()), judge)
+def answer_of(form: OutputConstraints, judge: Judge) -> ConstrainedOutput:
+    return ConstrainedOutput(plan_output(form, ToolStyle.GENERIC, limits=SchemaLimits()), judge)
 
 
 async def test_every_call_is_judged_and_one_bad_one_is_enough() -> None:
     judge = Judge()
     tool = Tool("f", "", ARGUMENTS, False, "tools[0].function.parameters")
-    answer = answer_of(AnswerForm(tools=(tool,), tool_choice="required"), judge)
+    answer = answer_of(OutputConstraints(tools=(tool,), tool_choice="required"), judge)
     reader = answer.reader()
     reader.feed(
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "f", "arguments": '
     )
     reader.feed('{"tags": ["bad"]}}</tool_call>')
-    with pytest.raises(AnswerNotSatisfied):
+    with pytest.raises(SchemaNotSatisfied):
         await answer.finish(reader, "stop")
     assert judge.asked == ["{}", '{"tags": ["bad"]}']
 
 
 async def test_choices_that_end_together_are_judged_by_their_own_values() -> None:
     judge = Judge()
-    answer = answer_of(AnswerForm(format=JsonSchema(UNIQUE, False, "p")), judge)
+    answer = answer_of(OutputConstraints(format=JsonSchema(UNIQUE, False, "p")), judge)
     readers = [answer.reader() for _ in range(20)]
     for index, reader in enumerate(readers):
         reader.feed(f'["{"bad" if index % 2 else "good"}"]')
     ended = await asyncio.gather(*(answer.finish(each, "stop") for each in readers), return_exceptions=True)
-    assert [isinstance(each, AnswerNotSatisfied) for each in ended] == [bool(i % 2) for i in range(20)]
+    assert [isinstance(each, SchemaNotSatisfied) for each in ended] == [bool(i % 2) for i in range(20)]
     assert len(judge.asked) == 20 and answer.notes == []
 
 
@@ -62,5 +62,5 @@ def test_nothing_is_made_of_a_schema_that_takes_a_validator_minutes() -> None:
     everything = {"allOf": [{"$ref": f"#/$defs/{name}"} for name in names], "unevaluatedProperties": False}
     schema = {"$ref": "#/$defs/d0", "$defs": dict.fromkeys(names, everything)}
     started = time.process_time()
-    answer = answer_of(AnswerForm(format=JsonSchema(schema, False, "p")), Judge())
+    answer = answer_of(OutputConstraints(format=JsonSchema(schema, False, "p")), Judge())
     assert answer.composition.enforcement == "validated" and time.process_time() - started < 2

@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 
 from loraplex.grammar.constraints import (
-    AnswerForm,
     Choice,
     ContextFreeGrammar,
     JsonObject,
     JsonSchema,
-    Limits,
+    OutputConstraints,
     OutputFormat,
     Regex,
+    SchemaLimits,
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.errors import GrammarTooLarge, TrialsUnavailable
+from loraplex.grammar.errors import GrammarTooLarge, WorkersUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.inference.structured_output.output_planner import AnswerComposer
+from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.preparer import Preparer, PreparerOptions
+from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 CONTROL_TOKENS = frozenset({"<|im_end|>"})
@@ -56,26 +56,28 @@ class Judges:
 
 
 @pytest.fixture
-async def preparer() -> AsyncIterator[Preparer]:
-    setup = Setup(BodyLimits(), Limits(), CONTROL_TOKENS)
-    preparer = Preparer(PreparerOptions(setup=setup, environment=os.environ))
+async def preparer() -> AsyncIterator[RequestAnalyzer]:
+    setup = Setup(BodyLimits(), SchemaLimits(), CONTROL_TOKENS)
+    preparer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=os.environ))
     yield preparer
     await preparer.close()
 
 
-MakeComposer = Callable[..., AnswerComposer]
+MakeComposer = Callable[..., OutputPlanner]
 
 
 @pytest.fixture
-def composer(preparer: Preparer) -> MakeComposer:
-    def make(trials: Trials, judges: Judges | None = None) -> AnswerComposer:
-        return AnswerComposer(Limits(), CONTROL_TOKENS, preparer, trials, judges or Judges())
+def composer(preparer: RequestAnalyzer) -> MakeComposer:
+    def make(trials: Trials, judges: Judges | None = None) -> OutputPlanner:
+        return OutputPlanner(SchemaLimits(), CONTROL_TOKENS, preparer, trials, judges or Judges())
 
     return make
 
 
-def form_of(schema: dict[str, Any]) -> AnswerForm:
-    return AnswerForm(format=JsonSchema(schema, strict=False, param="response_format.json_schema.schema"))
+def form_of(schema: dict[str, Any]) -> OutputConstraints:
+    return OutputConstraints(
+        format=JsonSchema(schema, strict=False, param="response_format.json_schema.schema")
+    )
 
 
 async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time(composer: MakeComposer) -> None:
@@ -156,10 +158,10 @@ async def test_nothing_far_above_a_bound_is_written_out(composer: MakeComposer, 
     large = Unwritten({"type": "object", "description": "d" * 1_000_000})
     form = form_of(large)
     if of == "tag":
-        form = AnswerForm(format=StructuralTag(large))
+        form = OutputConstraints(format=StructuralTag(large))
     if of == "tool":
         tool = Tool("f", "", large, False, "tools[0].function.parameters")
-        form = AnswerForm(tools=(tool,), tool_choice="auto")
+        form = OutputConstraints(tools=(tool,), tool_choice="auto")
     with pytest.raises(GrammarTooLarge, match="has more than 262144 bytes"):
         await composer(Trials()).compose(ONE, form, ToolStyle.GENERIC)
 
@@ -173,8 +175,8 @@ async def test_what_is_refused_reaches_no_trial(composer: MakeComposer, schema: 
 
 
 async def test_a_trial_without_a_verdict_ends_the_request(composer: MakeComposer) -> None:
-    with pytest.raises(TrialsUnavailable):
-        await composer(Trials(TrialsUnavailable("down"))).compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
+    with pytest.raises(WorkersUnavailable):
+        await composer(Trials(WorkersUnavailable("down"))).compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +197,13 @@ async def test_a_trial_knows_the_field_of_its_grammar(
     composer: MakeComposer, format_: OutputFormat, param: str
 ) -> None:
     trials = Trials()
-    await composer(trials).compose(ONE, AnswerForm(format=format_), ToolStyle.GENERIC)
+    await composer(trials).compose(ONE, OutputConstraints(format=format_), ToolStyle.GENERIC)
     assert trials.checked[0][2] == param
 
 
 async def test_tools_and_a_format_are_one_grammar_named_tools(composer: MakeComposer) -> None:
     trials = Trials()
     tool = Tool("f", "", {"type": "object"}, False, "tools[0].function.parameters")
-    form = AnswerForm(format=JsonObject(), tools=(tool,), tool_choice="auto")
+    form = OutputConstraints(format=JsonObject(), tools=(tool,), tool_choice="auto")
     await composer(trials).compose(ONE, form, ToolStyle.HERMES)
     assert [param for *_, param in trials.checked] == ["tools"]
