@@ -89,7 +89,7 @@ class LiveServer:
         (pid,) = (
             pid
             for pid in descendants(self.process.pid)
-            if "engine_main" in Path(f"/proc/{pid}/cmdline").read_text()
+            if "engines.main" in Path(f"/proc/{pid}/cmdline").read_text()
         )
         return pid
 

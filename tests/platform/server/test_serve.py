@@ -257,7 +257,7 @@ def test_a_killed_engine_returns_and_a_killed_serve_leaves_nothing(
         key = make_key(facts["database_url"])
         pids = descendants(serve.process.pid)
         assert len(pids) >= 3
-        (engine,) = (p for p in pids if "engine_main" in Path(f"/proc/{p}/cmdline").read_text())
+        (engine,) = (p for p in pids if "engines.main" in Path(f"/proc/{p}/cmdline").read_text())
         os.kill(engine, signal.SIGKILL)
         until(
             lambda: (
