@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.report import BenchFailed
 
 LIMIT_BYTES = 1 << 20
 _FIELD = b"data: "

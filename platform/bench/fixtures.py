@@ -1,19 +1,132 @@
-"""Adapters of random weights in PEFT's format, over all seven projections: what a benchmark serves.
+"""Tenants, keys and random adapters of a `LocalServer`, written to its database while it runs.
 
-Invariant: a function of (model, rank, seed); the scale is 1 and no answer becomes non-finite.
+Invariant: an adapter is a function of model, rank and seed; it covers all seven projections with scale 1 and gives finite logits.
 """
 
 import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import UUID
 
+import httpx
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
+from loraplex.adapters.versions.push import AdapterRegistry
+from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
+from loraplex.platform.bench.local_server import OwnServer
+from loraplex.platform.bench.report import BenchFailed
+from loraplex.platform.bench.workload import vocabulary_text
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
+from loraplex.platform.server.base_model_file import read_base_model
+from loraplex.tenants.accounts.tenants import TenantRepository
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE
+from loraplex.tenants.database import Database
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 B_DEVIATION = 0.02
+SLOW_PUSH_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTenant:
+    """A tenant with its inference key."""
+
+    name: str
+    tenant_id: UUID
+    api_key: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pushes:
+    """How long registering took, in seconds per adapter, generating the files not included."""
+
+    names: tuple[str, ...]
+    seconds_each: float
+
+    def note(self) -> str:
+        slow = f": slower than {SLOW_PUSH_S} s" if self.seconds_each > SLOW_PUSH_S else ""
+        return f"registered {len(self.names)} adapters, {self.seconds_each:.3f} s each{slow}"
+
+
+class Registration:
+    """Writes to the database of a running `OwnServer`."""
+
+    def __init__(self, database: Database, server: OwnServer) -> None:
+        self._database = database
+        self._server = server
+
+    async def tenant(self, name: str) -> BenchTenant:
+        async with self._database.as_operator() as session:
+            tenant = await TenantRepository(session).create(name)
+            issued = await KeyRepository(session).create(tenant.id, "bench", [INFERENCE])
+            return BenchTenant(name, tenant.id, issued.plaintext)
+
+    async def push_folders(self, tenant: BenchTenant, folders: Sequence[Path]) -> Pushes:
+        """Each folder under its own name."""
+        registry = self._registry()
+        began = time.perf_counter()
+        for folder in folders:
+            await registry.push(tenant.tenant_id, folder.name, folder)
+        took = time.perf_counter() - began
+        return Pushes(tuple(folder.name for folder in folders), took / max(len(folders), 1))
+
+    async def push_random(self, tenant: BenchTenant, ranks: Sequence[int], seed: int = 0) -> Pushes:
+        """Adapters `a000`, `a001` … of these ranks; each is on the disk twice only while it is pushed."""
+        model = self.model_config()
+        names, seconds = [], 0.0
+        with TemporaryDirectory(dir=self._server.data_dir) as draft:
+            for index, rank in enumerate(ranks):
+                name = adapter_name(index)
+                folder = write_random_adapter(Path(draft, name), model, rank, seed + index)
+                seconds += (await self.push_folders(tenant, [folder])).seconds_each
+                (folder / "adapter_model.safetensors").unlink()
+                names.append(name)
+        return Pushes(tuple(names), seconds / max(len(names), 1))
+
+    def model_config(self) -> ModelConfig:
+        """Of the served model."""
+        return load_model_config(read_base_model(self._server.data_dir).path)
+
+    def _registry(self) -> AdapterRegistry:
+        facts = read_base_model(self._server.data_dir)
+        storage = LocalAdapterStore(self._server.data_dir / ADAPTERS_FOLDER)
+        return AdapterRegistry(self._database, storage, self.model_config(), facts.digest)
+
+
+@asynccontextmanager
+async def registration(server: OwnServer) -> AsyncIterator[Registration]:
+    """The stores of a running server, as a guest."""
+    async with EmbeddedServices(server.data_dir, transient=True) as services:
+        database = Database(services.database_url, pool_size=2)
+        try:
+            yield Registration(database, server)
+        finally:
+            await database.close()
+
+
+def adapter_name(index: int) -> str:
+    return f"a{index:03}"
+
+
+async def token_pool(base_url: str, api_key: str, model: str) -> list[int]:
+    """Token ids of ordinary text, from the server's own tokenizer. Raises `BenchFailed`."""
+    body = {"model": model, "prompt": vocabulary_text()}
+    async with httpx.AsyncClient(base_url=base_url, timeout=60.0) as client:
+        headers = {"authorization": f"Bearer {api_key}"}
+        answer = await client.post("/v1/tokenize", json=body, headers=headers)
+    if answer.status_code != httpx.codes.OK:
+        raise BenchFailed(f"POST /v1/tokenize: HTTP {answer.status_code}: {answer.text[:500]}")
+    tokens: list[int] = answer.json()["tokens"]
+    return tokens
 
 
 def write_random_adapter(folder: Path, model: ModelConfig, rank: int, seed: int) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loraplex.platform.bench.client import Answer, CompletionRequest, StreamRecord, decode, stream_completion
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.report import BenchFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.config import foreign_environment
 
 BASE_MODEL = "bench-base"

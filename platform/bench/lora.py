@@ -4,12 +4,15 @@ Invariant: both batches exist at once over one set of weights and step in turn (
 """
 
 import dataclasses
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
+import msgspec
 import torch
 
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
@@ -18,10 +21,13 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
+from loraplex.platform.config import engine_environment
 
+MODULE = "loraplex.platform.bench.lora"
 BLOCK_SIZE = 16
+COPY_BYTES = 256 << 20
+REPEATS = 5
 WARM_STEPS = 8
 ADAPTER_WAIT_S = 60.0
 REQUIRED_COST = 3.0
@@ -35,6 +41,7 @@ COLUMNS = (
     "copied_gb_per_s",
     "cost_of_reading",
 )
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,15 @@ class LoraShape:
     def num_blocks(self) -> int:
         length = self.input_len + WARM_STEPS + self.steps + BLOCK_SIZE
         return self.rows * (length // BLOCK_SIZE + 1) + self.adapters
+
+
+class LoraJob(msgspec.Struct, frozen=True):
+    """What the child is to measure."""
+
+    model: str
+    dtype: str
+    device: str
+    shapes: list[LoraShape]
 
 
 class RandomSource:
@@ -204,15 +220,6 @@ def step_in_turn(first: Engine, second: Engine, shape: LoraShape) -> tuple[list[
     return times
 
 
-COPY_BYTES = 256 << 20
-
-
-REPEATS = 5
-
-
-Call = Callable[[], object]
-
-
 def copy_rate(device: torch.device, num_bytes: int | None = None) -> float:
     """Bytes per second of one large copy on the device, each byte counted once; the median of several."""
     size = num_bytes or COPY_BYTES
@@ -237,3 +244,37 @@ def wait_for(device: torch.device) -> None:
     """Until everything that was begun on the device has ended."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def run_child(module: str, job: msgspec.Struct) -> Report:
+    """The module gets `job` on standard input and writes its report as its last line.
+
+    Raises `BenchFailed` with the last line the child said.
+    """
+    child = subprocess.run(
+        [sys.executable, "-m", module],
+        input=msgspec.json.encode(job),
+        capture_output=True,
+        env=engine_environment(),
+        check=False,
+    )
+    if child.returncode != 0:
+        said = child.stderr.decode(errors="replace").strip().splitlines()
+        raise BenchFailed(said[-1] if said else f"the measuring process ended with {child.returncode}")
+    return msgspec.json.decode(child.stdout.splitlines()[-1], type=Report)
+
+
+def measure_as_engine(job: LoraJob) -> Report:
+    """Run the job in a child. Raises `BenchFailed`."""
+    return run_child(MODULE, job)
+
+
+def main() -> None:
+    """Read a job from standard input, write its report as one line."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=LoraJob)
+    report = measure_lora(job.model, job.dtype, job.device, job.shapes)
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

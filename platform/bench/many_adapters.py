@@ -5,23 +5,28 @@ Invariant: both kinds of traffic run on one server in turn (ABAB) with the same 
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
 import httpx
 
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
-from loraplex.platform.bench.client import CompletionRequest
-from loraplex.platform.bench.fixtures import adapter_parameters
+from loraplex.platform.bench.client import Answer, CompletionRequest
+from loraplex.platform.bench.fixtures import (
+    BenchTenant,
+    adapter_name,
+    adapter_parameters,
+    registration,
+    token_pool,
+)
 from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, OwnServer, own_server
-from loraplex.platform.bench.parity import compare_alone
-from loraplex.platform.bench.registration import BenchTenant, adapter_name, registration, token_pool
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts, pick_adapters
 
 REQUIRED_RATE = 0.8
+MARGIN = 1e-3
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # The gateway reads the engine's counters about once a second.
 COUNTERS_SETTLE_S = 2.5
@@ -142,3 +147,65 @@ def _summarize(
         report.cases.append(Case(kind, asdict(shape) | {"adapter_bytes": budget}, figure))
     many, resident = (median([run.output_rate for run in results[kind]]) for kind in (MANY, RESIDENT))
     report.ratios.append(Ratio(f"output rate: {MANY} / {RESIDENT}", many / resident, REQUIRED_RATE))
+
+
+@dataclass(slots=True)
+class Parity:
+    """`margins`: log-probability margin at the first differing token of every answer that differs."""
+
+    compared: int = 0
+    margins: list[float] = field(default_factory=list)
+
+    @property
+    def explained(self) -> int:
+        """Answers that are equal or differ first where the margin is below `MARGIN`."""
+        return self.compared - sum(margin > MARGIN for margin in self.margins)
+
+    def add_to(self, report: Report) -> None:
+        """As a case and a ratio."""
+        figure = {
+            "compared": self.compared,
+            "equal": self.compared - len(self.margins),
+            "margins": [round(margin, 5) for margin in self.margins],
+        }
+        report.cases.append(Case("parity with lone runs", {"margin": MARGIN}, figure))
+        report.notes.append(
+            f"parity: {figure['equal']} of {self.compared} equal; margins {figure['margins']}"
+        )
+        if self.compared:
+            share = self.explained / self.compared
+            report.ratios.append(Ratio("answers equal to lone runs, or within the margin", share, 1.0))
+
+
+async def compare_alone(base_url: str, crowd: LoadResult, samples: int) -> Parity:
+    """Repeat every n-th request of `crowd` alone, with log-probabilities. Raises `BenchFailed`."""
+    parity = Parity()
+    step = max(len(crowd.requests) // max(samples, 1), 1)
+    for index in range(0, len(crowd.requests), step)[:samples]:
+        request = replace(crowd.requests[index], options={"logprobs": 2})
+        alone = (await run_load(base_url, [request])).require_complete().answers[0]
+        parity.compared += 1
+        if (margin := margin_at_difference(crowd.answers[index].text, alone)) is not None:
+            parity.margins.append(margin)
+    return parity
+
+
+def margin_at_difference(text: str, alone: Answer) -> float | None:
+    """Margin of the lone run's two best tokens where `text` leaves it; None when the texts are equal."""
+    if text == alone.text:
+        return None
+    common = next(
+        (at for at, (one, other) in enumerate(zip(text, alone.text)) if one != other),
+        min(len(text), len(alone.text)),
+    )
+    end = 0
+    for token, top in zip(alone.tokens, alone.tops):
+        end += len(token)
+        if end > common:
+            return _margin(top)
+    return float("inf")
+
+
+def _margin(top: Mapping[str, float]) -> float:
+    best = sorted(top.values(), reverse=True)
+    return best[0] - best[1] if len(best) > 1 else float("inf")

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from loraplex.platform.bench.client import Answer, CompletionRequest
+from loraplex.platform.bench.fixtures import BenchTenant, registration, token_pool
 from loraplex.platform.bench.load import run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, own_server
-from loraplex.platform.bench.registration import BenchTenant, registration, token_pool
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 

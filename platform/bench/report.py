@@ -1,12 +1,17 @@
-"""What a benchmark found: cases with shape and figures, and ratios against what is required of them.
+"""The result of a benchmark: cases, ratios with their requirements, and the hardware and versions they were measured with.
 
-Invariant: every ratio's two sides were measured in the same run; one JSON line is written per case and per ratio.
+Invariant: both sides of a ratio come from one run, each case and each ratio is one JSON line, and no line names a host or a user.
 """
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +19,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loraplex.platform.bench.machine import commit, hardware, versions
+from loraplex.platform.startup_errors import StartError
 
 MOST_BESIDE = 6
+PACKAGES = ("loraplex", "torch", "transformers", "peft", "numba", "triton")
+RESULTS = Path("tests", "benchmarks", "results")
+
+
+class BenchFailed(StartError):
+    """The run gives no figure; the command ends with exit code 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +136,65 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:,.2f}" if isinstance(value, float) else escape(str(value))
+
+
+def checkout_root() -> Path | None:
+    """The repository this package runs from, None for an installed wheel."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / ".git").exists() and (root / RESULTS.parent).is_dir() else None
+
+
+def hardware() -> dict[str, str | int | None]:
+    """Memory in bytes; `cores` are those this process may use."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": available_cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": _gpu_model(),
+    }
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that matter and are installed."""
+    found = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The checkout's commit, with `+changes` when tracked files differ from it."""
+    root = checkout_root()
+    if root is None or shutil.which("git") is None:
+        return None
+    head = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    return f"{head}+changes" if head and changed else head
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"
+
+
+def _gpu_model() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return None
+    return _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or None
+
+
+def _output(*command: str) -> str | None:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else None

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from loraplex.platform.bench.client import CompletionRequest
+from loraplex.platform.bench.fixtures import adapter_name, registration, token_pool
 from loraplex.platform.bench.latency_metrics import PERCENTILES, serving_figures
 from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, OwnServer, own_server
-from loraplex.platform.bench.registration import adapter_name, registration, token_pool
 from loraplex.platform.bench.report import Case, Report
 from loraplex.platform.bench.workload import Distribution, arrival_offsets, draw_prompts, pick_adapters
 

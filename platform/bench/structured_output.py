@@ -9,12 +9,10 @@ from statistics import median
 from typing import Any, Final
 
 from loraplex.platform.bench.client import CompletionRequest
-from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.grammar_shapes import THREE_FIELDS, TWELVE_FIELDS, request_tools
+from loraplex.platform.bench.fixtures import registration, token_pool
 from loraplex.platform.bench.load import LoadResult, run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, own_server
-from loraplex.platform.bench.registration import registration, token_pool
-from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 
 COLUMNS = (
@@ -25,10 +23,57 @@ COLUMNS = (
     "completion_tokens",
     "ended_by_themselves",
 )
-SCHEMAS: Final = "JSON schemas"
-TOOLS: Final = "tool calls"
+JSON_SCHEMAS: Final = "JSON schemas"
+TOOL_CALLS: Final = "tool calls"
 FAST_FORWARD: Final = {False: "fast-forward off", True: "fast-forward on"}
-REQUIRED: Final = {(SCHEMAS, False): 0.95, (TOOLS, True): 1.0}
+REQUIRED: Final = {(JSON_SCHEMAS, False): 0.95, (TOOL_CALLS, True): 1.0}
+Schema = dict[str, Any]
+
+
+def closed_object(**properties: Schema) -> Schema:
+    """An object of exactly these fields."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+TEXT: Schema = {"type": "string"}
+THREE_FIELDS = closed_object(name=TEXT, age={"type": "integer"}, city=TEXT)
+TWELVE_FIELDS = closed_object(
+    id={"type": "string", "format": "uuid"},
+    name={"type": "string", "maxLength": 40},
+    age={"type": "integer", "minimum": 0, "maximum": 150},
+    score={"type": "number"},
+    active={"type": "boolean"},
+    role={"enum": ["admin", "editor", "viewer", "guest"]},
+    email={"type": "string", "format": "email"},
+    joined={"type": "string", "format": "date"},
+    tags={"type": "array", "items": TEXT, "maxItems": 5},
+    address=closed_object(street=TEXT, zip={"type": "string", "pattern": "^[0-9]{5}$"}),
+    note={"anyOf": [TEXT, {"type": "null"}]},
+    level={"enum": [1, 2, 3]},
+)
+TOOLS: dict[str, Schema] = {
+    "get_weather": closed_object(city=TEXT, unit={"enum": ["celsius", "fahrenheit"]}),
+    "search_documents": closed_object(query=TEXT, limit={"type": "integer", "minimum": 1, "maximum": 50}),
+    "send_message": closed_object(recipient=TEXT, subject=TEXT, urgent={"type": "boolean"}),
+    "create_event": closed_object(title=TEXT, date={"type": "string", "format": "date"}, guests=TEXT),
+    "convert_currency": closed_object(amount={"type": "number"}, source=TEXT, target=TEXT),
+    "list_files": closed_object(folder=TEXT, recursive={"type": "boolean"}),
+    "translate_text": closed_object(text=TEXT, language={"enum": ["de", "en", "fr", "es"]}),
+    "set_reminder": closed_object(note=TEXT, minutes={"type": "integer", "minimum": 1, "maximum": 1440}),
+}
+
+
+def request_tools() -> list[dict[str, Any]]:
+    """`TOOLS` as a chat request carries them."""
+    return [
+        {"type": "function", "function": {"name": name, "parameters": parameters}}
+        for name, parameters in TOOLS.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +110,7 @@ async def measure_rate(
             async with registration(server) as accounts:
                 api_key = (await accounts.tenant("bench")).api_key
             pool = await token_pool(server.base_url, api_key, BASE_MODEL)
-            for kind in (SCHEMAS, TOOLS):
+            for kind in (JSON_SCHEMAS, TOOL_CALLS):
                 say(f"{kind}, {name}")
                 requests = _held(kind, shape, pool, api_key)
                 rounds = [await _round(server.base_url, requests, pool) for _ in range(shape.repeats + 1)][1:]
@@ -82,16 +127,16 @@ def _held(kind: str, shape: RateShape, pool: Sequence[int], api_key: str) -> lis
     for index, prompt in enumerate(draw_prompts(pool, shape.rows, shape.input_len, seed=1)):
         schema = (THREE_FIELDS, TWELVE_FIELDS)[index % 2]
         asked: dict[str, Any] = {"structured_outputs": {"json": schema}}
-        if kind == TOOLS:
+        if kind == TOOL_CALLS:
             asked = {"tools": request_tools(), "tool_choice": "required", "parallel_tool_calls": False}
         requests.append(
             CompletionRequest(
                 BASE_MODEL,
-                f"Question {index}: what should be done next?" if kind == TOOLS else prompt,
+                f"Question {index}: what should be done next?" if kind == TOOL_CALLS else prompt,
                 shape.max_tokens,
                 api_key,
                 options={"ignore_eos": False, **asked},
-                chat=kind == TOOLS,
+                chat=kind == TOOL_CALLS,
             )
         )
     return requests

@@ -17,10 +17,9 @@ from tests.benchmarks.peft_comparison import SpeedShape, compare_with_peft
 
 from loraplex.engine.checkpoints.model_files import locate_model
 from loraplex.platform.bench.latency_metrics import parse_objectives
-from loraplex.platform.bench.machine import available_cores
 from loraplex.platform.bench.many_adapters import ITEM_BYTES, ManyShape, measure_many
 from loraplex.platform.bench.prefix_cache import PrefixShape, measure_prefix_cache
-from loraplex.platform.bench.report import Report
+from loraplex.platform.bench.report import Report, available_cores
 from loraplex.platform.bench.serve import LoadShape, Target, Traffic, load_foreign, load_own
 from loraplex.platform.bench.structured_output import RateShape, measure_rate
 from loraplex.platform.bench.workload import Distribution
@@ -136,8 +135,7 @@ def lora(
         return
 
     async def work() -> Report:
-        from loraplex.platform.bench.lora import LoraShape
-        from loraplex.platform.bench.lora_process import LoraJob, measure_as_engine
+        from loraplex.platform.bench.lora import LoraJob, LoraShape, measure_as_engine
 
         shapes = [LoraShape(count, adapters, rank, input_len, steps) for count, adapters in pairs]
         return measure_as_engine(LoraJob(_located(model), dtype, device, shapes))

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from loraplex.engine.errors import EngineError
-from loraplex.platform.bench.machine import RESULTS, checkout_root
-from loraplex.platform.bench.report import Report, write_lines
+from loraplex.platform.bench.report import RESULTS, Report, checkout_root, write_lines
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.startup_errors import StartError
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from loraplex.platform.bench.machine import RESULTS, checkout_root
+from loraplex.platform.bench.report import RESULTS, checkout_root
 from loraplex.platform.cli.bench_running import say
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.startup_errors import SettingsError

@@ -7,11 +7,10 @@ from itertools import pairwise
 from statistics import median
 
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode, stream_completion
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.fixtures import registration, token_pool
 from loraplex.platform.bench.latency_metrics import percentile
 from loraplex.platform.bench.local_server import BASE_MODEL, own_server
-from loraplex.platform.bench.registration import registration, token_pool
-from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 
 CHUNKED, WHOLE = "chunked prefill", "whole prompts"

@@ -3,7 +3,10 @@
 Invariant: every mask is filled at a new state each step, and allows the token the row goes on with.
 """
 
+import json
+import random
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -23,10 +26,13 @@ from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
 from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
-from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.grammar_shapes import GrammarShape, grammar_shapes
+from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
+from loraplex.grammar.tools.call_tree import calls_tree
+from loraplex.grammar.tree import JsonValue, Node
 from loraplex.platform.bench.latency_metrics import percentile
-from loraplex.platform.bench.report import Case, Report
+from loraplex.platform.bench.report import BenchFailed, Case, Report
+from loraplex.platform.bench.structured_output import THREE_FIELDS, TOOLS, TWELVE_FIELDS, Schema
+from loraplex.platform.bench.workload import WORDS
 
 COLUMNS = (
     "compile_ms",
@@ -50,6 +56,15 @@ class MaskShape:
     steps: int = 200
     large: int = 131_072
     text_bytes: int = TEXT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarShape:
+    """`text_of`: seed -> one answer."""
+
+    name: str
+    node: Node
+    text_of: Callable[[int], str]
 
 
 def measure_masks(model: str, shape: MaskShape) -> Report:
@@ -179,3 +194,64 @@ def _timed(work: Callable[[], None]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
+
+
+def grammar_shapes() -> list[GrammarShape]:
+    calls = calls_tree(syntax_of(ToolStyle.LLAMA3), TOOLS, parallel=False)
+    return [
+        GrammarShape("3 fields", JsonValue(THREE_FIELDS), lambda seed: json.dumps(_three_fields(seed))),
+        GrammarShape("12 fields", JsonValue(TWELVE_FIELDS), lambda seed: json.dumps(_twelve_fields(seed))),
+        GrammarShape(f"{len(TOOLS)} tools", calls, _call),
+    ]
+
+
+def _words(drawn: random.Random, most: int) -> str:
+    return " ".join(drawn.choices(WORDS, k=drawn.randint(1, most)))
+
+
+def _three_fields(seed: int) -> dict[str, Any]:
+    drawn = random.Random(seed)
+    return {"name": _words(drawn, 3), "age": drawn.randint(0, 99), "city": _words(drawn, 2)}
+
+
+def _twelve_fields(seed: int) -> dict[str, Any]:
+    drawn = random.Random(seed)
+    return {
+        "id": str(uuid.UUID(int=drawn.getrandbits(128), version=4)),
+        "name": _words(drawn, 3),
+        "age": drawn.randint(0, 150),
+        "score": round(drawn.uniform(0, 100), 2),
+        "active": drawn.random() < 0.5,
+        "role": drawn.choice(TWELVE_FIELDS["properties"]["role"]["enum"]),
+        "email": f"{drawn.choice(WORDS)}@{drawn.choice(WORDS)}.org",
+        "joined": f"20{drawn.randint(10, 29)}-{drawn.randint(1, 12):02}-{drawn.randint(1, 28):02}",
+        "tags": [drawn.choice(WORDS) for _ in range(drawn.randint(0, 5))],
+        "address": {"street": _words(drawn, 3), "zip": f"{drawn.randint(0, 99999):05}"},
+        "note": None if drawn.random() < 0.5 else _words(drawn, 10),
+        "level": drawn.randint(1, 3),
+    }
+
+
+def _call(seed: int) -> str:
+    drawn = random.Random(seed)
+    name = drawn.choice(list(TOOLS))
+    arguments = {field: _argument(drawn, schema) for field, schema in TOOLS[name]["properties"].items()}
+    syntax = syntax_of(ToolStyle.LLAMA3)
+    return (
+        f"{syntax.opening}{syntax.head(name)}{json.dumps(arguments)}{syntax.after_arguments}{syntax.closing}"
+    )
+
+
+def _argument(drawn: random.Random, schema: Schema) -> object:
+    if "enum" in schema:
+        return drawn.choice(schema["enum"])
+    if schema.get("format") == "date":
+        return f"2026-{drawn.randint(1, 12):02}-{drawn.randint(1, 28):02}"
+    match schema["type"]:
+        case "integer":
+            return drawn.randint(schema["minimum"], schema["maximum"])
+        case "number":
+            return round(drawn.uniform(0, 1000), 2)
+        case "boolean":
+            return drawn.random() < 0.5
+    return _words(drawn, 6)

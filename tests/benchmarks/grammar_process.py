@@ -5,7 +5,7 @@ import sys
 import msgspec
 from tests.benchmarks.grammar_masks import MaskShape, measure_masks
 
-from loraplex.platform.bench.engine_child import run_child
+from loraplex.platform.bench.lora import run_child
 from loraplex.platform.bench.report import Report
 
 MODULE = "tests.benchmarks.grammar_process"

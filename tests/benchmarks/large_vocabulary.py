@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, pre_tokenizers, trainers
 
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.report import BenchFailed
 
 TEXT_BYTES = 64 << 20
 MOST_FILE_BYTES = 1 << 19

@@ -9,12 +9,11 @@ from itertools import count
 from tests.benchmarks.grammar_hostile import Schema, endless_hostile_schemas
 
 from loraplex.platform.bench.client import Answer, CompletionRequest, decode, stream_completion
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.fixtures import registration, token_pool
 from loraplex.platform.bench.latency_metrics import inter_token_gaps, percentile
 from loraplex.platform.bench.load import run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, own_server
-from loraplex.platform.bench.registration import registration, token_pool
-from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 
 ALONE, BESIDE = "undisturbed", "beside hostile grammars"

@@ -16,12 +16,10 @@ import msgspec
 from tests.benchmarks.peft_peer import PeerCase, PeerJob
 
 from loraplex.platform.bench.client import CompletionRequest
-from loraplex.platform.bench.errors import PeerFailed
-from loraplex.platform.bench.fixtures import write_random_adapter
+from loraplex.platform.bench.fixtures import adapter_name, registration, token_pool, write_random_adapter
 from loraplex.platform.bench.load import run_load
 from loraplex.platform.bench.local_server import BASE_MODEL, OwnServer, own_server
-from loraplex.platform.bench.registration import adapter_name, registration, token_pool
-from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 from loraplex.platform.config import foreign_environment
 
@@ -54,7 +52,7 @@ async def compare_with_peft(
 ) -> Report:
     """Alternate peer and server for `repeats` rounds, each warmed up; medians. Raises `BenchFailed`."""
     if find_spec("peft") is None:
-        raise PeerFailed("the comparison needs PEFT: pip install 'loraplex[bench]'")
+        raise BenchFailed("the comparison needs PEFT: pip install -e '.[test]'")
     peer_rates: dict[str, list[float]] = {name: [] for name in REQUIRED}
     own_rates: dict[str, list[float]] = {name: [] for name in REQUIRED}
     with TemporaryDirectory(prefix="loraplex-bench-") as folder:
@@ -118,7 +116,7 @@ async def _run_peer(
 
 
 async def peer_seconds(job: PeerJob) -> dict[str, float]:
-    """Run the peer's process to its end. Raises `PeerFailed` with its last words."""
+    """Run the peer's process to its end. Raises `BenchFailed` with its last words."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -134,7 +132,7 @@ async def peer_seconds(job: PeerJob) -> dict[str, float]:
         process.kill()
         raise
     if process.returncode != 0:
-        raise PeerFailed(f"transformers + PEFT failed: {errors.decode(errors='replace')[-2000:].strip()}")
+        raise BenchFailed(f"transformers + PEFT failed: {errors.decode(errors='replace')[-2000:].strip()}")
     return msgspec.json.decode(output, type=dict[str, float])
 
 

@@ -13,8 +13,7 @@ from tests.benchmarks.kernels.problem import Problem, RandomTensors
 from tests.benchmarks.kernels.shapes import LAYER_SHAPES, LayerShape
 
 from loraplex.engine.device import choose_device
-from loraplex.platform.bench.engine_child import run_child
-from loraplex.platform.bench.lora import copy_rate
+from loraplex.platform.bench.lora import copy_rate, run_child
 from loraplex.platform.bench.report import Case, Report
 
 MODULE = "tests.benchmarks.process"

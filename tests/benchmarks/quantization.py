@@ -14,9 +14,8 @@ from loraplex.engine.messages import EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.quantization.scheme import NONE
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.lora import BLOCK_SIZE, NAMESPACE, LoraShape, open_engine, prefill, step_in_turn
-from loraplex.platform.bench.report import Case, Ratio, Report
+from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 
 COLUMNS = ("base_ms", "quantized_ms", "base_over_quantized", "base_weight_mib", "quantized_weight_mib")
 REQUIRED = {1: 1.3, 16: 1.0}

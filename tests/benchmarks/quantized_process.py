@@ -5,7 +5,7 @@ import sys
 import msgspec
 from tests.benchmarks.quantization import measure_quantization
 
-from loraplex.platform.bench.engine_child import run_child
+from loraplex.platform.bench.lora import run_child
 from loraplex.platform.bench.report import Report
 
 MODULE = "tests.benchmarks.quantized_process"

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader
 from tests.benchmarks.roofline import Roofline, roofline_of
 
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.report import BenchFailed
 
 TEMPLATE = "page.html.jinja"
 Line = Mapping[str, Any]

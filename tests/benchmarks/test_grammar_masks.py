@@ -1,17 +1,30 @@
 """The mask measurement on a tiny vocabulary: every case has its figures, and a wrong text would be noticed."""
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import get_args
 
+import jsonschema
 import pytest
 from tests.benchmarks import grammar_masks
-from tests.benchmarks.grammar_masks import MaskShape, measure_masks
+from tests.benchmarks.grammar_masks import (
+    EMITTERS,
+    NAMESPACE,
+    GrammarShape,
+    MaskShape,
+    grammar_shapes,
+    measure_masks,
+)
 from tests.benchmarks.grammar_process import MaskJob, measure_masks_as_engine
 from tests.benchmarks.large_vocabulary import larger_tokenizer
 
+from loraplex.grammar.backends.compiler import MaskCompiler
+from loraplex.grammar.backends.vocabulary import byte_vocabulary
+from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import Literal
-from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.grammar_shapes import GrammarShape
+from loraplex.platform.bench.report import BenchFailed
+from loraplex.platform.bench.structured_output import THREE_FIELDS, TWELVE_FIELDS
 
 SHAPE = MaskShape(rows=3, steps=4, large=700, text_bytes=100_000)
 
@@ -41,3 +54,29 @@ def test_more_tokens_than_the_texts_hold(tiny_model: Path) -> None:
     text = (tiny_model / "tokenizer.json").read_text()
     with pytest.raises(BenchFailed, match="5000000 are needed"):
         larger_tokenizer(text, 5_000_000, text_bytes=10_000)
+
+
+@pytest.mark.parametrize("backend", get_args(Backend))
+@pytest.mark.parametrize("shape", grammar_shapes(), ids=lambda shape: shape.name)
+def test_every_text_of_a_shape_is_allowed_to_its_end(backend: Backend, shape: GrammarShape) -> None:
+    vocabulary = byte_vocabulary()
+    spec = GrammarSpec(backend=backend, source=EMITTERS[backend](shape.node))
+    compiler = MaskCompiler(vocabulary)
+    for seed in range(20):
+        mask = compiler.compile(NAMESPACE, encode_spec(spec))
+        text = shape.text_of(seed)
+        for token in vocabulary.tokenizer.encode(text).ids:
+            assert mask.accept(token), text
+        assert mask.is_complete(), text
+
+
+def test_texts_differ_by_seed_and_repeat_by_seed() -> None:
+    for shape in grammar_shapes():
+        assert len({shape.text_of(seed) for seed in range(50)}) > 30
+        assert shape.text_of(7) == shape.text_of(7)
+
+
+def test_every_text_of_a_schema_is_valid_under_it() -> None:
+    for shape, schema in zip(grammar_shapes(), (THREE_FIELDS, TWELVE_FIELDS), strict=False):
+        for seed in range(20):
+            jsonschema.validate(json.loads(shape.text_of(seed)), schema)

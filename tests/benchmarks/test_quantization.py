@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.quantization import measure_quantization
 
-from loraplex.platform.bench.errors import BenchFailed
+from loraplex.platform.bench.report import BenchFailed
 
 
 @pytest.mark.long

@@ -9,8 +9,7 @@ import pytest
 from tests.benchmarks.results_page import read_lines, render
 from tests.benchmarks.roofline import BOTTOM, HEIGHT, LEFT, WIDTH, roofline_of
 
-from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.machine import RESULTS, checkout_root
+from loraplex.platform.bench.report import RESULTS, BenchFailed, checkout_root
 
 HARDWARE = {"cpu": "Some CPU", "cores": 2, "memory_bytes": 1, "gpu": None}
 CEILING = {"gbs": 10.0, "gflops": 100.0}

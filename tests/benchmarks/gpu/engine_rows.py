@@ -14,8 +14,8 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.lora import wait_for
+from loraplex.platform.bench.report import BenchFailed
 
 BLOCK = 16
 NAMESPACE = bytes(32)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from loraplex.platform.bench.machine import commit, hardware, versions
+from loraplex.platform.bench.report import commit, hardware, versions
 
 FILE = "gpu.jsonl"
 MOST_TABLE_LINES = 60

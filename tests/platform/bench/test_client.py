@@ -1,4 +1,4 @@
-"""Decoding of recorded streams, whatever chunks the bytes came in, and the two judgements that rest on them."""
+"""A recorded stream decodes to the same completion however its bytes were cut into chunks."""
 
 import json
 from itertools import pairwise
@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.benchmarks.chunked_prefill import disturbance
 
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode
-from loraplex.platform.bench.errors import BenchFailed
-from loraplex.platform.bench.parity import margin_at_difference
+from loraplex.platform.bench.report import BenchFailed
 
 REQUEST = CompletionRequest("m", [1, 2], 3, "secret-key")
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 1}}
@@ -28,16 +26,8 @@ def text(piece: str, **fields: Any) -> bytes:
 STREAM = text("a") + text("bé") + text("c") + text("") + event(choices=[], usage=USAGE) + b"data: [DONE]\n\n"
 
 
-def record(*chunks: tuple[float, bytes], sent_at: float = 0.0) -> StreamRecord:
-    return StreamRecord(
-        REQUEST, sent_at=sent_at, ended_at=chunks[-1][0] if chunks else 0.0, chunks=list(chunks)
-    )
-
-
-def streamed(times: list[float], sent_at: float = 0.0) -> StreamRecord:
-    """A whole stream with one piece of text at each time."""
-    end = event(choices=[], usage=USAGE) + b"data: [DONE]\n\n"
-    return record(*((at, text("x")) for at in times), (times[-1], end), sent_at=sent_at)
+def record(*chunks: tuple[float, bytes]) -> StreamRecord:
+    return StreamRecord(REQUEST, ended_at=chunks[-1][0] if chunks else 0.0, chunks=list(chunks))
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
@@ -65,33 +55,6 @@ def test_an_error_event_is_reported() -> None:
 def test_no_token_gives_no_time() -> None:
     with pytest.raises(BenchFailed):
         _ = decode(record()).time_to_first_token
-
-
-def test_gaps_are_sorted_by_the_long_prompts_prefill() -> None:
-    row = streamed([1.0, 1.5, 2.25, 4.0, 4.5, 5.0])
-    long = streamed([4.25], sent_at=2.0)
-    found = disturbance([row], long)
-    assert found.before == (0.5,)
-    assert found.during == (0.75, 1.75, 0.5)
-    assert found.long_ttft == 2.25
-
-
-def test_a_row_that_ended_before_cannot_be_disturbed() -> None:
-    with pytest.raises(BenchFailed, match="ended during"):
-        disturbance([streamed([1.0, 2.0])], streamed([4.0], sent_at=1.5))
-
-
-def test_the_margin_is_that_of_the_token_where_texts_part() -> None:
-    tops = [{"ab": -0.1, "x": -3.0}, {"cd": -0.7, "ce": -0.7005}]
-    pieces = [
-        text(piece, logprobs={"tokens": [piece], "top_logprobs": [top]})
-        for piece, top in zip(("ab", "cd"), tops, strict=True)
-    ]
-    alone = decode(record((1.0, b"".join(pieces) + b"data: [DONE]\n\n")))
-    assert margin_at_difference("abcd", alone) is None
-    assert margin_at_difference("abce", alone) == pytest.approx(0.0005)
-    assert margin_at_difference("ax", alone) == pytest.approx(2.9)
-    assert margin_at_difference("abcdx", alone) == float("inf")
 
 
 def test_a_chat_is_asked_by_messages_and_its_deltas_are_read() -> None:
