@@ -1,103 +1,199 @@
-"""`loraplex bench attention`, `bench gemm` and `bench lora --kernels`: kernels alone, at the widths of a model people serve."""
+"""`python -m tests.benchmarks`: one command for each measurement behind this repository's figures.
 
-from collections.abc import Sequence
+Invariant: each command writes result lines with the fields of earlier ones, so that figures stay comparable.
+"""
+
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from tests.benchmarks.kernels.shapes import LAYER_SHAPES
+import uvloop
+from tests.benchmarks import kernel_commands
+from tests.benchmarks.admission import AdmissionShape, measure_admission
+from tests.benchmarks.chunked_prefill import LongPromptShape, measure_long_prompt
+from tests.benchmarks.noisy_neighbours import NeighbourShape, measure_neighbours
+from tests.benchmarks.peft_comparison import SpeedShape, compare_with_peft
 
-from loraplex.platform.bench.report import Report
-from loraplex.platform.cli.bench_running import AsJson, Out, run_bench
+from loraplex.platform.bench.report import RESULTS, Report, available_cores, checkout_root
+from loraplex.platform.cli.bench import (
+    AsJson,
+    Dtype,
+    Length,
+    Model,
+    Out,
+    Rank,
+    Repeats,
+    Setting,
+    parse_settings,
+    resolve_model,
+    run_bench,
+    say,
+)
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.startup_errors import SettingsError
 
-DTYPES = ("bfloat16", "float16", "float32")
-KV_DTYPES = (*DTYPES, "fp8")
-VARIANTS = ("int8", "int4", "fp8", "dense", "torch mm", "torch fp8", "torch int4")
+PAGE = Path("deploy", "benchmarks.html")
 
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Dtype = Annotated[str, typer.Option(help=f"Of rows: {', '.join(DTYPES)}.")]
-Shape = Annotated[str, typer.Option(help=f"Widths of {', '.join(LAYER_SHAPES)}.")]
+app = typer.Typer(
+    name="python -m tests.benchmarks",
+    help="Measure what the README's figures show. Quiet machines give steady figures.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+app.command()(kernel_commands.attention)
+app.command()(kernel_commands.gemm)
+app.command("lora-kernels")(kernel_commands.lora_kernels)
 
 
-def attention(
-    device: Device = "auto",
+@app.command()
+def peft(
+    model: Model = None,
     dtype: Dtype = "bfloat16",
-    kv_dtype: Annotated[str | None, typer.Option(help=f"{', '.join(KV_DTYPES)}; default as rows.")] = None,
-    shape: Shape = "qwen3-4b",
-    rows: Annotated[
-        list[int] | None, typer.Option("--rows", min=1, help="Decoding rows; repeatable.")
-    ] = None,
-    context: Annotated[
-        list[int] | None, typer.Option("--context", min=1, help="Tokens of each; repeatable.")
-    ] = None,
-    chunk: Annotated[int, typer.Option(min=0, help="Also a prefill chunk of so many tokens.")] = 256,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,
+    adapters: Annotated[int, typer.Option(min=1, help="Random adapters to register.")] = 8,
+    rank: Rank = 16,
+    input_len: Length = 60,
+    output_len: Length = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of both; the median counts.")] = 3,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of the peer; default all cores.")] = None,
+    setting: Setting = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Paged attention alone: decodes and a prefill chunk, as a share of the copy bandwidth."""
+    """Output rate over HTTP against `transformers` + PEFT: mixed adapters, one row, base model."""
+    shape = SpeedShape(
+        rows=concurrency,
+        adapters=adapters,
+        rank=rank,
+        input_len=input_len,
+        output_len=output_len,
+        repeats=repeats,
+        threads=threads or available_cores(),
+        dtype=dtype,
+    )
+    run_bench(
+        lambda: compare_with_peft(resolve_model(model), shape, parse_settings(setting), say), out, as_json
+    )
 
-    async def work() -> Report:
-        from tests.benchmarks.process import AttentionShape, KernelJob, measure_as_engine
 
-        sizes = AttentionShape(kv_dtype or dtype, rows or [1, 16], context or [512, 2048], chunk)
-        return measure_as_engine(KernelJob("attention", device, dtype, shape, attention=sizes))
-
-    _check(dtype, DTYPES, "--dtype")
-    _check(kv_dtype or dtype, KV_DTYPES, "--kv-dtype")
-    _check(shape, tuple(LAYER_SHAPES), "--shape")
-    run_bench(work, out, as_json)
-
-
-def gemm(
-    device: Device = "auto",
+@app.command()
+def quantization(
+    model: Model = None,
     dtype: Dtype = "bfloat16",
-    shape: Shape = "qwen3-4b",
-    rows: Annotated[list[int] | None, typer.Option("--rows", min=1, help="Rows of x; repeatable.")] = None,
-    variant: Annotated[
-        list[str] | None, typer.Option("--variant", help=f"{', '.join(VARIANTS)}; repeatable.")
-    ] = None,
+    device: kernel_commands.Device = "auto",
+    scheme: Annotated[list[str] | None, typer.Option(help="int8, int4 or fp8; repeatable.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(min=1, help="Of a decode step; repeatable.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps of each model.")] = 64,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """The four base products of a layer in 8 and 4 bits, beside 16."""
+    """Decode steps and prompts of a quantized base model against the unquantized one."""
 
     async def work() -> Report:
-        from tests.benchmarks.process import GemmShape, KernelJob, measure_as_engine
+        from tests.benchmarks.quantization import QuantizationJob, measure_as_engine
 
-        sizes = GemmShape(variant or ["int8", "int4", "dense"], rows or [1, 16, 64])
-        return measure_as_engine(KernelJob("gemm", device, dtype, shape, gemm=sizes))
+        schemes = scheme or ["int8", "int4"]
+        job = QuantizationJob(resolve_model(model), dtype, device, schemes, rows or [1, 16], steps)
+        return measure_as_engine(job)
 
-    for name in variant or ():
-        _check(name, VARIANTS, "--variant")
-    _check(dtype, DTYPES, "--dtype")
-    _check(shape, tuple(LAYER_SHAPES), "--shape")
     run_bench(work, out, as_json)
 
 
-def measure_lora_kernels(
-    pairs: Sequence[tuple[int, int]],
-    rank: int,
-    device: str,
-    dtype: str,
-    shape: str,
-    out: Path | None,
-    as_json: bool,
+@app.command("grammar-masks")
+def grammar_masks(
+    model: Model = None,
+    mask_rows: Annotated[int, typer.Option(min=1, help="Matchers whose masks are filled per step.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Counted steps.")] = 200,
+    vocabulary: Annotated[int, typer.Option(min=512, help="Tokens of the larger vocabulary.")] = 131_072,
+    out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
-    """`bench lora --kernels`: (rows, adapters) at every site of a layer, and the layer's sites together."""
+    """Compile, fill, advance and apply grammar masks, per backend and vocabulary size."""
 
     async def work() -> Report:
-        from tests.benchmarks.process import KernelJob, LoraSizes, measure_as_engine
+        from tests.benchmarks.grammar_masks import MaskJob, MaskShape, measure_as_engine
 
-        return measure_as_engine(KernelJob("lora", device, dtype, shape, lora=LoraSizes(list(pairs), rank)))
+        shape = MaskShape(rows=mask_rows, steps=steps, large=vocabulary)
+        return measure_as_engine(MaskJob(resolve_model(model), shape))
 
-    _check(dtype, DTYPES, "--dtype")
-    _check(shape, tuple(LAYER_SHAPES), "--shape")
     run_bench(work, out, as_json)
 
 
-def _check(value: str, allowed: Sequence[str], option: str) -> None:
+@app.command("noisy-neighbours")
+def noisy_neighbours(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    neighbours: Annotated[int, typer.Option(min=1, help="Plain rows next to hostile grammars.")] = 8,
+    output_len: Annotated[int, typer.Option(min=64, help="Tokens of a plain row.")] = 256,
+    repeats: Repeats = 3,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inter-token latency of plain rows while another tenant sends hostile grammars."""
+    shape = NeighbourShape(rows=neighbours, output_len=output_len, repeats=repeats, dtype=dtype)
+    run_bench(
+        lambda: measure_neighbours(resolve_model(model), shape, parse_settings(setting), say), out, as_json
+    )
+
+
+@app.command("chunked-prefill")
+def chunked_prefill(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    rows: Annotated[int, typer.Option(min=1, help="Streaming rows.")] = 8,
+    long_len: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt.")] = 2000,
+    output_len: Annotated[int, typer.Option(min=32, help="Of the streaming rows.")] = 256,
+    repeats: Repeats = 3,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Inter-token latency of streaming rows while a long prompt arrives, with chunked prefill and without."""
+    shape = LongPromptShape(rows=rows, long_len=long_len, output_len=output_len, repeats=repeats, dtype=dtype)
+    run_bench(
+        lambda: measure_long_prompt(resolve_model(model), shape, parse_settings(setting), say), out, as_json
+    )
+
+
+@app.command()
+def admission(
+    rate: Annotated[float, typer.Option(min=1.0, help="Arrivals per second.")] = 200.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of each case in each round.")] = 10.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    input_len: Length = 200,
+    output_len: Length = 16,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Latency that admission adds to a request, with a real PostgreSQL and a real Valkey."""
+    shape = AdmissionShape(
+        rate=rate, seconds=seconds, rounds=rounds, input_len=input_len, output_len=output_len
+    )
+    run_bench(lambda: measure_admission(shape, say), out, as_json, uvloop.new_event_loop)
+
+
+@app.command("report")
+def results_page(
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of JSON lines; default tests/benchmarks/results.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help=f"The page; default {PAGE} of a checkout.")] = None,
+) -> None:
+    """Render the result lines as one HTML page, with rooflines."""
+    from tests.benchmarks.results_page import read_lines, render
+
+    root = checkout_root()
     with exit_codes():
-        if value not in allowed:
-            raise SettingsError(f"{option} {value!r}: allowed is {', '.join(allowed)}")
+        if root is None and (results is None or to is None):
+            raise SettingsError("outside a checkout --results and --to are needed")
+        folder, target = results or Path(root or "", RESULTS), to or Path(root or "", PAGE)
+        lines = read_lines(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(render(lines), encoding="utf-8")
+    say(f"wrote {target}: {len(lines)} lines of {folder}")
+
+
+if __name__ == "__main__":
+    app()

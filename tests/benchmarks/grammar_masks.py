@@ -5,6 +5,7 @@ Invariant: every mask is filled at a new state each step, and allows the token t
 
 import json
 import random
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
+import msgspec
 import torch
 from tests.benchmarks.large_vocabulary import TEXT_BYTES, larger_tokenizer
 from tokenizers import Tokenizer
@@ -30,10 +32,12 @@ from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
 from loraplex.grammar.tools.call_tree import calls_tree
 from loraplex.grammar.tree import JsonValue, Node
 from loraplex.platform.bench.latency_metrics import percentile
+from loraplex.platform.bench.lora import run_child
 from loraplex.platform.bench.report import BenchFailed, Case, Report
 from loraplex.platform.bench.structured_output import THREE_FIELDS, TOOLS, TWELVE_FIELDS, Schema
 from loraplex.platform.bench.workload import WORDS
 
+MODULE = "tests.benchmarks.grammar_masks"
 COLUMNS = (
     "compile_ms",
     "fill_p50_ms",
@@ -56,6 +60,13 @@ class MaskShape:
     steps: int = 200
     large: int = 131_072
     text_bytes: int = TEXT_BYTES
+
+
+class MaskJob(msgspec.Struct, frozen=True):
+    """What the child is to measure."""
+
+    model: str
+    shape: MaskShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,3 +266,18 @@ def _argument(drawn: random.Random, schema: Schema) -> object:
         case "boolean":
             return drawn.random() < 0.5
     return _words(drawn, 6)
+
+
+def measure_as_engine(job: MaskJob) -> Report:
+    """Run the job in a child. Raises `BenchFailed`."""
+    return run_child(MODULE, job)
+
+
+def main() -> None:
+    """Read a job from standard input, write its report as one line."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=MaskJob)
+    sys.stdout.buffer.write(msgspec.json.encode(measure_masks(job.model, job.shape)) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

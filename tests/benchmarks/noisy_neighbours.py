@@ -4,9 +4,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count
-
-from tests.benchmarks.grammar_hostile import Schema, endless_hostile_schemas
+from functools import reduce
+from itertools import count, cycle
+from typing import Any
 
 from loraplex.platform.bench.client import Answer, CompletionRequest, decode, stream_completion
 from loraplex.platform.bench.fixtures import registration, token_pool
@@ -16,6 +16,7 @@ from loraplex.platform.bench.local_server import BASE_MODEL, own_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 
+Schema = dict[str, Any]
 ALONE, BESIDE = "undisturbed", "beside hostile grammars"
 REQUIRED_RATIO = 2.0
 COLUMNS = (
@@ -155,3 +156,62 @@ def _summarize(
     report.notes += [f"{name}: {error}" for name, error in attack.faults.items()]
     report.notes.append(f"answered: {', '.join(sorted(attack.answered)) or 'none'}")
     report.notes.append(f"refused: {', '.join(sorted(attack.refused)) or 'none'}")
+
+
+def _nested(depth: int, wrap: str) -> Schema:
+    def around(inner: Schema, _: int) -> Schema:
+        return {"type": "array", "items": inner} if wrap == "items" else {wrap: [inner, {"type": "null"}]}
+
+    return reduce(around, range(depth), {"type": "integer"})
+
+
+def _one_of_pairs(depth: int) -> Schema:
+    """Two alternatives per level that differ in their innermost part only."""
+
+    def level(inner: Schema, number: int) -> Schema:
+        alternative = {"type": "object", "properties": {f"p{number}": inner}, "additionalProperties": False}
+        return {"oneOf": [alternative, {**alternative, "required": [f"p{number}"]}]}
+
+    return reduce(level, range(depth), {"type": "integer"})
+
+
+def hostile_schemas() -> dict[str, Schema]:
+    """By name. Some are refused by a bound, some by the trial, some are held at a cost."""
+    text: Schema = {"type": "string"}
+    return {
+        "40 levels of anyOf": _nested(40, "anyOf"),
+        "12 levels of oneOf": _one_of_pairs(12),
+        "500 nested arrays": _nested(500, "items"),
+        "enum of 10,000": {"enum": [f"value number {number}" for number in range(10_000)]},
+        "enum of 40,000": {"enum": [f"value number {number}" for number in range(40_000)]},
+        "reference to itself": {"$ref": "#"},
+        "endless required recursion": {
+            "type": "object",
+            "properties": {"next": {"$ref": "#"}},
+            "required": ["next"],
+        },
+        "maxLength 2,000": {"type": "object", "properties": {"a": {**text, "maxLength": 2000}}},
+        "200 strings of maxLength 40": {
+            "type": "object",
+            "properties": {f"p{number}": {**text, "maxLength": 40} for number in range(200)},
+        },
+        "repeated repetition": {**text, "pattern": "^((a{1,500}b){1,500}c){1,500}$"},
+        "look-ahead": {**text, "pattern": "^(?=.*a)(?=.*b).{8,}$"},
+        "wide character classes": {**text, "pattern": r"^(\w|\d|[^\s]){0,3000}\p{L}{0,3000}$"},
+        "megabyte of properties": {
+            "type": "object",
+            "properties": {f"property_{number:06}": text for number in range(30_000)},
+        },
+        "2,000 optional properties": {
+            "type": "object",
+            "properties": {f"p{number}": text for number in range(2_000)},
+        },
+        "items 100 to 5,000": {"type": "array", "items": text, "minItems": 100, "maxItems": 5000},
+    }
+
+
+def endless_hostile_schemas() -> Iterator[tuple[str, Schema]]:
+    """Each in turn, for ever, with a comment of its own."""
+    schemas = hostile_schemas()
+    for number, name in zip(count(), cycle(schemas), strict=False):
+        yield name, {**schemas[name], "$comment": f"request {number}"}

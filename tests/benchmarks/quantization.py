@@ -4,9 +4,12 @@ Invariant: both models are in memory at once and take turns (ABAB), so that drif
 """
 
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
 from statistics import median
+
+import msgspec
 
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.engine import Engine
@@ -14,14 +17,34 @@ from loraplex.engine.messages import EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.quantization.scheme import NONE
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.bench.lora import BLOCK_SIZE, NAMESPACE, LoraShape, open_engine, prefill, step_in_turn
+from loraplex.platform.bench.lora import (
+    BLOCK_SIZE,
+    NAMESPACE,
+    LoraShape,
+    open_engine,
+    prefill,
+    run_child,
+    step_in_turn,
+)
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 
+MODULE = "tests.benchmarks.quantization"
 COLUMNS = ("base_ms", "quantized_ms", "base_over_quantized", "base_weight_mib", "quantized_weight_mib")
 REQUIRED = {1: 1.3, 16: 1.0}
 """Times faster a decode step of int8 must be on a CPU, by rows."""
 PROMPT_TOKENS = 256
 PROMPTS = 8
+
+
+class QuantizationJob(msgspec.Struct, frozen=True):
+    """What the child is to measure."""
+
+    model: str
+    dtype: str
+    device: str
+    schemes: list[str]
+    rows: list[int]
+    steps: int
 
 
 def measure_quantization(
@@ -115,3 +138,19 @@ def _add(
     }
     report.cases.append(Case(name, facts | {"dtype": str(base.dtype).removeprefix("torch.")}, figure))
     report.ratios.append(Ratio(f"{name}: unquantized / quantized", theirs / ours, required))
+
+
+def measure_as_engine(job: QuantizationJob) -> Report:
+    """Run the job in a child. Raises `BenchFailed`."""
+    return run_child(MODULE, job)
+
+
+def main() -> None:
+    """Read a job from standard input, write its report as one line."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=QuantizationJob)
+    report = measure_quantization(job.model, job.dtype, job.device, job.schemes, job.rows, job.steps)
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

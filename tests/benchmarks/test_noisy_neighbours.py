@@ -3,7 +3,7 @@
 import json
 from itertools import islice
 
-from tests.benchmarks.grammar_hostile import endless_hostile_schemas, hostile_schemas
+from tests.benchmarks.noisy_neighbours import endless_hostile_schemas, hostile_schemas
 
 
 def test_no_two_hostile_requests_are_equal() -> None:

@@ -1,1 +1,1 @@
-"""Kernels as problems of stated shapes: what `bench attention`, `bench gemm`, `bench lora --kernels` and the GPU's runner measure."""
+"""Kernels as problems of stated shapes, for the kernel commands of `python -m tests.benchmarks` and for `tests.benchmarks.gpu`."""

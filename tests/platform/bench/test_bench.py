@@ -1,11 +1,15 @@
 """`loraplex bench` from end to end: its own server with real stores, scripted or with a tiny model."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
@@ -70,7 +74,6 @@ def test_many_adapters_on_a_tiny_model(tmp_path: Path, tiny_model: Path) -> None
         (["serve", "--base-url", "http://localhost:1"], "--api-key"),
         (["serve", "--setting", "dtype"], "--setting"),
         (["lora", "--rows", "2/4"], "--rows"),
-        (["grammar", "--part", "speed"], "--part"),
         (["lora", "--model", "/does/not/exist"], "/does/not/exist"),
     ],
 )
@@ -79,3 +82,15 @@ def test_a_wrong_option_is_named(arguments: list[str], named: str, tiny_model: P
     result = CliRunner().invoke(app, given)
     assert result.exit_code != 0
     assert named in result.output
+
+
+def test_the_commands_are_those_for_users() -> None:
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    assert set(group.commands) == {"serve", "lora", "adapters", "cache", "grammar"}
+
+
+def test_the_module_imports_neither_torch_nor_tests() -> None:
+    code = "import sys, loraplex.platform.cli.bench; print({'torch', 'tests'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
