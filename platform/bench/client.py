@@ -1,6 +1,6 @@
-"""A streaming client of `/v1/completions` and `/v1/chat/completions` on bare asyncio streams: the load generator shares the cores with the server.
+"""A streaming client of the completion endpoints on asyncio streams, cheap because it shares the cores with the server.
 
-Invariant: while a stream runs only its bytes and their times are kept; everything is decoded after its end (RFC 9112, 7.1).
+Invariant: while a stream runs the client stores its bytes and their times only; it decodes them after the end (RFC 9112, 7.1).
 """
 
 import asyncio
@@ -20,9 +20,9 @@ _FIELD = b"data: "
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One request. `cancel_after` events the client leaves; None: never. `prompt` is text or token ids.
+    """One request. The client disconnects after `cancel_after` chunks; None: never. `prompt` is text or token ids.
 
-    `chat`: the prompt, a text, is a user's message.
+    With `chat` the prompt is a text and becomes the message of a user.
     """
 
     model: str
@@ -38,7 +38,7 @@ class CompletionRequest:
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self) -> bytes:
-        """Greedy and of exactly `output_len` tokens, unless `options` say otherwise."""
+        """The JSON body: greedy and of exactly `output_len` tokens, unless `options` change that."""
         prompt = (
             {"messages": [{"role": "user", "content": self.prompt}]} if self.chat else {"prompt": self.prompt}
         )
@@ -56,7 +56,7 @@ class CompletionRequest:
 
 @dataclass(slots=True)
 class StreamRecord:
-    """What came back and when, on the clock of `time.perf_counter`, in seconds."""
+    """The received chunks with their times in seconds of `time.perf_counter`."""
 
     request: CompletionRequest
     sent_at: float = 0.0
@@ -69,7 +69,7 @@ class StreamRecord:
 async def stream_completion(
     base_url: str, request: CompletionRequest, into: StreamRecord | None = None
 ) -> StreamRecord:
-    """Send one request and record its stream, in `into` where others watch it grow.
+    """Send one request and record its stream, in `into` if the caller reads the record while it grows.
 
     Failures of transport or server are in `error`, never raised.
     """
@@ -135,16 +135,16 @@ async def _all_chunks(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _chunk(reader: asyncio.StreamReader) -> bytes:
-    """The next chunk's data; empty for the last one."""
+    """Read the data of the next chunk; empty for the last one."""
     size = int((await reader.readuntil(b"\r\n")).split(b";", 1)[0], 16)
     return (await reader.readexactly(size + 2))[:size]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A decoded stream. `token_times` are the moments at which text arrived, in seconds since sending.
+class Completion:
+    """A decoded stream. `token_times` are the times at which text arrived, in seconds since sending.
 
-    `tokens` holds the token strings where log-probabilities were asked for, `tops` the alternatives of each.
+    `tokens` holds the token strings if the request asked for log-probabilities, `tops` the alternatives of each.
     """
 
     text: str
@@ -161,14 +161,14 @@ class Answer:
 
     @property
     def time_to_first_token(self) -> float:
-        """Raises `BenchFailed` when nothing came."""
+        """Seconds. Raises `BenchFailed` if no token arrived."""
         if not self.token_times:
             raise BenchFailed(f"a request was answered without any token: {self.error or 'no text'}")
         return self.token_times[0]
 
 
-def decode(record: StreamRecord) -> Answer:
-    """Everything the events of a stream say."""
+def decode(record: StreamRecord) -> Completion:
+    """Decode the events of a stream into one completion."""
     texts: list[str] = []
     times: list[float] = []
     tokens: list[str] = []
@@ -191,7 +191,7 @@ def decode(record: StreamRecord) -> Answer:
             if not record.request.chat and (logprobs := choice.get("logprobs")):
                 tokens.extend(logprobs["tokens"])
                 tops.extend(logprobs["top_logprobs"] or ())
-    return Answer(
+    return Completion(
         text="".join(texts),
         token_times=tuple(times),
         prompt_tokens=usage.get("prompt_tokens", 0),
@@ -207,7 +207,7 @@ def decode(record: StreamRecord) -> Answer:
 
 
 def _text_of(choice: Mapping[str, Any]) -> str:
-    """A completion's text, or what a chat's delta brings of text and calls."""
+    """The text of a completion, or the content and tool-call text of a chat delta."""
     if "text" in choice:
         return str(choice["text"])
     delta = choice["delta"]
@@ -217,7 +217,7 @@ def _text_of(choice: Mapping[str, Any]) -> str:
 
 
 def _events(chunks: Sequence[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
-    """The data of each event and when its end arrived; an event may span chunks."""
+    """The data of each event with the time its end arrived; an event may span chunks."""
     events: list[tuple[float, bytes]] = []
     rest = b""
     for at, chunk in chunks:

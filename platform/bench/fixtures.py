@@ -21,7 +21,7 @@ from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterS
 from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
-from loraplex.platform.bench.local_server import OwnServer
+from loraplex.platform.bench.local_server import LocalServer
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.bench.workload import vocabulary_text
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
@@ -46,8 +46,8 @@ class BenchTenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Pushes:
-    """How long registering took, in seconds per adapter, generating the files not included."""
+class PushTiming:
+    """Seconds per registered adapter, without the time to generate its files."""
 
     names: tuple[str, ...]
     seconds_each: float
@@ -57,10 +57,10 @@ class Pushes:
         return f"registered {len(self.names)} adapters, {self.seconds_each:.3f} s each{slow}"
 
 
-class Registration:
-    """Writes to the database of a running `OwnServer`."""
+class BenchFixtures:
+    """Creates tenants and adapters in the database of a running `LocalServer`."""
 
-    def __init__(self, database: Database, server: OwnServer) -> None:
+    def __init__(self, database: Database, server: LocalServer) -> None:
         self._database = database
         self._server = server
 
@@ -70,17 +70,17 @@ class Registration:
             issued = await KeyRepository(session).create(tenant.id, "bench", [INFERENCE])
             return BenchTenant(name, tenant.id, issued.plaintext)
 
-    async def push_folders(self, tenant: BenchTenant, folders: Sequence[Path]) -> Pushes:
-        """Each folder under its own name."""
+    async def push_folders(self, tenant: BenchTenant, folders: Sequence[Path]) -> PushTiming:
+        """Register each folder under its name."""
         registry = self._registry()
         began = time.perf_counter()
         for folder in folders:
             await registry.push(tenant.tenant_id, folder.name, folder)
         took = time.perf_counter() - began
-        return Pushes(tuple(folder.name for folder in folders), took / max(len(folders), 1))
+        return PushTiming(tuple(folder.name for folder in folders), took / max(len(folders), 1))
 
-    async def push_random(self, tenant: BenchTenant, ranks: Sequence[int], seed: int = 0) -> Pushes:
-        """Adapters `a000`, `a001` … of these ranks; each is on the disk twice only while it is pushed."""
+    async def push_random(self, tenant: BenchTenant, ranks: Sequence[int], seed: int = 0) -> PushTiming:
+        """Register adapters `a000`, `a001` … of these ranks; the draft of each is deleted after its push."""
         model = self.model_config()
         names, seconds = [], 0.0
         with TemporaryDirectory(dir=self._server.data_dir) as draft:
@@ -90,10 +90,10 @@ class Registration:
                 seconds += (await self.push_folders(tenant, [folder])).seconds_each
                 (folder / "adapter_model.safetensors").unlink()
                 names.append(name)
-        return Pushes(tuple(names), seconds / max(len(names), 1))
+        return PushTiming(tuple(names), seconds / max(len(names), 1))
 
     def model_config(self) -> ModelConfig:
-        """Of the served model."""
+        """The configuration of the served model."""
         return load_model_config(read_base_model(self._server.data_dir).path)
 
     def _registry(self) -> AdapterRegistry:
@@ -103,12 +103,12 @@ class Registration:
 
 
 @asynccontextmanager
-async def registration(server: OwnServer) -> AsyncIterator[Registration]:
-    """The stores of a running server, as a guest."""
+async def open_fixtures(server: LocalServer) -> AsyncIterator[BenchFixtures]:
+    """Connect to the database that the running server started."""
     async with EmbeddedServices(server.data_dir, transient=True) as services:
         database = Database(services.database_url, pool_size=2)
         try:
-            yield Registration(database, server)
+            yield BenchFixtures(database, server)
         finally:
             await database.close()
 
@@ -118,19 +118,19 @@ def adapter_name(index: int) -> str:
 
 
 async def token_pool(base_url: str, api_key: str, model: str) -> list[int]:
-    """Token ids of ordinary text, from the server's own tokenizer. Raises `BenchFailed`."""
+    """Token ids of ordinary text, from the server's tokenizer. Raises `BenchFailed`."""
     body = {"model": model, "prompt": vocabulary_text()}
     async with httpx.AsyncClient(base_url=base_url, timeout=60.0) as client:
         headers = {"authorization": f"Bearer {api_key}"}
-        answer = await client.post("/v1/tokenize", json=body, headers=headers)
-    if answer.status_code != httpx.codes.OK:
-        raise BenchFailed(f"POST /v1/tokenize: HTTP {answer.status_code}: {answer.text[:500]}")
-    tokens: list[int] = answer.json()["tokens"]
+        response = await client.post("/v1/tokenize", json=body, headers=headers)
+    if response.status_code != httpx.codes.OK:
+        raise BenchFailed(f"POST /v1/tokenize: HTTP {response.status_code}: {response.text[:500]}")
+    tokens: list[int] = response.json()["tokens"]
     return tokens
 
 
 def write_random_adapter(folder: Path, model: ModelConfig, rank: int, seed: int) -> Path:
-    """PEFT's two files in `folder`, float16; returns it."""
+    """Write PEFT's two files in float16 to `folder` and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(seed)
     tensors: dict[str, NDArray[np.float16]] = {}
@@ -157,7 +157,7 @@ def write_random_adapter(folder: Path, model: ModelConfig, rank: int, seed: int)
 
 
 def adapter_parameters(model: ModelConfig, rank: int) -> int:
-    """How many numbers such an adapter holds."""
+    """Number of parameters of such an adapter."""
     shapes = model.projection_shapes().values()
     return model.num_layers * rank * sum(outputs + inputs for outputs, inputs in shapes)
 

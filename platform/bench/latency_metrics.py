@@ -1,4 +1,4 @@
-"""Figures of a load under the field names of vLLM's serving benchmark, so that existing tools can read them."""
+"""Throughput, TTFT, TPOT, ITL and goodput of a load, under the field names of vLLM's serving benchmark."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
-from loraplex.platform.bench.client import Answer
+from loraplex.platform.bench.client import Completion
 from loraplex.platform.bench.load import LoadResult
 from loraplex.platform.startup_errors import SettingsError
 
@@ -16,7 +16,7 @@ _OBJECTIVE = re.compile(rf"({'|'.join(GOODPUT_METRICS)}):(\d+(?:\.\d+)?)")
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The `share` (0-100) percentile with linear interpolation between neighbours; 0.0 of nothing."""
+    """The `share` (0-100) percentile with linear interpolation; 0.0 of no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -26,20 +26,20 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def time_per_output_token(answer: Answer) -> float | None:
-    """Seconds per token after the first; None when there was no second one."""
-    if answer.output_tokens < 2 or len(answer.token_times) < 2:
+def time_per_output_token(completion: Completion) -> float | None:
+    """Seconds per token after the first; None if there was no second one."""
+    if completion.output_tokens < 2 or len(completion.token_times) < 2:
         return None
-    return (answer.token_times[-1] - answer.token_times[0]) / (answer.output_tokens - 1)
+    return (completion.token_times[-1] - completion.token_times[0]) / (completion.output_tokens - 1)
 
 
-def inter_token_gaps(answer: Answer) -> list[float]:
+def inter_token_latencies(completion: Completion) -> list[float]:
     """Seconds between successive pieces of text."""
-    return [after - before for before, after in pairwise(answer.token_times)]
+    return [after - before for before, after in pairwise(completion.token_times)]
 
 
-def parse_objectives(text: str | None) -> dict[str, float]:
-    """`ttft:500,tpot:60` -> milliseconds by metric. Raises `SettingsError`."""
+def parse_goodput(text: str | None) -> dict[str, float]:
+    """Parse `ttft:500,tpot:60` into milliseconds by metric. Raises `SettingsError`."""
     objectives: dict[str, float] = {}
     for part in (text or "").split(",") if text else ():
         match = _OBJECTIVE.fullmatch(part.strip())
@@ -49,39 +49,39 @@ def parse_objectives(text: str | None) -> dict[str, float]:
     return objectives
 
 
-def serving_figures(result: LoadResult, objectives: Mapping[str, float] | None = None) -> dict[str, float]:
+def serving_metrics(result: LoadResult, objectives: Mapping[str, float] | None = None) -> dict[str, float]:
     """Rates per second, times in milliseconds. Cancelled and failed requests count only in their own fields."""
-    done = [answer for answer in result.answers if answer.complete]
-    cancelled = sum(not answer.complete and answer.error is None for answer in result.answers)
-    tokens_in = sum(answer.prompt_tokens for answer in done)
-    tokens_out = sum(answer.output_tokens for answer in done)
+    done = [completion for completion in result.completions if completion.complete]
+    cancelled = sum(not completion.complete and completion.error is None for completion in result.completions)
+    tokens_in = sum(completion.prompt_tokens for completion in done)
+    tokens_out = sum(completion.output_tokens for completion in done)
     figures = {
         "completed": len(done),
         "cancelled": cancelled,
-        "failed": len(result.answers) - len(done) - cancelled,
+        "failed": len(result.completions) - len(done) - cancelled,
         "duration": result.duration,
         "total_input_tokens": tokens_in,
         "total_output_tokens": tokens_out,
-        "total_cached_tokens": sum(answer.cached_tokens for answer in done),
+        "total_cached_tokens": sum(completion.cached_tokens for completion in done),
         "request_throughput": len(done) / result.duration,
         "output_throughput": tokens_out / result.duration,
         "total_token_throughput": (tokens_in + tokens_out) / result.duration,
     }
     if objectives:
-        good = sum(_meets(answer, objectives) for answer in done)
+        good = sum(_meets(completion, objectives) for completion in done)
         figures["request_goodput"] = good / result.duration
     for name, values in _samples(done).items():
         figures |= _summary(name, values)
     return figures
 
 
-def _samples(done: Sequence[Answer]) -> dict[str, list[float]]:
-    per_token = (time_per_output_token(answer) for answer in done)
+def _samples(done: Sequence[Completion]) -> dict[str, list[float]]:
+    per_token = (time_per_output_token(completion) for completion in done)
     return {
-        "ttft": [answer.token_times[0] for answer in done if answer.token_times],
+        "ttft": [completion.token_times[0] for completion in done if completion.token_times],
         "tpot": [value for value in per_token if value is not None],
-        "itl": [gap for answer in done for gap in inter_token_gaps(answer)],
-        "e2el": [answer.latency for answer in done],
+        "itl": [gap for completion in done for gap in inter_token_latencies(completion)],
+        "e2el": [completion.latency for completion in done],
     }
 
 
@@ -94,10 +94,10 @@ def _summary(name: str, seconds: Sequence[float]) -> Iterator[tuple[str, float]]
         yield f"p{share}_{name}_ms", percentile(values, share)
 
 
-def _meets(answer: Answer, objectives: Mapping[str, float]) -> bool:
+def _meets(completion: Completion, objectives: Mapping[str, float]) -> bool:
     measured = {
-        "ttft": answer.token_times[0] if answer.token_times else math.inf,
-        "tpot": time_per_output_token(answer) or 0.0,
-        "e2el": answer.latency,
+        "ttft": completion.token_times[0] if completion.token_times else math.inf,
+        "tpot": time_per_output_token(completion) or 0.0,
+        "e2el": completion.latency,
     }
     return all(measured[name] * 1000 <= limit for name, limit in objectives.items())

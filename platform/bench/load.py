@@ -1,32 +1,38 @@
-"""Runs a set of requests against a server: closed loop with a bounded concurrency, or open loop at given arrival times."""
+"""Drives a server with requests: closed loop with a bounded concurrency, or open loop at given arrival times."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loraplex.platform.bench.client import Answer, CompletionRequest, StreamRecord, decode, stream_completion
+from loraplex.platform.bench.client import (
+    Completion,
+    CompletionRequest,
+    StreamRecord,
+    decode,
+    stream_completion,
+)
 from loraplex.platform.bench.report import BenchFailed
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """`answers` in the order of the requests; `duration` from the first sending to the last end, in seconds."""
+    """`completions` in the order of the requests; `duration` from the first request sent to the last end, in seconds."""
 
     requests: tuple[CompletionRequest, ...]
-    answers: tuple[Answer, ...]
+    completions: tuple[Completion, ...]
     duration: float
 
     @property
     def output_rate(self) -> float:
         """Output tokens per second, prefill and waiting included."""
-        return sum(answer.output_tokens for answer in self.answers) / self.duration
+        return sum(completion.output_tokens for completion in self.completions) / self.duration
 
     def require_complete(self) -> "LoadResult":
-        """Itself. Raises `BenchFailed` with the first error, so that no figure rests on half a run."""
-        for request, answer in zip(self.requests, self.answers, strict=True):
-            if not answer.complete or answer.output_tokens != request.output_len:
-                reason = answer.error or f"{answer.output_tokens} of {request.output_len} tokens"
+        """Return the result itself. Raises `BenchFailed` if a request failed or has fewer tokens than it asked for."""
+        for request, completion in zip(self.requests, self.completions, strict=True):
+            if not completion.complete or completion.output_tokens != request.output_len:
+                reason = completion.error or f"{completion.output_tokens} of {request.output_len} tokens"
                 raise BenchFailed(f"a request to {request.model} was not answered in full: {reason}")
         return self
 

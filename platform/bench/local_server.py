@@ -1,6 +1,6 @@
-"""`OwnServer`: a `loraplex serve` of the benchmark's own, in a process with a data directory of its own.
+"""`LocalServer`: the server under test, a `loraplex serve` process with a temporary data directory.
 
-Invariant: it sees no setting and no store of the user's environment, and ends with the benchmark.
+Invariant: it reads no setting and no store of the user's environment, and it ends with the benchmark.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ BASE_MODEL = "bench-base"
 READY_S = 120.0
 STOP_S = 60.0
 _RUN = "from loraplex.platform.cli.main import main; main()"
-_QUOTED_CHARACTERS = 2000
+_LOG_TAIL_CHARACTERS = 2000
 
 
-class OwnServer:
-    """Started and stopped any number of times on one data directory; tenants and adapters stay."""
+class LocalServer:
+    """A server that can start and stop repeatedly on one data directory; tenants and adapters stay."""
 
     def __init__(self, folder: Path, model: str, settings: Mapping[str, str]) -> None:
-        """`settings` by the names of `Settings`; a model that is a path is made absolute."""
+        """`settings` has the names of `Settings`; a model path becomes absolute."""
         self.data_dir = folder / "data"
         self.model = str(Path(model).absolute()) if Path(model).exists() else model
         self.settings = dict(settings)
@@ -36,11 +36,11 @@ class OwnServer:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Raises `BenchFailed` with the server's last words."""
+        """Start the process and wait for `/readyz`. Raises `BenchFailed` with the end of the server's log."""
         own = {"model": self.model, "data_dir": str(self.data_dir), "port": "0", "log_level": "warning"}
         own |= {"served_model_name": BASE_MODEL} | self.settings
         environment = foreign_environment() | {f"LORAPLEX_{name.upper()}": own[name] for name in own}
-        with self._errors.open("w") as errors:
+        with self._log_path.open("w") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-c", _RUN, "serve"),
@@ -54,12 +54,12 @@ class OwnServer:
         line = "" if stdout is None else (await stdout.readline()).decode(errors="replace")
         match = re.search(r"https?://[^/\s]+", line)
         if match is None:
-            raise BenchFailed(f"the server did not start: {self._last_words()}")
+            raise BenchFailed(f"the server did not start: {self._log_tail()}")
         self.base_url = match[0]
         await self._wait_ready()
 
     async def stop(self) -> None:
-        """Drain and end it; nothing of it runs afterwards."""
+        """Drain and stop the process; kill it after `STOP_S` seconds."""
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return
@@ -71,11 +71,11 @@ class OwnServer:
             await process.wait()
 
     @property
-    def _errors(self) -> Path:
+    def _log_path(self) -> Path:
         return self._folder / "server.log"
 
-    def _last_words(self) -> str:
-        return self._errors.read_text(errors="replace")[-_QUOTED_CHARACTERS:].strip() or "it said nothing"
+    def _log_tail(self) -> str:
+        return self._log_path.read_text(errors="replace")[-_LOG_TAIL_CHARACTERS:].strip() or "it said nothing"
 
     async def _wait_ready(self) -> None:
         deadline = asyncio.get_running_loop().time() + READY_S
@@ -87,14 +87,14 @@ class OwnServer:
                 except httpx.TransportError:
                     pass
                 await asyncio.sleep(0.1)
-        raise BenchFailed(f"the server was not ready within {READY_S:g} s: {self._last_words()}")
+        raise BenchFailed(f"the server was not ready within {READY_S:g} s: {self._log_tail()}")
 
 
 @asynccontextmanager
-async def own_server(model: str, settings: Mapping[str, str]) -> AsyncIterator[OwnServer]:
-    """A started server in a temporary folder, which is removed at the end."""
+async def run_local_server(model: str, settings: Mapping[str, str]) -> AsyncIterator[LocalServer]:
+    """Run a server in a temporary folder, which is removed at the end."""
     with TemporaryDirectory(prefix="loraplex-bench-") as name:
-        server = OwnServer(Path(name), model, settings)
+        server = LocalServer(Path(name), model, settings)
         try:
             await server.start()
             yield server

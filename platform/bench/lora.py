@@ -1,6 +1,6 @@
-"""The cost of adapters alone, inside the engine: a step of mixed rows beside the same step of the base model.
+"""`bench lora`: the cost of LoRA per decode step inside the engine, mixed rows against base rows.
 
-Invariant: both batches exist at once over one set of weights and step in turn (ABAB), so that drift hits both alike.
+Invariant: both batches exist at once over one set of weights and step alternately (ABAB), so that drift affects both alike.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from loraplex.platform.config import engine_environment
 
 MODULE = "loraplex.platform.bench.lora"
 BLOCK_SIZE = 16
-COPY_BYTES = 256 << 20
+MEMCPY_BYTES = 256 << 20
 REPEATS = 5
 WARM_STEPS = 8
 ADAPTER_WAIT_S = 60.0
@@ -65,7 +65,7 @@ class LoraShape:
 
 
 class LoraJob(msgspec.Struct, frozen=True):
-    """What the child is to measure."""
+    """The input of the measuring process."""
 
     model: str
     dtype: str
@@ -73,7 +73,7 @@ class LoraJob(msgspec.Struct, frozen=True):
     shapes: list[LoraShape]
 
 
-class RandomSource:
+class RandomAdapterSource:
     """An `AdapterSource` of random tensors over all seven projections."""
 
     def __init__(self, model: LoadedModel, rank: int) -> None:
@@ -98,7 +98,7 @@ class RandomSource:
 
 
 def measure_lora(model: str, dtype: str, device: str, shapes: list[LoraShape]) -> Report:
-    """Every shape in turn on one loaded model. Raises `ModelError` or `BenchFailed`."""
+    """Measure each shape on one loaded model. Raises `ModelError` or `BenchFailed`."""
     config = EngineConfig(
         model=model,
         dtype=dtype,
@@ -117,13 +117,13 @@ def measure_lora(model: str, dtype: str, device: str, shapes: list[LoraShape]) -
 
 
 def _measure_shape(report: Report, model: LoadedModel, config: EngineConfig, shape: LoraShape) -> None:
-    copied = [copy_rate(model.device)]
+    copied = [memcpy_bandwidth(model.device)]
     with open_engine(model, config, shape) as mixed, open_engine(model, config, shape) as base:
         prefill(mixed, shape, shape.adapters)
         prefill(base, shape, 0)
-        mixed_times, base_times = step_in_turn(mixed, base, shape)
+        mixed_times, base_times = time_alternating_steps(mixed, base, shape)
         adapter_bytes = mixed.stats().adapter_bytes
-    copied.append(copy_rate(model.device))
+    copied.append(memcpy_bandwidth(model.device))
     rate = median(copied)
     extra = median(mixed_times) - median(base_times)
     strict, generous = extra * 2 * rate / adapter_bytes, extra * rate / adapter_bytes
@@ -147,14 +147,14 @@ def _measure_shape(report: Report, model: LoadedModel, config: EngineConfig, sha
 
 @contextmanager
 def open_engine(model: LoadedModel, config: EngineConfig, shape: LoraShape) -> Iterator[Engine]:
-    """An engine with room for the shape's rows, which are aborted at the end."""
+    """An engine with capacity for the rows of the shape; they are aborted at the end."""
     own = dataclasses.replace(
         config,
         scheduler=SchedulerConfig(max_num_seqs=shape.rows, max_num_batched_tokens=max(256, shape.rows)),
         lora=LoraConfig(max_bytes=8 << 30),
     )
     engine = Engine(
-        dataclasses.replace(model, num_blocks=shape.num_blocks), own, RandomSource(model, shape.rank)
+        dataclasses.replace(model, num_blocks=shape.num_blocks), own, RandomAdapterSource(model, shape.rank)
     )
     try:
         yield engine
@@ -174,7 +174,7 @@ def prefill(engine: Engine, shape: LoraShape, adapters: int) -> None:
     for row in range(shape.rows):
         prompt = torch.randint(vocabulary, (shape.input_len,), generator=generator).tolist()
         adapter = _adapter(row % adapters) if adapters else None
-        # Rows that began first run on while the others prefill, so the limit must not end them early.
+        # Rows that start first decode while the others prefill, so the limit must not end them early.
         engine.add(_request(str(row), prompt, shape.steps + WARM_STEPS + BLOCK_SIZE, adapter))
     _await_first_tokens(engine, shape.rows)
 
@@ -206,8 +206,10 @@ def _adapter(index: int) -> AdapterRef:
     return AdapterRef(namespace=NAMESPACE, digest=f"{index + 1:08x}" * 8, blob_path="")
 
 
-def step_in_turn(first: Engine, second: Engine, shape: LoraShape) -> tuple[list[float], list[float]]:
-    """Seconds of each counted step of the two, ABAB."""
+def time_alternating_steps(
+    first: Engine, second: Engine, shape: LoraShape
+) -> tuple[list[float], list[float]]:
+    """Step both engines alternately (ABAB) and return the seconds of each counted step. Raises `BenchFailed`."""
     times: tuple[list[float], list[float]] = ([], [])
     for step in range(WARM_STEPS + shape.steps):
         for engine, taken in zip((first, second), times, strict=True):
@@ -220,36 +222,37 @@ def step_in_turn(first: Engine, second: Engine, shape: LoraShape) -> tuple[list[
     return times
 
 
-def copy_rate(device: torch.device, num_bytes: int | None = None) -> float:
-    """Bytes per second of one large copy on the device, each byte counted once; the median of several."""
-    size = num_bytes or COPY_BYTES
+def memcpy_bandwidth(device: torch.device, num_bytes: int | None = None) -> float:
+    """Bytes per second of one large copy on the device, each byte counted once; the median of `REPEATS` copies."""
+    size = num_bytes or MEMCPY_BYTES
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return size / median_seconds(lambda: target.copy_(source), device)
 
 
 def median_seconds(work: Call, device: torch.device) -> float:
-    """Of several times after a first one, each waited for."""
+    """Median seconds of `REPEATS` calls after one warm-up; the device is synchronized around each."""
     taken = []
     for _ in range(REPEATS + 1):
-        wait_for(device)
+        synchronize(device)
         began = time.perf_counter()
         work()
-        wait_for(device)
+        synchronize(device)
         taken.append(time.perf_counter() - began)
     return median(taken[1:])
 
 
-def wait_for(device: torch.device) -> None:
-    """Until everything that was begun on the device has ended."""
+def synchronize(device: torch.device) -> None:
+    """Wait until all work launched on the device is complete."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def run_child(module: str, job: msgspec.Struct) -> Report:
-    """The module gets `job` on standard input and writes its report as its last line.
+def run_in_subprocess(module: str, job: msgspec.Struct) -> Report:
+    """Run `python -m module` in the environment of engines: threads bound to cores, huge pages.
 
-    Raises `BenchFailed` with the last line the child said.
+    The module reads `job` from standard input and writes its report as its last line. Raises `BenchFailed` with the last line
+    of the child's standard error.
     """
     child = subprocess.run(
         [sys.executable, "-m", module],
@@ -264,9 +267,9 @@ def run_child(module: str, job: msgspec.Struct) -> Report:
     return msgspec.json.decode(child.stdout.splitlines()[-1], type=Report)
 
 
-def measure_as_engine(job: LoraJob) -> Report:
-    """Run the job in a child. Raises `BenchFailed`."""
-    return run_child(MODULE, job)
+def measure_in_subprocess(job: LoraJob) -> Report:
+    """Run the job in a child process. Raises `BenchFailed`."""
+    return run_in_subprocess(MODULE, job)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""`bench adapters`: hundreds of registered adapters over a residency budget of few, against traffic on resident ones.
+"""`bench adapters`: traffic on more adapters than the residency budget holds, against traffic on resident ones.
 
-Invariant: both kinds of traffic run on one server in turn (ABAB) with the same budget and the same request shape.
+Invariant: both kinds of traffic run on one server alternately (ABAB) with the same budget and the same request shape.
 """
 
 import asyncio
@@ -12,30 +12,30 @@ import httpx
 
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.models.config import ModelConfig
-from loraplex.platform.bench.client import Answer, CompletionRequest
+from loraplex.platform.bench.client import Completion, CompletionRequest
 from loraplex.platform.bench.fixtures import (
     BenchTenant,
     adapter_name,
     adapter_parameters,
-    registration,
+    open_fixtures,
     token_pool,
 )
 from loraplex.platform.bench.load import LoadResult, run_load
-from loraplex.platform.bench.local_server import BASE_MODEL, OwnServer, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_local_server
 from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts, pick_adapters
 
 REQUIRED_RATE = 0.8
 MARGIN = 1e-3
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # The gateway reads the engine's counters about once a second.
 COUNTERS_SETTLE_S = 2.5
 MANY, RESIDENT = "all registered", "resident only"
 
 
 @dataclass(frozen=True, slots=True)
-class ManyShape:
-    """`resident` is how many adapters of mean size the budget of bytes holds."""
+class ManyAdaptersShape:
+    """`resident` is the number of adapters of mean size that the budget of bytes holds."""
 
     registered: int = 300
     resident: int = 16
@@ -50,55 +50,57 @@ class ManyShape:
     dtype: str = "bfloat16"
 
     def budget_bytes(self, model: ModelConfig) -> int:
-        """Room for `resident` adapters of mean size, and for every adapter of the resident tenant at once."""
-        sizes = [adapter_parameters(model, rank) * ITEM_BYTES[self.dtype] for rank in self.ranks]
+        """Room for `resident` adapters of mean size, and for all adapters of the resident tenant at once."""
+        sizes = [adapter_parameters(model, rank) * DTYPE_BYTES[self.dtype] for rank in self.ranks]
         together = sum(sizes[index % len(sizes)] for index in range(self.resident))
         return max(self.resident * sum(sizes) // len(sizes), together)
 
 
-async def measure_many(
-    model: str, shape: ManyShape, settings: Mapping[str, str], say: Callable[[str], None]
+async def measure_many_adapters(
+    model: str, shape: ManyAdaptersShape, settings: Mapping[str, str], progress: Callable[[str], None]
 ) -> Report:
     """Raises `BenchFailed`."""
     budget = shape.budget_bytes(load_model_config(model))
     own = {"dtype": shape.dtype, "adapter_bytes": str(budget), **settings}
     report = Report("adapters", ("output_throughput", "runs", "distinct_adapters", "adapter_loads"))
-    async with own_server(model, own) as server:
-        tenants, pool = await _register(server, shape, report, say)
+    async with run_local_server(model, own) as server:
+        tenants, pool = await _register(server, shape, report, progress)
         await _warm(server, tenants[RESIDENT], pool, shape)
         results: dict[str, list[LoadResult]] = {RESIDENT: [], MANY: []}
         loads = {RESIDENT: 0, MANY: 0}
         counted = await _adapter_loads(server.base_url)
         for repeat in range(shape.repeats):
             for kind, runs in results.items():
-                say(f"round {repeat + 1} of {shape.repeats}: {kind}")
+                progress(f"round {repeat + 1} of {shape.repeats}: {kind}")
                 requests = _requests(shape, kind, tenants[kind], pool, repeat)
                 result = await run_load(server.base_url, requests, shape.concurrency)
                 runs.append(result.require_complete())
                 before, counted = counted, await _adapter_loads(server.base_url)
                 loads[kind] += counted - before
-        say(f"repeating {shape.samples} answers alone")
-        parity = await compare_alone(server.base_url, results[MANY][-1], shape.samples)
+        progress(f"repeating {shape.samples} answers alone")
+        parity = await compare_with_lone_runs(server.base_url, results[MANY][-1], shape.samples)
     _summarize(report, shape, budget, results, loads)
     parity.add_to(report)
     return report
 
 
 async def _register(
-    server: OwnServer, shape: ManyShape, report: Report, say: Callable[[str], None]
+    server: LocalServer, shape: ManyAdaptersShape, report: Report, progress: Callable[[str], None]
 ) -> tuple[dict[str, BenchTenant], list[int]]:
-    async with registration(server) as accounts:
-        tenants = {MANY: await accounts.tenant("many"), RESIDENT: await accounts.tenant("resident")}
+    async with open_fixtures(server) as fixtures:
+        tenants = {MANY: await fixtures.tenant("many"), RESIDENT: await fixtures.tenant("resident")}
         for kind, count in ((MANY, shape.registered), (RESIDENT, shape.resident)):
-            say(f"registering {count} adapters ({kind})")
+            progress(f"registering {count} adapters ({kind})")
             ranks = [shape.ranks[index % len(shape.ranks)] for index in range(count)]
-            pushes = await accounts.push_random(tenants[kind], ranks)
+            pushes = await fixtures.push_random(tenants[kind], ranks)
             report.notes.append(f"{kind}: {pushes.note()}")
         return tenants, await token_pool(server.base_url, tenants[MANY].api_key, BASE_MODEL)
 
 
-async def _warm(server: OwnServer, tenant: BenchTenant, pool: Sequence[int], shape: ManyShape) -> None:
-    """Every adapter of the resident tenant once, so that its first round finds them on the device."""
+async def _warm(
+    server: LocalServer, tenant: BenchTenant, pool: Sequence[int], shape: ManyAdaptersShape
+) -> None:
+    """Request each adapter of the resident tenant once, so that its first round finds them on the device."""
     prompts = draw_prompts(pool, shape.resident, shape.input_len, seed=-1)
     requests = [
         CompletionRequest(adapter_name(index), prompt, 8, tenant.api_key)
@@ -108,7 +110,7 @@ async def _warm(server: OwnServer, tenant: BenchTenant, pool: Sequence[int], sha
 
 
 async def _adapter_loads(base_url: str) -> int:
-    """How many adapters the server has brought to the device since it started, by its own count."""
+    """Adapters that the server has loaded to the device since it started, from its metrics."""
     await asyncio.sleep(COUNTERS_SETTLE_S)
     async with httpx.AsyncClient(base_url=base_url) as client:
         text = (await client.get("/metrics")).text
@@ -117,7 +119,7 @@ async def _adapter_loads(base_url: str) -> int:
 
 
 def _requests(
-    shape: ManyShape, kind: str, tenant: BenchTenant, pool: Sequence[int], repeat: int
+    shape: ManyAdaptersShape, kind: str, tenant: BenchTenant, pool: Sequence[int], repeat: int
 ) -> list[CompletionRequest]:
     adapters = shape.registered if kind == MANY else shape.resident
     picks = pick_adapters(adapters, shape.requests, "zipf", shape.zipf, seed=repeat)
@@ -131,7 +133,7 @@ def _requests(
 
 def _summarize(
     report: Report,
-    shape: ManyShape,
+    shape: ManyAdaptersShape,
     budget: int,
     results: Mapping[str, Sequence[LoadResult]],
     loads: Mapping[str, int],
@@ -150,19 +152,22 @@ def _summarize(
 
 
 @dataclass(slots=True)
-class Parity:
-    """`margins`: log-probability margin at the first differing token of every answer that differs."""
+class OutputParity:
+    """Outputs of a concurrent run compared with the same requests run alone.
+
+    `margins` has one log-probability margin for each output that differs, at the first differing token.
+    """
 
     compared: int = 0
     margins: list[float] = field(default_factory=list)
 
     @property
     def explained(self) -> int:
-        """Answers that are equal or differ first where the margin is below `MARGIN`."""
+        """Outputs that are equal, or differ first at a token whose margin is at most `MARGIN`."""
         return self.compared - sum(margin > MARGIN for margin in self.margins)
 
     def add_to(self, report: Report) -> None:
-        """As a case and a ratio."""
+        """Add a case, a note and a ratio."""
         figure = {
             "compared": self.compared,
             "equal": self.compared - len(self.margins),
@@ -177,21 +182,21 @@ class Parity:
             report.ratios.append(Ratio("answers equal to lone runs, or within the margin", share, 1.0))
 
 
-async def compare_alone(base_url: str, crowd: LoadResult, samples: int) -> Parity:
-    """Repeat every n-th request of `crowd` alone, with log-probabilities. Raises `BenchFailed`."""
-    parity = Parity()
-    step = max(len(crowd.requests) // max(samples, 1), 1)
-    for index in range(0, len(crowd.requests), step)[:samples]:
-        request = replace(crowd.requests[index], options={"logprobs": 2})
-        alone = (await run_load(base_url, [request])).require_complete().answers[0]
+async def compare_with_lone_runs(base_url: str, concurrent: LoadResult, samples: int) -> OutputParity:
+    """Repeat every n-th request of `concurrent` alone, with log-probabilities. Raises `BenchFailed`."""
+    parity = OutputParity()
+    step = max(len(concurrent.requests) // max(samples, 1), 1)
+    for index in range(0, len(concurrent.requests), step)[:samples]:
+        request = replace(concurrent.requests[index], options={"logprobs": 2})
+        alone = (await run_load(base_url, [request])).require_complete().completions[0]
         parity.compared += 1
-        if (margin := margin_at_difference(crowd.answers[index].text, alone)) is not None:
+        if (margin := margin_at_difference(concurrent.completions[index].text, alone)) is not None:
             parity.margins.append(margin)
     return parity
 
 
-def margin_at_difference(text: str, alone: Answer) -> float | None:
-    """Margin of the lone run's two best tokens where `text` leaves it; None when the texts are equal."""
+def margin_at_difference(text: str, alone: Completion) -> float | None:
+    """Margin of the two best tokens of the run alone where `text` departs from it; None if the texts are equal."""
     if text == alone.text:
         return None
     common = next(

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from loraplex.platform.startup_errors import StartError
 
-MOST_BESIDE = 6
+MAX_CASE_COLUMNS = 6
 PACKAGES = ("loraplex", "torch", "transformers", "peft", "numba", "triton")
 RESULTS = Path("tests", "benchmarks", "results")
 
@@ -32,7 +32,7 @@ class BenchFailed(StartError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measured thing. Times are in the unit their name ends with."""
+    """The figures of one measurement. Times are in the unit their name ends with."""
 
     name: str
     shape: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A figure with a demand on it; `required` None is shown without a verdict."""
+    """A ratio and the bound it must meet; with `required` None it is printed without a verdict."""
 
     name: str
     value: float
@@ -66,7 +66,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[dict[str, Any]]:
-        """One document per case and ratio, each whole in itself."""
+        """One complete document per case and per ratio."""
         head = {
             "benchmark": self.benchmark,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -83,7 +83,7 @@ class Report:
         ]
 
     def print(self, console: Console) -> None:
-        """Tables for people."""
+        """Print the tables and notes."""
         console.print(self._case_table())
         if self.ratios:
             console.print(self._ratio_table())
@@ -91,9 +91,9 @@ class Report:
             console.print(note, markup=False, highlight=False, soft_wrap=True)
 
     def _case_table(self) -> Table:
-        """Cases side by side, or below each other where they are many."""
+        """One column per case, or one row per case if there are more than `MAX_CASE_COLUMNS`."""
         title = f"bench {self.benchmark}"
-        if len(self.cases) > MOST_BESIDE:
+        if len(self.cases) > MAX_CASE_COLUMNS:
             table = Table("case", *self.columns, title=title)
             for case in self.cases:
                 cells = (_cell(case.figure.get(column)) for column in self.columns)
@@ -114,7 +114,7 @@ class Report:
 
 
 def write_lines(report: Report, folder: Path) -> Path:
-    """A new file `<benchmark>-<time>.jsonl` in `folder`."""
+    """Write a new file `<benchmark>-<time>.jsonl` to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = folder / f"{report.benchmark}-{stamp}.jsonl"
@@ -139,7 +139,7 @@ def _cell(value: Any) -> str:
 
 
 def checkout_root() -> Path | None:
-    """The repository this package runs from, None for an installed wheel."""
+    """The root of the checkout this package runs from; None for an installed wheel."""
     root = Path(__file__).resolve().parents[2]
     return root if (root / ".git").exists() and (root / RESULTS.parent).is_dir() else None
 
@@ -162,7 +162,7 @@ def available_cores() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that matter and are installed."""
+    """Versions of Python and of those `PACKAGES` that are installed."""
     found = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
@@ -173,7 +173,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with `+changes` when tracked files differ from it."""
+    """The commit of the checkout, with `+changes` if tracked files differ from it; None without one."""
     root = checkout_root()
     if root is None or shutil.which("git") is None:
         return None

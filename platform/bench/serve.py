@@ -1,14 +1,14 @@
-"""`bench serve`: one load against a running server, or against one of the benchmark's own with random adapters."""
+"""`bench serve`: the load generator, against a running server or against a local one with random adapters."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from loraplex.platform.bench.client import CompletionRequest
-from loraplex.platform.bench.fixtures import adapter_name, registration, token_pool
-from loraplex.platform.bench.latency_metrics import PERCENTILES, serving_figures
+from loraplex.platform.bench.fixtures import adapter_name, open_fixtures, token_pool
+from loraplex.platform.bench.latency_metrics import PERCENTILES, serving_metrics
 from loraplex.platform.bench.load import LoadResult, run_load
-from loraplex.platform.bench.local_server import BASE_MODEL, OwnServer, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_local_server
 from loraplex.platform.bench.report import Case, Report
 from loraplex.platform.bench.workload import Distribution, arrival_offsets, draw_prompts, pick_adapters
 
@@ -23,9 +23,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """`rate` in requests per second opens the loop. `prefix_share` of each prompt is common to its adapter's requests.
+    """With `rate`, in requests per second, the loop is open.
 
-    `prompt` is a text in place of drawn tokens.
+    `prefix_share` of each prompt is common to all requests of its adapter. `prompt` replaces the drawn tokens by a text.
     """
 
     distribution: Distribution = "uniform"
@@ -38,7 +38,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadShape:
+class ServeShape:
     """Lengths in tokens. Without adapters every tenant uses the base model."""
 
     concurrency: int = 16
@@ -50,8 +50,8 @@ class LoadShape:
     tenants: int = 1
     traffic: Traffic = Traffic()
 
-    def warm_up(self, targets: int) -> "LoadShape":
-        """One short request to each target, with prompts of its own."""
+    def warm_up(self, targets: int) -> "ServeShape":
+        """One short request to each target, with other prompts."""
         traffic = replace(
             self.traffic, distribution="distinct", cancel_share=0.0, seed=self.traffic.seed + 1_000_000
         )
@@ -60,16 +60,16 @@ class LoadShape:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model to name in a request and the key of the tenant that may."""
+    """A model name and an API key that may request it."""
 
     model: str
     api_key: str = field(repr=False)
 
 
 def make_requests(
-    shape: LoadShape, targets: Sequence[Target], pool: Sequence[int]
+    shape: ServeShape, targets: Sequence[Target], pool: Sequence[int]
 ) -> list[CompletionRequest]:
-    """The load's requests over `targets`, in the order of their arrival."""
+    """Draw the requests of the load over `targets`, in the order of their arrival."""
     traffic, seed = shape.traffic, shape.traffic.seed
     picks = pick_adapters(len(targets), shape.num_requests, traffic.distribution, traffic.zipf, seed)
     common = round(shape.input_len * traffic.prefix_share)
@@ -90,53 +90,55 @@ def make_requests(
     return requests
 
 
-async def load_foreign(
-    base_url: str, targets: Sequence[Target], shape: LoadShape, objectives: Mapping[str, float]
+async def load_running_server(
+    base_url: str, targets: Sequence[Target], shape: ServeShape, objectives: Mapping[str, float]
 ) -> Report:
-    """Against a server that runs already. Raises `BenchFailed`."""
+    """Load a server that runs already. Raises `BenchFailed`."""
     pool = await token_pool(base_url, targets[0].api_key, targets[0].model)
     return _report(shape, await _run(base_url, targets, shape, pool), objectives)
 
 
-async def load_own(
+async def load_local_server(
     model: str,
     settings: Mapping[str, str],
-    shape: LoadShape,
+    shape: ServeShape,
     objectives: Mapping[str, float],
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Report:
-    """Against a server started for it, warmed up by one request per target. Raises `BenchFailed`."""
-    async with own_server(model, settings) as server:
-        targets = await _register(server, shape, say)
+    """Start a server, warm it up with one request per target, and load it. Raises `BenchFailed`."""
+    async with run_local_server(model, settings) as server:
+        targets = await _register(server, shape, progress)
         pool = await token_pool(server.base_url, targets[0].api_key, BASE_MODEL)
         requests = make_requests(shape.warm_up(len(targets)), targets, pool)
         (await run_load(server.base_url, requests, shape.concurrency)).require_complete()
         return _report(shape, await _run(server.base_url, targets, shape, pool), objectives)
 
 
-async def _register(server: OwnServer, shape: LoadShape, say: Callable[[str], None]) -> list[Target]:
-    """Adapters spread over the tenants in turn; without adapters every tenant uses the base model."""
-    async with registration(server) as accounts:
-        tenants = [await accounts.tenant(f"bench-{index}") for index in range(shape.tenants)]
+async def _register(server: LocalServer, shape: ServeShape, progress: Callable[[str], None]) -> list[Target]:
+    """Distribute the adapters over the tenants round-robin; without adapters every tenant uses the base model."""
+    async with open_fixtures(server) as fixtures:
+        tenants = [await fixtures.tenant(f"bench-{index}") for index in range(shape.tenants)]
         if shape.adapters == 0:
             return [Target(BASE_MODEL, tenant.api_key) for tenant in tenants]
         targets: list[tuple[int, Target]] = []
         for index, tenant in enumerate(tenants):
             count = len(range(index, shape.adapters, shape.tenants))
-            pushes = await accounts.push_random(tenant, [shape.rank] * count, seed=index * 1_000_000)
-            say(f"{tenant.name}: {pushes.note()}")
+            pushes = await fixtures.push_random(tenant, [shape.rank] * count, seed=index * 1_000_000)
+            progress(f"{tenant.name}: {pushes.note()}")
             targets += [(number, Target(adapter_name(number), tenant.api_key)) for number in range(count)]
-        # The most frequent targets of a skewed load belong to all tenants, not to the first one.
+        # The most frequent targets of a skewed load belong to all tenants, not only to the first one.
         return [target for _, target in sorted(targets, key=lambda item: item[0])]
 
 
-async def _run(base_url: str, targets: Sequence[Target], shape: LoadShape, pool: Sequence[int]) -> LoadResult:
+async def _run(
+    base_url: str, targets: Sequence[Target], shape: ServeShape, pool: Sequence[int]
+) -> LoadResult:
     requests = make_requests(shape, targets, pool)
     offsets = arrival_offsets(shape.num_requests, shape.traffic.rate, shape.traffic.seed)
     return await run_load(base_url, requests, None if shape.traffic.rate else shape.concurrency, offsets)
 
 
-def _report(shape: LoadShape, result: LoadResult, objectives: Mapping[str, float]) -> Report:
+def _report(shape: ServeShape, result: LoadResult, objectives: Mapping[str, float]) -> Report:
     report = Report("serve", COLUMNS)
     rate = shape.traffic.rate
     name = (
@@ -147,7 +149,7 @@ def _report(shape: LoadShape, result: LoadResult, objectives: Mapping[str, float
         "request_rate": rate or "inf",
         "max_concurrency": None if rate else shape.concurrency,
     }
-    report.cases.append(Case(name, asdict(shape), asked | serving_figures(result, objectives)))
-    errors = sorted({answer.error for answer in result.answers if answer.error is not None})
+    report.cases.append(Case(name, asdict(shape), asked | serving_metrics(result, objectives)))
+    errors = sorted({completion.error for completion in result.completions if completion.error is not None})
     report.notes += [f"error: {error}" for error in errors[:5]]
     return report

@@ -1,6 +1,6 @@
-"""Output rate of rows held to a grammar against the same rows without one, forced to the same lengths.
+"""`bench grammar`: output rate of rows with a grammar against rows without one that have the same lengths.
 
-Invariant: both sides of a ratio run in turn on one server, with as many rows, prompt tokens and output tokens each.
+Invariant: both sides of a ratio run alternately on one server with equal numbers of rows, prompt tokens and output tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any, Final
 
 from loraplex.platform.bench.client import CompletionRequest
-from loraplex.platform.bench.fixtures import registration, token_pool
+from loraplex.platform.bench.fixtures import open_fixtures, token_pool
 from loraplex.platform.bench.load import LoadResult, run_load
-from loraplex.platform.bench.local_server import BASE_MODEL, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 
@@ -77,7 +77,7 @@ def request_tools() -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class RateShape:
+class StructuredOutputShape:
     """`rows` at once, at most `max_tokens` each; `repeats` counted rounds of both sides."""
 
     rows: int = 16
@@ -89,40 +89,42 @@ class RateShape:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The same rows held and free."""
+    """The same rows with a grammar and without."""
 
-    held: LoadResult
-    free: LoadResult
+    constrained: LoadResult
+    unconstrained: LoadResult
 
     @property
     def ratio(self) -> float:
-        return self.held.output_rate / self.free.output_rate
+        return self.constrained.output_rate / self.unconstrained.output_rate
 
 
-async def measure_rate(
-    model: str, shape: RateShape, settings: Mapping[str, str], say: Callable[[str], None]
+async def measure_structured_output(
+    model: str, shape: StructuredOutputShape, settings: Mapping[str, str], progress: Callable[[str], None]
 ) -> Report:
     """Raises `BenchFailed`."""
     report = Report("grammar-rate", COLUMNS)
     for fast_forward, name in FAST_FORWARD.items():
         own = {"dtype": shape.dtype, "grammar_fast_forward": str(fast_forward).lower(), **settings}
-        async with own_server(model, own) as server:
-            async with registration(server) as accounts:
-                api_key = (await accounts.tenant("bench")).api_key
+        async with run_local_server(model, own) as server:
+            async with open_fixtures(server) as fixtures:
+                api_key = (await fixtures.tenant("bench")).api_key
             pool = await token_pool(server.base_url, api_key, BASE_MODEL)
             for kind in (JSON_SCHEMAS, TOOL_CALLS):
-                say(f"{kind}, {name}")
-                requests = _held(kind, shape, pool, api_key)
+                progress(f"{kind}, {name}")
+                requests = _constrained_requests(kind, shape, pool, api_key)
                 rounds = [await _round(server.base_url, requests, pool) for _ in range(shape.repeats + 1)][1:]
-                _add(report, shape, (kind, fast_forward), rounds)
+                _add_case(report, shape, (kind, fast_forward), rounds)
     report.notes.append(
         "The free rows are forced to the number of tokens their held twins had in the same round."
     )
     return report
 
 
-def _held(kind: str, shape: RateShape, pool: Sequence[int], api_key: str) -> list[CompletionRequest]:
-    """Greedy rows, each with a prompt of its own; two schemas in turn, or one list of tools of which one is to be called."""
+def _constrained_requests(
+    kind: str, shape: StructuredOutputShape, pool: Sequence[int], api_key: str
+) -> list[CompletionRequest]:
+    """Greedy rows with distinct prompts: two schemas alternately, or a list of tools of which the model must call one."""
     requests = []
     for index, prompt in enumerate(draw_prompts(pool, shape.rows, shape.input_len, seed=1)):
         schema = (THREE_FIELDS, TWELVE_FIELDS)[index % 2]
@@ -143,36 +145,39 @@ def _held(kind: str, shape: RateShape, pool: Sequence[int], api_key: str) -> lis
 
 
 async def _round(base_url: str, requests: Sequence[CompletionRequest], pool: Sequence[int]) -> Round:
-    held = await run_load(base_url, requests)
-    for answer in held.answers:
-        if not answer.complete or not answer.output_tokens:
-            raise BenchFailed(f"a row with a grammar was not answered: {answer.error or 'no token'}")
-    free = [
+    constrained = await run_load(base_url, requests)
+    for completion in constrained.completions:
+        if not completion.complete or not completion.output_tokens:
+            raise BenchFailed(f"a row with a grammar was not answered: {completion.error or 'no token'}")
+    unconstrained = [
         CompletionRequest(
             BASE_MODEL,
-            draw_prompts(pool, 1, answer.prompt_tokens, seed=2 + index)[0]
+            draw_prompts(pool, 1, completion.prompt_tokens, seed=2 + index)[0]
             if request.chat
             else request.prompt,
-            answer.output_tokens,
+            completion.output_tokens,
             request.api_key,
         )
-        for index, (request, answer) in enumerate(zip(requests, held.answers, strict=True))
+        for index, (request, completion) in enumerate(zip(requests, constrained.completions, strict=True))
     ]
-    return Round(held, (await run_load(base_url, free)).require_complete())
+    return Round(constrained, (await run_load(base_url, unconstrained)).require_complete())
 
 
-def _add(report: Report, shape: RateShape, what: tuple[str, bool], rounds: Sequence[Round]) -> None:
+def _add_case(
+    report: Report, shape: StructuredOutputShape, what: tuple[str, bool], rounds: Sequence[Round]
+) -> None:
     kind, fast_forward = what
     name = f"{kind}, {FAST_FORWARD[fast_forward]}"
-    answers = [answer for each in rounds for answer in each.held.answers]
+    completions = [completion for each in rounds for completion in each.constrained.completions]
     ratio = median(each.ratio for each in rounds)
     figure = {
-        "held_tokens_per_s": median(each.held.output_rate for each in rounds),
-        "free_tokens_per_s": median(each.free.output_rate for each in rounds),
+        "held_tokens_per_s": median(each.constrained.output_rate for each in rounds),
+        "free_tokens_per_s": median(each.unconstrained.output_rate for each in rounds),
         "ratio": ratio,
         "ratios": [round(each.ratio, 3) for each in rounds],
-        "completion_tokens": sum(answer.output_tokens for answer in answers) // len(rounds),
-        "ended_by_themselves": sum(answer.finish_reason != "length" for answer in answers) / len(answers),
+        "completion_tokens": sum(completion.output_tokens for completion in completions) // len(rounds),
+        "ended_by_themselves": sum(completion.finish_reason != "length" for completion in completions)
+        / len(completions),
     }
     report.cases.append(Case(name, asdict(shape), figure))
     report.ratios.append(Ratio(f"tokens/s with and without a grammar: {name}", ratio, REQUIRED.get(what)))

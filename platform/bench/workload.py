@@ -1,6 +1,6 @@
-"""What a load asks for: prompts, which adapter each request names, and when it arrives.
+"""Prompts, adapter choice and arrival times of a load.
 
-Invariant: everything is a function of its seed, so that two engines can be given the very same requests.
+Invariant: everything is a function of its seed, so that two engines get the same requests.
 """
 
 import random
@@ -119,7 +119,7 @@ WORDS = [
 
 
 def vocabulary_text(count: int = 1500, seed: int = 0) -> str:
-    """Ordinary English words, to be tokenized into a pool of ids from which prompts are drawn."""
+    """Ordinary English words; their token ids are the pool from which prompts are drawn."""
     return " ".join(random.Random(seed).choices(WORDS, k=count))
 
 
@@ -135,9 +135,9 @@ def draw_prompts(
 def pick_adapters(
     adapters: int, count: int, distribution: Distribution, exponent: float, seed: int
 ) -> list[int]:
-    """The adapter's index of each of `count` requests. `zipf`: index i with weight (i + 1) ** -exponent.
+    """Draw the adapter index of each of `count` requests. `zipf`: index i with weight (i + 1) ** -exponent.
 
-    `distinct` goes round, so that as many different adapters as possible are in flight.
+    `distinct` is round-robin, so that as many different adapters as possible are in flight.
     """
     if distribution == "distinct":
         return [index % adapters for index in range(count)]
@@ -146,7 +146,7 @@ def pick_adapters(
 
 
 def zipf_weights(count: int, exponent: float) -> list[float]:
-    """Not normalised; exponent 0 is uniform."""
+    """Weights that are not normalised; exponent 0 is uniform."""
     return [float(rank) ** -exponent for rank in range(1, count + 1)]
 
 

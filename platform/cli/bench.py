@@ -15,12 +15,12 @@ from rich.console import Console
 
 from loraplex.engine.checkpoints.model_files import locate_model
 from loraplex.engine.errors import EngineError
-from loraplex.platform.bench.latency_metrics import parse_objectives
-from loraplex.platform.bench.many_adapters import ITEM_BYTES, ManyShape, measure_many
-from loraplex.platform.bench.prefix_cache import PrefixShape, measure_prefix_cache
+from loraplex.platform.bench.latency_metrics import parse_goodput
+from loraplex.platform.bench.many_adapters import DTYPE_BYTES, ManyAdaptersShape, measure_many_adapters
+from loraplex.platform.bench.prefix_cache import PrefixCacheShape, measure_prefix_cache
 from loraplex.platform.bench.report import RESULTS, Report, checkout_root, write_lines
-from loraplex.platform.bench.serve import LoadShape, Target, Traffic, load_foreign, load_own
-from loraplex.platform.bench.structured_output import RateShape, measure_rate
+from loraplex.platform.bench.serve import ServeShape, Target, Traffic, load_local_server, load_running_server
+from loraplex.platform.bench.structured_output import StructuredOutputShape, measure_structured_output
 from loraplex.platform.bench.workload import Distribution
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.config import load_settings
@@ -42,7 +42,7 @@ Targets = Annotated[
     list[str] | None, typer.Option("--target", help="A model or adapter to request there; repeatable.")
 ]
 Model = Annotated[str | None, typer.Option(help="A folder or hub id; default the demo model.")]
-Dtype = Annotated[str, typer.Option(help=f"{', '.join(ITEM_BYTES)}.")]
+Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPE_BYTES)}.")]
 Setting = Annotated[
     list[str] | None,
     typer.Option("--setting", help="NAME=VALUE for the started server, as in loraplex.toml; repeatable."),
@@ -85,7 +85,7 @@ def serve_load(
 
     async def work() -> Report:
         traffic = Traffic(_distribution(distribution), zipf, rate, prefix_share, cancel_share, seed, prompt)
-        shape = LoadShape(
+        shape = ServeShape(
             concurrency=concurrency,
             num_requests=num_requests,
             input_len=input_len,
@@ -96,9 +96,13 @@ def serve_load(
             traffic=traffic,
         )
         if base_url is not None:
-            return await load_foreign(base_url, _targets(target, api_key), shape, parse_objectives(goodput))
+            return await load_running_server(
+                base_url, _targets(target, api_key), shape, parse_goodput(goodput)
+            )
         own = {"dtype": dtype, **parse_settings(setting)}
-        return await load_own(resolve_model(model), own, shape, parse_objectives(goodput), say)
+        return await load_local_server(
+            resolve_model(model), own, shape, parse_goodput(goodput), print_progress
+        )
 
     run_bench(work, out, as_json)
 
@@ -115,15 +119,15 @@ def lora(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """The cost of adapters in a decode step, without HTTP: mixed rows beside base rows."""
+    """Cost of LoRA per decode step, without HTTP: mixed rows against base rows."""
     with exit_codes():
         pairs = [parse_rows(text) for text in rows or ("16/8", "1/1", "16/16")]
 
     async def work() -> Report:
-        from loraplex.platform.bench.lora import LoraJob, LoraShape, measure_as_engine
+        from loraplex.platform.bench.lora import LoraJob, LoraShape, measure_in_subprocess
 
         shapes = [LoraShape(count, adapters, rank, input_len, steps) for count, adapters in pairs]
-        return measure_as_engine(LoraJob(resolve_model(model), dtype, device, shapes))
+        return measure_in_subprocess(LoraJob(resolve_model(model), dtype, device, shapes))
 
     run_bench(work, out, as_json)
 
@@ -140,13 +144,13 @@ def adapters(
     input_len: Length = 60,
     output_len: Length = 64,
     repeats: Repeats = 2,
-    samples: Annotated[int, typer.Option(min=0, help="Answers repeated alone.")] = 20,
+    samples: Annotated[int, typer.Option(min=0, help="Outputs repeated alone.")] = 20,
     setting: Setting = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Many registered adapters over a small residency budget, against traffic on resident ones."""
-    shape = ManyShape(
+    """Traffic on more adapters than the residency budget holds, against traffic on resident ones."""
+    shape = ManyAdaptersShape(
         registered=registered,
         resident=resident,
         zipf=zipf,
@@ -158,7 +162,11 @@ def adapters(
         samples=samples,
         dtype=dtype,
     )
-    run_bench(lambda: measure_many(resolve_model(model), shape, parse_settings(setting), say), out, as_json)
+    run_bench(
+        lambda: measure_many_adapters(resolve_model(model), shape, parse_settings(setting), print_progress),
+        out,
+        as_json,
+    )
 
 
 @app.command()
@@ -172,7 +180,7 @@ def cache(
     as_json: AsJson = False,
 ) -> None:
     """Time to first token with a cached prefix, without, and for another tenant."""
-    shape = PrefixShape(prefix_len=prefix_len, prefixes=prefixes, dtype=dtype)
+    shape = PrefixCacheShape(prefix_len=prefix_len, prefixes=prefixes, dtype=dtype)
     run_bench(
         lambda: measure_prefix_cache(resolve_model(model), shape, parse_settings(setting)), out, as_json
     )
@@ -183,15 +191,21 @@ def grammar(
     model: Model = None,
     dtype: Dtype = "bfloat16",
     rows: Annotated[int, typer.Option(min=1, help="Rows with grammars, and without.")] = 16,
-    output_len: Annotated[int, typer.Option(min=32, help="Most tokens of a row.")] = 128,
+    output_len: Annotated[int, typer.Option(min=32, help="Maximum tokens of a row.")] = 128,
     repeats: Repeats = 3,
     setting: Setting = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Output rate of rows held to JSON schemas and tools, against the same rows without."""
-    shape = RateShape(rows=rows, max_tokens=output_len, repeats=repeats, dtype=dtype)
-    run_bench(lambda: measure_rate(resolve_model(model), shape, parse_settings(setting), say), out, as_json)
+    """Output rate of rows with JSON schemas or tools, against the same rows without."""
+    shape = StructuredOutputShape(rows=rows, max_tokens=output_len, repeats=repeats, dtype=dtype)
+    run_bench(
+        lambda: measure_structured_output(
+            resolve_model(model), shape, parse_settings(setting), print_progress
+        ),
+        out,
+        as_json,
+    )
 
 
 def run_bench(
@@ -200,9 +214,9 @@ def run_bench(
     as_json: bool,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
-    """Measure, print, write. SIGTERM ends the started server like Ctrl-C does.
+    """Measure, print and write the result. SIGTERM stops the started server like Ctrl-C does.
 
-    `loop_factory` is a gateway's, for what measures a part of it in this process.
+    `loop_factory` is the event loop of a gateway, for a benchmark that runs part of a gateway in this process.
     """
 
     async def within() -> Report:
@@ -227,20 +241,21 @@ def run_bench(
     if not as_json:
         report.print(Console())
     if folder is not None:
-        say(f"wrote {write_lines(report, folder)}")
+        print_progress(f"wrote {write_lines(report, folder)}")
 
 
-def say(text: str) -> None:
-    """A note beside the results."""
+def print_progress(text: str) -> None:
+    """Print a line to standard error."""
     Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
 def resolve_model(model: str | None) -> str:
-    """A folder or file on this disk. Raises `ModelError` or `StartError`."""
+    """The folder or file of the model on this disk. Raises `ModelError` or `StartError`."""
     return str(ensure_demo_model(load_settings().data_dir) if model is None else locate_model(model))
 
 
 def parse_settings(pairs: list[str] | None) -> dict[str, str]:
+    """Settings of the started server by name, from `NAME=VALUE`. Raises `SettingsError`."""
     found = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
@@ -263,6 +278,7 @@ def _distribution(name: str) -> Distribution:
 
 
 def parse_rows(text: str) -> tuple[int, int]:
+    """Rows and adapters of `ROWS/ADAPTERS`. Raises `SettingsError`."""
     rows, _, adapters = text.partition("/")
     if not (rows.isdecimal() and adapters.isdecimal() and 1 <= int(adapters) <= int(rows)):
         raise SettingsError(f"--rows {text!r}: allowed is ROWS/ADAPTERS with at least one row per adapter")

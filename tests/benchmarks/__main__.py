@@ -10,9 +10,9 @@ import typer
 import uvloop
 from tests.benchmarks import kernel_commands
 from tests.benchmarks.admission import AdmissionShape, measure_admission
-from tests.benchmarks.chunked_prefill import LongPromptShape, measure_long_prompt
-from tests.benchmarks.noisy_neighbours import NeighbourShape, measure_neighbours
-from tests.benchmarks.peft_comparison import SpeedShape, compare_with_peft
+from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
+from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
+from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
 
 from loraplex.platform.bench.report import RESULTS, Report, available_cores, checkout_root
 from loraplex.platform.cli.bench import (
@@ -25,9 +25,9 @@ from loraplex.platform.cli.bench import (
     Repeats,
     Setting,
     parse_settings,
+    print_progress,
     resolve_model,
     run_bench,
-    say,
 )
 from loraplex.platform.cli.command_context import exit_codes
 from loraplex.platform.startup_errors import SettingsError
@@ -62,7 +62,7 @@ def peft(
     as_json: AsJson = False,
 ) -> None:
     """Output rate over HTTP against `transformers` + PEFT: mixed adapters, one row, base model."""
-    shape = SpeedShape(
+    shape = PeftComparisonShape(
         rows=concurrency,
         adapters=adapters,
         rank=rank,
@@ -73,7 +73,9 @@ def peft(
         dtype=dtype,
     )
     run_bench(
-        lambda: compare_with_peft(resolve_model(model), shape, parse_settings(setting), say), out, as_json
+        lambda: compare_with_peft(resolve_model(model), shape, parse_settings(setting), print_progress),
+        out,
+        as_json,
     )
 
 
@@ -91,11 +93,11 @@ def quantization(
     """Decode steps and prompts of a quantized base model against the unquantized one."""
 
     async def work() -> Report:
-        from tests.benchmarks.quantization import QuantizationJob, measure_as_engine
+        from tests.benchmarks.quantization import QuantizationJob, measure_in_subprocess
 
         schemes = scheme or ["int8", "int4"]
         job = QuantizationJob(resolve_model(model), dtype, device, schemes, rows or [1, 16], steps)
-        return measure_as_engine(job)
+        return measure_in_subprocess(job)
 
     run_bench(work, out, as_json)
 
@@ -112,10 +114,10 @@ def grammar_masks(
     """Compile, fill, advance and apply grammar masks, per backend and vocabulary size."""
 
     async def work() -> Report:
-        from tests.benchmarks.grammar_masks import MaskJob, MaskShape, measure_as_engine
+        from tests.benchmarks.grammar_masks import MaskJob, MaskShape, measure_in_subprocess
 
         shape = MaskShape(rows=mask_rows, steps=steps, large=vocabulary)
-        return measure_as_engine(MaskJob(resolve_model(model), shape))
+        return measure_in_subprocess(MaskJob(resolve_model(model), shape))
 
     run_bench(work, out, as_json)
 
@@ -132,9 +134,13 @@ def noisy_neighbours(
     as_json: AsJson = False,
 ) -> None:
     """Inter-token latency of plain rows while another tenant sends hostile grammars."""
-    shape = NeighbourShape(rows=neighbours, output_len=output_len, repeats=repeats, dtype=dtype)
+    shape = NoisyNeighboursShape(rows=neighbours, output_len=output_len, repeats=repeats, dtype=dtype)
     run_bench(
-        lambda: measure_neighbours(resolve_model(model), shape, parse_settings(setting), say), out, as_json
+        lambda: measure_noisy_neighbours(
+            resolve_model(model), shape, parse_settings(setting), print_progress
+        ),
+        out,
+        as_json,
     )
 
 
@@ -151,9 +157,13 @@ def chunked_prefill(
     as_json: AsJson = False,
 ) -> None:
     """Inter-token latency of streaming rows while a long prompt arrives, with chunked prefill and without."""
-    shape = LongPromptShape(rows=rows, long_len=long_len, output_len=output_len, repeats=repeats, dtype=dtype)
+    shape = ChunkedPrefillShape(
+        rows=rows, long_len=long_len, output_len=output_len, repeats=repeats, dtype=dtype
+    )
     run_bench(
-        lambda: measure_long_prompt(resolve_model(model), shape, parse_settings(setting), say), out, as_json
+        lambda: measure_chunked_prefill(resolve_model(model), shape, parse_settings(setting), print_progress),
+        out,
+        as_json,
     )
 
 
@@ -171,7 +181,7 @@ def admission(
     shape = AdmissionShape(
         rate=rate, seconds=seconds, rounds=rounds, input_len=input_len, output_len=output_len
     )
-    run_bench(lambda: measure_admission(shape, say), out, as_json, uvloop.new_event_loop)
+    run_bench(lambda: measure_admission(shape, print_progress), out, as_json, uvloop.new_event_loop)
 
 
 @app.command("report")
@@ -192,7 +202,7 @@ def results_page(
         lines = read_lines(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(render(lines), encoding="utf-8")
-    say(f"wrote {target}: {len(lines)} lines of {folder}")
+    print_progress(f"wrote {target}: {len(lines)} lines of {folder}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`bench admission`: what admission adds to a request, on a real PostgreSQL and a real Valkey of the benchmark's own.
+"""Latency that admission adds to a request, with a real PostgreSQL and a real Valkey.
 
-Invariant: both sides are the same arrivals on the same scripted engine, in turn; one asks admission and settles, one does not.
+Invariant: each case is the same arrivals on the same scripted engine; they differ only in admission and settlement.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from loraplex.tenants.quotas.limits import COUNTED
 from loraplex.tenants.valkey import open_valkey
 
 WITHOUT, UNLIMITED, LIMITED = "without admission", "no limit set", "every limit, at both levels"
-MOST_ADDED_P50_MS, MOST_ADDED_P99_MS = 1.5, 5.0
+MAX_ADDED_P50_MS, MAX_ADDED_P99_MS = 1.5, 5.0
 # Never reached, so that every request is answered; a rate's maximum is the lowest.
 AMPLE = 100_000_000
 BASE = ResolvedModel("base")
@@ -65,9 +65,10 @@ class AdmissionShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of one request: until its first event may be told, and from its last one on; of the first, those before the
-    engine began and those after its event was there, when the books were waited for.
+class RequestTiming:
+    """Seconds of one request: `first` until its first event may be sent, `end` for the settlement after the last one.
+
+    `admit` and `book` are parts of `first`: before the engine starts, and from the engine's event until the ledger confirms.
     """
 
     first: float
@@ -76,8 +77,8 @@ class Timing:
     end: float
 
 
-class Scene:
-    """The engine and the stores, and the requests of one shape."""
+class Scenario:
+    """Sends the requests of one shape to a scripted engine, with admission or without."""
 
     def __init__(self, shape: AdmissionShape, admissions: QuotaAdmissionController) -> None:
         self._shape = shape
@@ -86,18 +87,18 @@ class Scene:
         self._engine = FakeEngine(FakeScript(start_delay_s=shape.engine_ms / 1000))
         self._prompt = list(range(shape.input_len))
 
-    async def round(self, key: AuthenticatedKey | None, seed: int) -> list[Timing]:
-        """Every request at its time. `key` None: without admission."""
+    async def round(self, key: AuthenticatedKey | None, seed: int) -> list[RequestTiming]:
+        """Send every request at its arrival time. `key` None: without admission."""
         count = max(1, round(self._shape.rate * self._shape.seconds))
         began = time.perf_counter()
 
-        async def one(offset: float) -> Timing:
+        async def one(offset: float) -> RequestTiming:
             await asyncio.sleep(max(0.0, began + offset - time.perf_counter()))
             return await self._request(key)
 
         return await asyncio.gather(*map(one, arrival_offsets(count, self._shape.rate, seed)))
 
-    async def _request(self, key: AuthenticatedKey | None) -> Timing:
+    async def _request(self, key: AuthenticatedKey | None) -> RequestTiming:
         began = time.perf_counter()
         entry = None if key is None else await self._enter(key)
         entered = time.perf_counter()
@@ -113,7 +114,7 @@ class Scene:
         answered = time.perf_counter()
         if admission is not None:
             await self._admissions.settle(admission, used(meter))
-        return Timing(first - began, entered - began, first - begun, time.perf_counter() - answered)
+        return RequestTiming(first - began, entered - began, first - begun, time.perf_counter() - answered)
 
     async def _enter(self, key: AuthenticatedKey) -> PendingAdmission:
         async def renewed(caller: Caller) -> Caller:
@@ -143,39 +144,39 @@ def used(meter: UsageCounter) -> SettledUsage:
     )
 
 
-async def measure_admission(shape: AdmissionShape, say: Callable[[str], None]) -> Report:
-    """On stores of its own."""
+async def measure_admission(shape: AdmissionShape, progress: Callable[[str], None]) -> Report:
+    """Measure on new stores."""
     async with opened_stores() as (database, admissions):
-        return await measure_on(database, admissions, shape, say)
+        return await measure_on(database, admissions, shape, progress)
 
 
 async def measure_on(
     database: Database,
     admissions: QuotaAdmissionController,
     shape: AdmissionShape,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Report:
-    """The three cases in turn, in an order that changes from round to round, after a warm-up of each."""
-    found: dict[str, list[Timing]] = {WITHOUT: [], UNLIMITED: [], LIMITED: []}
+    """Measure the three cases in a random order in each round, after a warm-up of each."""
+    found: dict[str, list[RequestTiming]] = {WITHOUT: [], UNLIMITED: [], LIMITED: []}
     keys: dict[str, AuthenticatedKey | None] = {
         WITHOUT: None,
         UNLIMITED: await tenant(database, "unlimited", {}),
         LIMITED: await tenant(database, "limited", dict.fromkeys(COUNTED, AMPLE)),
     }
-    scene, order = Scene(shape, admissions), random.Random(0)
+    scenario, order = Scenario(shape, admissions), random.Random(0)
     for name in found:
-        await scene.round(keys[name], seed=0)
+        await scenario.round(keys[name], seed=0)
     for number in range(1, shape.rounds + 1):
         for name in order.sample(list(found), len(found)):
-            timings = await scene.round(keys[name], seed=number)
+            timings = await scenario.round(keys[name], seed=number)
             found[name] += timings
-            say(f"round {number}, {name}: {first_ms(timings, 50):.2f} ms to the first token")
+            progress(f"round {number}, {name}: {first_ms(timings, 50):.2f} ms to the first token")
     return report_of(shape, found)
 
 
 @asynccontextmanager
 async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionController]]:
-    """Fresh ones, with admission as a gateway runs it."""
+    """Start new stores, with admission as a gateway runs it."""
     with TemporaryDirectory(prefix="loraplex-bench-") as folder:
         async with EmbeddedServices(Path(folder)) as services:
             await asyncio.to_thread(upgrade, services.database_url)
@@ -196,7 +197,7 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
 
 
 async def tenant(database: Database, name: str, limits: Mapping[str, int]) -> AuthenticatedKey:
-    """The key of a new tenant with `limits` on itself and on the key."""
+    """Create a tenant and a key with `limits` on both; return the key."""
     async with database.as_operator() as session:
         owner = await TenantRepository(session).create(name)
         issued = await KeyRepository(session).create(owner.id, "bench", [INFERENCE])
@@ -210,7 +211,7 @@ async def tenant(database: Database, name: str, limits: Mapping[str, int]) -> Au
     return found
 
 
-def report_of(shape: AdmissionShape, found: Mapping[str, Sequence[Timing]]) -> Report:
+def report_of(shape: AdmissionShape, found: Mapping[str, Sequence[RequestTiming]]) -> Report:
     report = Report("admission", COLUMNS)
     for name, timings in found.items():
         figure: dict[str, float | int] = {"requests": len(timings)}
@@ -220,7 +221,7 @@ def report_of(shape: AdmissionShape, found: Mapping[str, Sequence[Timing]]) -> R
             figure[f"book_p{share}_ms"] = milliseconds([each.book for each in timings], share)
             figure[f"end_p{share}_ms"] = milliseconds([each.end for each in timings], share)
         report.cases.append(Case(name, asdict(shape), figure))
-    for share, most in ((50, MOST_ADDED_P50_MS), (99, MOST_ADDED_P99_MS)):
+    for share, most in ((50, MAX_ADDED_P50_MS), (99, MAX_ADDED_P99_MS)):
         for name in (LIMITED, UNLIMITED):
             added = first_ms(found[name], share) - first_ms(found[WITHOUT], share)
             report.ratios.append(
@@ -236,7 +237,7 @@ def report_of(shape: AdmissionShape, found: Mapping[str, Sequence[Timing]]) -> R
     return report
 
 
-def first_ms(timings: Sequence[Timing], share: float) -> float:
+def first_ms(timings: Sequence[RequestTiming], share: float) -> float:
     return milliseconds([each.first for each in timings], share)
 
 

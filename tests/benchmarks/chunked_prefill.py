@@ -1,4 +1,4 @@
-"""`bench prefill`: what a long prompt does to rows that are streaming, with chunked prefill and without (Sarathi-Serve)."""
+"""Inter-token latency of streaming rows while a long prompt arrives, with chunked prefill and without (Sarathi-Serve)."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -7,9 +7,9 @@ from itertools import pairwise
 from statistics import median
 
 from loraplex.platform.bench.client import CompletionRequest, StreamRecord, decode, stream_completion
-from loraplex.platform.bench.fixtures import registration, token_pool
+from loraplex.platform.bench.fixtures import open_fixtures, token_pool
 from loraplex.platform.bench.latency_metrics import percentile
-from loraplex.platform.bench.local_server import BASE_MODEL, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 
@@ -19,7 +19,7 @@ COLUMNS = ("p99_itl_ms", "max_itl_ms", "median_itl_before_ms", "ttft_long_ms", "
 
 
 @dataclass(frozen=True, slots=True)
-class LongPromptShape:
+class ChunkedPrefillShape:
     """`rows` stream; once each has `lead` pieces of text, a prompt of `long_len` arrives. `repeats` times over."""
 
     rows: int = 8
@@ -32,22 +32,22 @@ class LongPromptShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
-    """Seconds between tokens of all rows: those gaps that touch the long prompt's prefill, and those before it."""
+class PrefillGaps:
+    """Gaps between tokens of all rows in seconds: those that overlap the long prompt's prefill, and those before it."""
 
     during: tuple[float, ...]
     before: tuple[float, ...]
     long_ttft: float
 
 
-async def measure_long_prompt(
-    model: str, shape: LongPromptShape, settings: Mapping[str, str], say: Callable[[str], None]
+async def measure_chunked_prefill(
+    model: str, shape: ChunkedPrefillShape, settings: Mapping[str, str], progress: Callable[[str], None]
 ) -> Report:
     """Raises `BenchFailed`."""
     report = Report("prefill", COLUMNS)
     p99: dict[str, float] = {}
     for name in (CHUNKED, WHOLE):
-        say(name)
+        progress(name)
         runs = await _runs(model, shape, {**settings, "chunked_prefill": str(name == CHUNKED).lower()})
         p99[name] = _add_case(report, shape, name, runs)
     ratio = Ratio(
@@ -57,7 +57,7 @@ async def measure_long_prompt(
     return report
 
 
-def _add_case(report: Report, shape: LongPromptShape, name: str, runs: Sequence[Disturbance]) -> float:
+def _add_case(report: Report, shape: ChunkedPrefillShape, name: str, runs: Sequence[PrefillGaps]) -> float:
     during = [gap for run in runs for gap in run.during]
     figure = {
         "p99_itl_ms": percentile(during, 99) * 1000,
@@ -70,19 +70,19 @@ def _add_case(report: Report, shape: LongPromptShape, name: str, runs: Sequence[
     return percentile(during, 99)
 
 
-async def _runs(model: str, shape: LongPromptShape, settings: Mapping[str, str]) -> list[Disturbance]:
-    """One server's rounds; the first, which warms it up, is dropped."""
-    async with own_server(model, {"dtype": shape.dtype, **settings}) as server:
-        async with registration(server) as accounts:
-            api_key = (await accounts.tenant("bench")).api_key
+async def _runs(model: str, shape: ChunkedPrefillShape, settings: Mapping[str, str]) -> list[PrefillGaps]:
+    """The rounds of one server without the first, which is the warm-up."""
+    async with run_local_server(model, {"dtype": shape.dtype, **settings}) as server:
+        async with open_fixtures(server) as fixtures:
+            api_key = (await fixtures.tenant("bench")).api_key
         pool = await token_pool(server.base_url, api_key, BASE_MODEL)
         rounds = range(shape.repeats + 1)
         return [await _one_round(server.base_url, shape, pool, api_key, seed) for seed in rounds][1:]
 
 
 async def _one_round(
-    base_url: str, shape: LongPromptShape, pool: Sequence[int], api_key: str, seed: int
-) -> Disturbance:
+    base_url: str, shape: ChunkedPrefillShape, pool: Sequence[int], api_key: str, seed: int
+) -> PrefillGaps:
     requests = [
         CompletionRequest(BASE_MODEL, prompt, shape.output_len, api_key)
         for prompt in draw_prompts(pool, shape.rows, shape.input_len, seed * 2)
@@ -96,16 +96,16 @@ async def _one_round(
         await asyncio.sleep(0.002)
     long = await stream_completion(base_url, CompletionRequest(BASE_MODEL, prompt, 4, api_key))
     await asyncio.gather(*rows)
-    return disturbance(records, long)
+    return split_gaps(records, long)
 
 
-def disturbance(records: Sequence[StreamRecord], long: StreamRecord) -> Disturbance:
-    """Sort the rows' gaps by whether they overlap the time from the long prompt's sending to its first token.
+def split_gaps(records: Sequence[StreamRecord], long: StreamRecord) -> PrefillGaps:
+    """Split the gaps of the rows by whether they overlap the time from the long prompt's sending to its first token.
 
-    Raises `BenchFailed` when a row had ended by then, for it could not have been disturbed.
+    Raises `BenchFailed` if a row ended before that token: the prefill could not delay it.
     """
-    answer = decode(long)
-    began, ended = long.sent_at, long.sent_at + answer.time_to_first_token
+    completion = decode(long)
+    began, ended = long.sent_at, long.sent_at + completion.time_to_first_token
     during: list[float] = []
     before: list[float] = []
     for record in records:
@@ -120,4 +120,4 @@ def disturbance(records: Sequence[StreamRecord], long: StreamRecord) -> Disturba
                 before.append(later - earlier)
             elif earlier < ended:
                 during.append(later - earlier)
-    return Disturbance(tuple(during), tuple(before), answer.time_to_first_token)
+    return PrefillGaps(tuple(during), tuple(before), completion.time_to_first_token)

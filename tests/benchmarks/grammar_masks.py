@@ -1,6 +1,6 @@
-"""The cost of masks without HTTP: filling them for a batch, one token further per step, and applying them to logits.
+"""The cost of grammar masks without HTTP: compile, fill for a batch, advance by one token, apply to logits.
 
-Invariant: every mask is filled at a new state each step, and allows the token the row goes on with.
+Invariant: each mask is filled at a new state each step, and it allows the next token of its row.
 """
 
 import json
@@ -32,7 +32,7 @@ from loraplex.grammar.tools.call_syntax import ToolStyle, syntax_of
 from loraplex.grammar.tools.call_tree import calls_tree
 from loraplex.grammar.tree import JsonValue, Node
 from loraplex.platform.bench.latency_metrics import percentile
-from loraplex.platform.bench.lora import run_child
+from loraplex.platform.bench.lora import run_in_subprocess
 from loraplex.platform.bench.report import BenchFailed, Case, Report
 from loraplex.platform.bench.structured_output import THREE_FIELDS, TOOLS, TWELVE_FIELDS, Schema
 from loraplex.platform.bench.workload import WORDS
@@ -63,7 +63,7 @@ class MaskShape:
 
 
 class MaskJob(msgspec.Struct, frozen=True):
-    """What the child is to measure."""
+    """The input of the measuring process."""
 
     model: str
     shape: MaskShape
@@ -71,7 +71,7 @@ class MaskJob(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GrammarShape:
-    """`text_of`: seed -> one answer."""
+    """A grammar and texts that it generates; `text_of` maps a seed to one text."""
 
     name: str
     node: Node
@@ -79,7 +79,7 @@ class GrammarShape:
 
 
 def measure_masks(model: str, shape: MaskShape) -> Report:
-    """Every vocabulary, backend and grammar in turn. Raises `BenchFailed` or `ModelError`."""
+    """Measure each vocabulary, backend and grammar. Raises `BenchFailed` or `ModelError`."""
     report = Report("grammar-masks", COLUMNS)
     served = served_vocabulary(model)
     for vocabulary in (served, larger_vocabulary(served, shape)):
@@ -97,14 +97,14 @@ def measure_masks(model: str, shape: MaskShape) -> Report:
 
 
 def served_vocabulary(model: str) -> Vocabulary:
-    """Of a model folder, as the engine sees it."""
+    """The vocabulary of a model folder, as the engine reads it."""
     config = load_model_config(model)
     text = Path(model, "tokenizer.json").read_text("utf-8")
     return Vocabulary(text, config.vocab_size, frozenset(config.eos_token_ids))
 
 
 def larger_vocabulary(served: Vocabulary, shape: MaskShape) -> Vocabulary:
-    """Of `shape.large` tokens; the tokens that end an answer are those of `served`. Raises `BenchFailed`."""
+    """A vocabulary of `shape.large` tokens with the end tokens of `served`. Raises `BenchFailed`."""
     text = larger_tokenizer(served.tokenizer_json, shape.large, shape.text_bytes)
     ids: dict[str, int] = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
     ends = frozenset(ids[served.encoded_tokens[token_id]] for token_id in served.end_token_ids)
@@ -120,7 +120,7 @@ def _measure(
     began = time.perf_counter()
     compiler.compile(NAMESPACE, spec)
     compile_ms = (time.perf_counter() - began) * 1000
-    rows = [Row(compiler, spec, vocabulary, grammar, number) for number in range(shape.rows)]
+    rows = [MatcherRow(compiler, spec, vocabulary, grammar, number) for number in range(shape.rows)]
     bitmask = torch.zeros(shape.rows, vocabulary.bitmask_words, dtype=torch.int32)
     fills: list[list[float]] = []
     advances: list[float] = []
@@ -140,8 +140,8 @@ def _measure(
     }
 
 
-class Row:
-    """One matcher that writes one text after another; the rows of a batch stand at different places."""
+class MatcherRow:
+    """A matcher that consumes one text after another; the rows of a batch are at different positions."""
 
     def __init__(
         self, compiler: MaskCompiler, spec: bytes, vocabulary: Vocabulary, grammar: GrammarShape, number: int
@@ -155,13 +155,16 @@ class Row:
             self._accept()
 
     def fill(self, bitmask: Tensor, row: int) -> float:
-        """Seconds it took."""
+        """Fill the mask; return the seconds."""
         began = time.perf_counter()
         self._mask.fill(bitmask, row)
         return time.perf_counter() - began
 
     def advance(self, bitmask: Tensor, row: int) -> float:
-        """Seconds it took; a finished text is followed by the next. Raises `BenchFailed` if the mask forbids the token."""
+        """Accept the next token; return the seconds. After a finished text the next one starts.
+
+        Raises `BenchFailed` if the mask forbids the token.
+        """
         token = self._rest[0]
         if not int(bitmask[row, token // 32]) >> token % 32 & 1:
             raise BenchFailed(f"a mask forbids token {token} of a text its grammar generates")
@@ -186,7 +189,7 @@ class Row:
 
 
 def _measure_apply(vocabulary: Vocabulary, shape: MaskShape) -> dict[str, Any]:
-    """All rows at once, half of all tokens allowed, as the sampler applies them on this device."""
+    """Apply masks to all rows at once as the sampler does, with half of the tokens allowed."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(shape.rows, vocabulary.vocab_size, generator=generator)
     bitmask = torch.randint(
@@ -268,9 +271,9 @@ def _argument(drawn: random.Random, schema: Schema) -> object:
     return _words(drawn, 6)
 
 
-def measure_as_engine(job: MaskJob) -> Report:
-    """Run the job in a child. Raises `BenchFailed`."""
-    return run_child(MODULE, job)
+def measure_in_subprocess(job: MaskJob) -> Report:
+    """Run the job in a child process. Raises `BenchFailed`."""
+    return run_in_subprocess(MODULE, job)
 
 
 def main() -> None:

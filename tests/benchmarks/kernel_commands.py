@@ -38,10 +38,10 @@ def attention(
     """Paged attention: decodes and a prefill chunk, as a share of the memcpy bandwidth."""
 
     async def work() -> Report:
-        from tests.benchmarks.process import AttentionShape, KernelJob, measure_as_engine
+        from tests.benchmarks.process import AttentionShape, KernelJob, measure_in_subprocess
 
         sizes = AttentionShape(kv_dtype or dtype, rows or [1, 16], context or [512, 2048], chunk)
-        return measure_as_engine(KernelJob("attention", device, dtype, shape, attention=sizes))
+        return measure_in_subprocess(KernelJob("attention", device, dtype, shape, attention=sizes))
 
     _check(dtype, DTYPES, "--dtype")
     _check(kv_dtype or dtype, KV_DTYPES, "--kv-dtype")
@@ -63,10 +63,10 @@ def gemm(
     """The four base products of a layer in 8 and 4 bits, next to 16."""
 
     async def work() -> Report:
-        from tests.benchmarks.process import GemmShape, KernelJob, measure_as_engine
+        from tests.benchmarks.process import GemmShape, KernelJob, measure_in_subprocess
 
         sizes = GemmShape(variant or ["int8", "int4", "dense"], rows or [1, 16, 64])
-        return measure_as_engine(KernelJob("gemm", device, dtype, shape, gemm=sizes))
+        return measure_in_subprocess(KernelJob("gemm", device, dtype, shape, gemm=sizes))
 
     for name in variant or ():
         _check(name, VARIANTS, "--variant")
@@ -87,9 +87,9 @@ def lora_kernels(
     """Grouped LoRA kernels at one site of a layer, and at all of its sites together."""
 
     async def work() -> Report:
-        from tests.benchmarks.process import KernelJob, LoraSizes, measure_as_engine
+        from tests.benchmarks.process import KernelJob, LoraSizes, measure_in_subprocess
 
-        return measure_as_engine(KernelJob("lora", device, dtype, shape, lora=LoraSizes(pairs, rank)))
+        return measure_in_subprocess(KernelJob("lora", device, dtype, shape, lora=LoraSizes(pairs, rank)))
 
     with exit_codes():
         pairs = [parse_rows(text) for text in rows or ("16/8", "1/1", "16/16")]

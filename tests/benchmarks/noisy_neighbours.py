@@ -1,4 +1,7 @@
-"""What hostile grammars do to plain rows beside them: gaps between tokens, disturbed and undisturbed in turn."""
+"""Inter-token latency of plain rows while another tenant sends hostile grammars, against undisturbed rows.
+
+Invariant: no two hostile requests have the same bytes, so that no cache of compile results takes the load off.
+"""
 
 import asyncio
 from collections import Counter
@@ -8,16 +11,16 @@ from functools import reduce
 from itertools import count, cycle
 from typing import Any
 
-from loraplex.platform.bench.client import Answer, CompletionRequest, decode, stream_completion
-from loraplex.platform.bench.fixtures import registration, token_pool
-from loraplex.platform.bench.latency_metrics import inter_token_gaps, percentile
+from loraplex.platform.bench.client import Completion, CompletionRequest, decode, stream_completion
+from loraplex.platform.bench.fixtures import open_fixtures, token_pool
+from loraplex.platform.bench.latency_metrics import inter_token_latencies, percentile
 from loraplex.platform.bench.load import run_load
-from loraplex.platform.bench.local_server import BASE_MODEL, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 
 Schema = dict[str, Any]
-ALONE, BESIDE = "undisturbed", "beside hostile grammars"
+UNDISTURBED, ATTACKED = "undisturbed", "beside hostile grammars"
 REQUIRED_RATIO = 2.0
 COLUMNS = (
     "p50_itl_ms",
@@ -32,7 +35,7 @@ SERVER_FAULTS = tuple(f"HTTP {status}" for status in (500, 502, 503, 504))
 
 
 @dataclass(frozen=True, slots=True)
-class NeighbourShape:
+class NoisyNeighboursShape:
     """`rows` plain rows stream while `attackers` connections of another tenant send one hostile grammar after another."""
 
     rows: int = 8
@@ -45,8 +48,8 @@ class NeighbourShape:
 
 
 @dataclass(slots=True)
-class Attack:
-    """What became of the hostile requests: answers, refusals and server faults by name, and seconds per request."""
+class AttackResult:
+    """Outcomes of the hostile requests by schema name, and the seconds of each request."""
 
     answered: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -54,23 +57,23 @@ class Attack:
     seconds: list[float] = field(default_factory=list)
 
 
-async def measure_neighbours(
-    model: str, shape: NeighbourShape, settings: Mapping[str, str], say: Callable[[str], None]
+async def measure_noisy_neighbours(
+    model: str, shape: NoisyNeighboursShape, settings: Mapping[str, str], progress: Callable[[str], None]
 ) -> Report:
-    """Raises `BenchFailed`, also when a row of the plain tenant is not answered in full."""
+    """Raises `BenchFailed`, also if a plain row does not get all its tokens."""
     report = Report("grammar-neighbours", COLUMNS)
-    gaps: dict[str, list[float]] = {ALONE: [], BESIDE: []}
-    attack, schemas = Attack(), endless_hostile_schemas()
-    async with own_server(model, {"dtype": shape.dtype, **settings}) as server:
-        async with registration(server) as accounts:
-            victim, attacker = await accounts.tenant("victim"), await accounts.tenant("attacker")
+    gaps: dict[str, list[float]] = {UNDISTURBED: [], ATTACKED: []}
+    attack, schemas = AttackResult(), endless_hostile_schemas()
+    async with run_local_server(model, {"dtype": shape.dtype, **settings}) as server:
+        async with open_fixtures(server) as fixtures:
+            victim, attacker = await fixtures.tenant("victim"), await fixtures.tenant("attacker")
         pool = await token_pool(server.base_url, victim.api_key, BASE_MODEL)
         seeds = count()
         for repeat in range(shape.repeats + 1):  # the first round warms up
             for name in gaps:
-                say(f"round {repeat} of {shape.repeats}: {name}")
+                progress(f"round {repeat} of {shape.repeats}: {name}")
                 rows = asyncio.create_task(_rows(server.base_url, shape, pool, victim.api_key, next(seeds)))
-                if name == BESIDE:
+                if name == ATTACKED:
                     await _attack(server.base_url, shape, attacker.api_key, schemas, attack, rows)
                 found = await rows
                 gaps[name] += found if repeat else []
@@ -79,21 +82,21 @@ async def measure_neighbours(
 
 
 async def _rows(
-    base_url: str, shape: NeighbourShape, pool: Sequence[int], api_key: str, seed: int
+    base_url: str, shape: NoisyNeighboursShape, pool: Sequence[int], api_key: str, seed: int
 ) -> list[float]:
     """Gaps between tokens of plain rows, in seconds."""
     prompts = draw_prompts(pool, shape.rows, shape.input_len, seed)
     requests = [CompletionRequest(BASE_MODEL, prompt, shape.output_len, api_key) for prompt in prompts]
     result = (await run_load(base_url, requests)).require_complete()
-    return [gap for answer in result.answers for gap in inter_token_gaps(answer)]
+    return [gap for completion in result.completions for gap in inter_token_latencies(completion)]
 
 
 async def _attack(
     base_url: str,
-    shape: NeighbourShape,
+    shape: NoisyNeighboursShape,
     api_key: str,
     schemas: Iterator[tuple[str, Schema]],
-    attack: Attack,
+    attack: AttackResult,
     rows: "asyncio.Task[list[float]]",
 ) -> None:
     async def one_after_another() -> None:
@@ -107,24 +110,24 @@ async def _attack(
     try:
         await rows
     finally:
-        # Whoever still waits for a grammar leaves: only what happens beside the rows counts.
+        # Cancel attackers that still wait for a grammar: only requests during the plain rows count.
         for attacker in attackers:
             attacker.cancel()
         await asyncio.gather(*attackers, return_exceptions=True)
 
 
-def _note(attack: Attack, name: str, answer: Answer) -> None:
-    attack.seconds.append(answer.latency)
-    if answer.complete:
+def _note(attack: AttackResult, name: str, completion: Completion) -> None:
+    attack.seconds.append(completion.latency)
+    if completion.complete:
         attack.answered[name] += 1
-    elif answer.error is not None and answer.error.startswith(SERVER_FAULTS):
-        attack.faults[name] = answer.error
+    elif completion.error is not None and completion.error.startswith(SERVER_FAULTS):
+        attack.faults[name] = completion.error
     else:
         attack.refused[name] += 1
 
 
 def _summarize(
-    report: Report, shape: NeighbourShape, gaps: Mapping[str, Sequence[float]], attack: Attack
+    report: Report, shape: NoisyNeighboursShape, gaps: Mapping[str, Sequence[float]], attack: AttackResult
 ) -> None:
     if not attack.seconds:
         raise BenchFailed("no hostile request was sent while the rows ran: raise --output-len")
@@ -137,7 +140,7 @@ def _summarize(
             "max_itl_ms": max(found) * 1000,
             "gaps": len(found),
         }
-        if name == BESIDE:
+        if name == ATTACKED:
             figure |= {
                 "hostile_answered": attack.answered.total(),
                 "hostile_refused": attack.refused.total(),
@@ -146,8 +149,8 @@ def _summarize(
         report.cases.append(Case(name, asdict(shape), figure))
     report.ratios += [
         Ratio(
-            f"p99 inter-token latency: {BESIDE} / {ALONE}",
-            p99[BESIDE] / p99[ALONE],
+            f"p99 inter-token latency: {ATTACKED} / {UNDISTURBED}",
+            p99[ATTACKED] / p99[UNDISTURBED],
             REQUIRED_RATIO,
             "at most",
         ),
@@ -166,7 +169,7 @@ def _nested(depth: int, wrap: str) -> Schema:
 
 
 def _one_of_pairs(depth: int) -> Schema:
-    """Two alternatives per level that differ in their innermost part only."""
+    """Two alternatives per level that differ only in their innermost part."""
 
     def level(inner: Schema, number: int) -> Schema:
         alternative = {"type": "object", "properties": {f"p{number}": inner}, "additionalProperties": False}
@@ -176,7 +179,7 @@ def _one_of_pairs(depth: int) -> Schema:
 
 
 def hostile_schemas() -> dict[str, Schema]:
-    """By name. Some are refused by a bound, some by the trial, some are held at a cost."""
+    """Hostile schemas by name: a bound rejects some, the compile check others, and some compile at a cost."""
     text: Schema = {"type": "string"}
     return {
         "40 levels of anyOf": _nested(40, "anyOf"),
@@ -211,7 +214,7 @@ def hostile_schemas() -> dict[str, Schema]:
 
 
 def endless_hostile_schemas() -> Iterator[tuple[str, Schema]]:
-    """Each in turn, for ever, with a comment of its own."""
+    """Repeat the schemas endlessly, each with a distinct comment."""
     schemas = hostile_schemas()
     for number, name in zip(count(), cycle(schemas), strict=False):
         yield name, {**schemas[name], "$comment": f"request {number}"}

@@ -1,6 +1,6 @@
-"""`bench serve --compare-peft`: loraplex over HTTP against `transformers` + PEFT, same machine, model and requests.
+"""Output rate of loraplex over HTTP against `transformers` + PEFT: same machine, model and requests.
 
-Invariant: the two never run at the same time, and every repeat has fresh prompts, so that no cache answers for either.
+Invariant: the two never run at the same time, and every round has new prompts, so that no prefix is cached.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import msgspec
 from tests.benchmarks.peft_peer import PeerCase, PeerJob
 
 from loraplex.platform.bench.client import CompletionRequest
-from loraplex.platform.bench.fixtures import adapter_name, registration, token_pool, write_random_adapter
+from loraplex.platform.bench.fixtures import adapter_name, open_fixtures, token_pool, write_random_adapter
 from loraplex.platform.bench.load import run_load
-from loraplex.platform.bench.local_server import BASE_MODEL, OwnServer, own_server
+from loraplex.platform.bench.local_server import BASE_MODEL, LocalServer, run_local_server
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.bench.workload import draw_prompts
 from loraplex.platform.config import foreign_environment
@@ -28,7 +28,7 @@ REQUIRED = {MIXED: 3.5, SINGLE: 2.0, BASE: 1.5}
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedShape:
+class PeftComparisonShape:
     """The matrix: `rows` at once over `adapters` of `rank`, one row alone, and `rows` of the base model."""
 
     rows: int = 16
@@ -41,14 +41,14 @@ class SpeedShape:
     dtype: str = "bfloat16"
 
 
-def _batches(shape: SpeedShape) -> dict[str, list[str] | None]:
-    """Case -> the adapter of each row, None for the base model."""
+def _batches(shape: PeftComparisonShape) -> dict[str, list[str] | None]:
+    """The adapter of each row by case; None for the base model."""
     names = [adapter_name(row % shape.adapters) for row in range(shape.rows)]
     return {MIXED: names, SINGLE: names[:1], BASE: None}
 
 
 async def compare_with_peft(
-    model: str, shape: SpeedShape, settings: Mapping[str, str], say: Callable[[str], None]
+    model: str, shape: PeftComparisonShape, settings: Mapping[str, str], progress: Callable[[str], None]
 ) -> Report:
     """Alternate peer and server for `repeats` rounds, each warmed up; medians. Raises `BenchFailed`."""
     if find_spec("peft") is None:
@@ -56,42 +56,44 @@ async def compare_with_peft(
     peer_rates: dict[str, list[float]] = {name: [] for name in REQUIRED}
     own_rates: dict[str, list[float]] = {name: [] for name in REQUIRED}
     with TemporaryDirectory(prefix="loraplex-bench-") as folder:
-        async with own_server(model, {"dtype": shape.dtype, **settings}) as server:
+        async with run_local_server(model, {"dtype": shape.dtype, **settings}) as server:
             key, pool, folders = await _prepare(server, shape, Path(folder))
             for repeat in range(shape.repeats):
                 await server.stop()
-                say(f"round {repeat + 1} of {shape.repeats}: transformers + PEFT")
+                progress(f"round {repeat + 1} of {shape.repeats}: transformers + PEFT")
                 rates = await _run_peer(server.model, shape, pool, folders, repeat)
                 _append(peer_rates, rates)
                 await server.start()
-                say(f"round {repeat + 1} of {shape.repeats}: loraplex")
+                progress(f"round {repeat + 1} of {shape.repeats}: loraplex")
                 _append(own_rates, await _run_own(server, shape, pool, key, repeat))
     return _report(shape, peer_rates, own_rates)
 
 
-async def _prepare(server: OwnServer, shape: SpeedShape, folder: Path) -> tuple[str, list[int], list[Path]]:
-    async with registration(server) as accounts:
-        tenant = await accounts.tenant("bench")
-        config = accounts.model_config()
+async def _prepare(
+    server: LocalServer, shape: PeftComparisonShape, folder: Path
+) -> tuple[str, list[int], list[Path]]:
+    async with open_fixtures(server) as fixtures:
+        tenant = await fixtures.tenant("bench")
+        config = fixtures.model_config()
         folders = [
             write_random_adapter(folder / adapter_name(index), config, shape.rank, index)
             for index in range(shape.adapters)
         ]
-        await accounts.push_folders(tenant, folders)
+        await fixtures.push_folders(tenant, folders)
         return tenant.api_key, await token_pool(server.base_url, tenant.api_key, BASE_MODEL), folders
 
 
 def _prompts(
-    shape: SpeedShape, pool: Sequence[int], name: str, repeat: int, warm_up: bool
+    shape: PeftComparisonShape, pool: Sequence[int], name: str, repeat: int, warm_up: bool
 ) -> list[list[int]]:
-    """The same for both sides."""
+    """The prompts of a case; both sides get the same."""
     count = 1 if name == SINGLE else shape.rows
     seed = (repeat * 2 + warm_up) * len(REQUIRED) + list(REQUIRED).index(name)
     return draw_prompts(pool, count, shape.input_len, seed)
 
 
 async def _run_peer(
-    model: str, shape: SpeedShape, pool: Sequence[int], folders: Sequence[Path], repeat: int
+    model: str, shape: PeftComparisonShape, pool: Sequence[int], folders: Sequence[Path], repeat: int
 ) -> dict[str, float]:
     """Output tokens per second by case."""
     cases = [
@@ -116,7 +118,7 @@ async def _run_peer(
 
 
 async def peer_seconds(job: PeerJob) -> dict[str, float]:
-    """Run the peer's process to its end. Raises `BenchFailed` with its last words."""
+    """Run the peer in a process. Raises `BenchFailed` with the end of its standard error."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -137,7 +139,7 @@ async def peer_seconds(job: PeerJob) -> dict[str, float]:
 
 
 async def _run_own(
-    server: OwnServer, shape: SpeedShape, pool: Sequence[int], api_key: str, repeat: int
+    server: LocalServer, shape: PeftComparisonShape, pool: Sequence[int], api_key: str, repeat: int
 ) -> dict[str, float]:
     """Output tokens per second by case, over HTTP."""
     rates: dict[str, float] = {}
@@ -161,7 +163,7 @@ def _append(rates: dict[str, list[float]], found: Mapping[str, float]) -> None:
 
 
 def _report(
-    shape: SpeedShape, peer_rates: Mapping[str, list[float]], own_rates: Mapping[str, list[float]]
+    shape: PeftComparisonShape, peer_rates: Mapping[str, list[float]], own_rates: Mapping[str, list[float]]
 ) -> Report:
     report = Report("speed", ("peer_tokens_per_s", "output_throughput", "peer_runs", "runs"))
     for name, required in REQUIRED.items():

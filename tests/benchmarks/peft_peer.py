@@ -1,6 +1,6 @@
-"""The peer: `transformers` + PEFT `generate`, in a process of its own so that its threads end with it.
+"""The peer: `generate` of `transformers` + PEFT, in a separate process so that its threads end with it.
 
-Told what to do by one JSON document on standard input, it answers with one on standard output. Never imported while serving.
+It reads a `PeerJob` as JSON from standard input and writes the seconds by case as JSON to standard output.
 """
 
 import sys
@@ -34,7 +34,7 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(job: PeerJob) -> dict[str, float]:
-    """Seconds of every case that is no warm-up."""
+    """Run every case; return the seconds of those that are no warm-up."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

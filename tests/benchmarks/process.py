@@ -1,4 +1,4 @@
-"""Kernels alone, in a process with the environment engines run in: times, and shares of the copy bandwidth of the same run."""
+"""Times single kernels in a process with the environment of engines, also as shares of the memcpy bandwidth of the same run."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.benchmarks.kernels.problem import Problem, RandomTensors
 from tests.benchmarks.kernels.shapes import LAYER_SHAPES, LayerShape
 
 from loraplex.engine.device import choose_device
-from loraplex.platform.bench.lora import copy_rate, run_child
+from loraplex.platform.bench.lora import memcpy_bandwidth, run_in_subprocess
 from loraplex.platform.bench.report import Case, Report
 
 MODULE = "tests.benchmarks.process"
@@ -22,7 +22,7 @@ PRODUCT_SIDE = {"cpu": 1024, "cuda": 8192}
 
 
 class AttentionShape(msgspec.Struct, frozen=True):
-    """Every number of rows at every context, and a chunk at the end of every context that is longer; 0: none."""
+    """Each number of rows at each context, and a prefill chunk of `chunk` tokens at the end of each context; 0: none."""
 
     kv_dtype: str
     rows: list[int]
@@ -45,7 +45,7 @@ class LoraSizes(msgspec.Struct, frozen=True):
 
 
 class KernelJob(msgspec.Struct, frozen=True):
-    """`benchmark` names which of the last three is given."""
+    """`benchmark` names which of the last three fields is set."""
 
     benchmark: str
     device: str
@@ -56,17 +56,17 @@ class KernelJob(msgspec.Struct, frozen=True):
     lora: LoraSizes | None = None
 
 
-def measure_as_engine(job: KernelJob) -> Report:
-    """Run the job in a child. Raises `BenchFailed`."""
-    return run_child(MODULE, job)
+def measure_in_subprocess(job: KernelJob) -> Report:
+    """Run the job in a child process. Raises `BenchFailed`."""
+    return run_in_subprocess(MODULE, job)
 
 
 def measure_kernels(job: KernelJob) -> Report:
-    """Every problem of the job in turn. Raises `ModelError` for a device this machine lacks."""
+    """Measure each problem of the job. Raises `ModelError` for a device this machine lacks."""
     device = choose_device(job.device)
     model = LAYER_SHAPES[job.shape]
     report = Report(f"{job.benchmark}-kernels", COLUMNS)
-    rate = 2 * copy_rate(device)
+    rate = 2 * memcpy_bandwidth(device)
     products = product_rate(device, PRODUCT_SIDE[device.type])
     ceiling = {"gbs": rate / 1e9, "gflops": products / 1e9}
     report.cases.append(Case("ceilings of this run", {"threads": torch.get_num_threads()}, ceiling))
@@ -80,7 +80,7 @@ def measure_kernels(job: KernelJob) -> Report:
 
 
 def problems_of(job: KernelJob, model: LayerShape) -> Iterator[Problem]:
-    """What the job asks for, at the model's widths."""
+    """The problems of the job, at the widths of the model."""
     if job.attention is not None:
         yield from _attentions(job.attention, model, job.dtype)
     if job.gemm is not None:

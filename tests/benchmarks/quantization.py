@@ -1,6 +1,6 @@
-"""What fewer bits of the base model bring inside the engine: decode steps and prompts, quantized beside unquantized.
+"""Decode steps and prompts of a quantized base model against the unquantized one, inside the engine.
 
-Invariant: both models are in memory at once and take turns (ABAB), so that drift hits both alike.
+Invariant: both models are in memory at once and run alternately (ABAB), so that drift affects both alike.
 """
 
 import dataclasses
@@ -23,21 +23,21 @@ from loraplex.platform.bench.lora import (
     LoraShape,
     open_engine,
     prefill,
-    run_child,
-    step_in_turn,
+    run_in_subprocess,
+    time_alternating_steps,
 )
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 
 MODULE = "tests.benchmarks.quantization"
 COLUMNS = ("base_ms", "quantized_ms", "base_over_quantized", "base_weight_mib", "quantized_weight_mib")
 REQUIRED = {1: 1.3, 16: 1.0}
-"""Times faster a decode step of int8 must be on a CPU, by rows."""
+"""Required speed-up of a decode step in int8 on a CPU, by rows."""
 PROMPT_TOKENS = 256
 PROMPTS = 8
 
 
 class QuantizationJob(msgspec.Struct, frozen=True):
-    """What the child is to measure."""
+    """The input of the measuring process."""
 
     model: str
     dtype: str
@@ -50,7 +50,7 @@ class QuantizationJob(msgspec.Struct, frozen=True):
 def measure_quantization(
     model: str, dtype: str, device: str, schemes: Sequence[str], rows: Sequence[int], steps: int
 ) -> Report:
-    """Every scheme at every row count, and prompts of 256 tokens. Raises `ModelError` or `BenchFailed`."""
+    """Measure each scheme at each row count, and prompts of 256 tokens. Raises `ModelError` or `BenchFailed`."""
     config = EngineConfig(
         model=model,
         dtype=dtype,
@@ -80,7 +80,7 @@ def _measure_decode(
     with open_engine(quantized, config, shape) as ours, open_engine(base, config, shape) as theirs:
         for engine in (ours, theirs):
             prefill(engine, shape, 0)
-        times = step_in_turn(ours, theirs, shape)
+        times = time_alternating_steps(ours, theirs, shape)
     is_demanded = scheme == "int8" and base.device.type == "cpu"
     required = REQUIRED.get(shape.rows) if is_demanded else None
     facts = {"scheme": scheme, "rows": shape.rows, "input_len": shape.input_len, "steps": shape.steps}
@@ -140,9 +140,9 @@ def _add(
     report.ratios.append(Ratio(f"{name}: unquantized / quantized", theirs / ours, required))
 
 
-def measure_as_engine(job: QuantizationJob) -> Report:
-    """Run the job in a child. Raises `BenchFailed`."""
-    return run_child(MODULE, job)
+def measure_in_subprocess(job: QuantizationJob) -> Report:
+    """Run the job in a child process. Raises `BenchFailed`."""
+    return run_in_subprocess(MODULE, job)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""The page of results: every run with what it ran on, its verdicts and figures, and a roofline where kernels were timed.
+"""The page of results: hardware, ratios and figures of each run, and a roofline of timed kernels.
 
-Invariant: the newest run of a benchmark on a machine counts, nothing is fetched, and every text is escaped.
+Invariant: the page shows the newest run of a benchmark on a machine, loads nothing, and escapes every text.
 """
 
 import json
@@ -17,12 +17,12 @@ from loraplex.platform.bench.report import BenchFailed
 TEMPLATE = "page.html.jinja"
 Line = Mapping[str, Any]
 _KERNEL_FIGURES = ("us_p50", "us_p90", "gbs", "pct_copy", "value", "unit", "rel_err", "nan", "unwritten")
-_MOST_COLUMNS = 9
+_MAX_COLUMNS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The lines of one benchmark on one machine, of one commit. `rows` are one per case, `verdicts` one per demand."""
+    """The lines of one benchmark on one machine, of one commit. `rows` has one entry per case, `verdicts` one per ratio."""
 
     title: str
     at: str
@@ -36,7 +36,7 @@ class Run:
 
 
 def read_lines(folder: Path) -> list[Line]:
-    """All lines of a folder's files, dry ones left out. Raises `BenchFailed` naming file and line."""
+    """All lines of a folder's files without those of dry runs. Raises `BenchFailed` naming file and line."""
     lines = []
     for path in sorted(folder.glob("*.jsonl")):
         for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -53,7 +53,7 @@ def read_lines(folder: Path) -> list[Line]:
 
 
 def render(lines: Sequence[Line]) -> str:
-    """The whole page."""
+    """Render the lines as one page."""
     folder = Path(__file__).parent
     environment = Environment(
         loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True
@@ -62,7 +62,7 @@ def render(lines: Sequence[Line]) -> str:
 
 
 def _newest(lines: Sequence[Line]) -> list[list[Line]]:
-    """By benchmark and machine the lines of the commit that was measured last, newest first."""
+    """The lines of the last measured commit of each benchmark and machine, newest first."""
     groups: dict[tuple[str, str], dict[str | None, list[Line]]] = {}
     for line in lines:
         key = (line["benchmark"], _machine(line["hardware"]))
@@ -79,7 +79,7 @@ def _run(lines: Sequence[Line]) -> Run:
     head = lines[-1]
     figures = {_case(line): _figure(line) for line in lines}
     plain = {case: figure for case, figure in figures.items() if "ratio" not in figure}
-    columns = tuple(dict.fromkeys(name for figure in plain.values() for name in figure))[:_MOST_COLUMNS]
+    columns = tuple(dict.fromkeys(name for figure in plain.values() for name in figure))[:_MAX_COLUMNS]
     return Run(
         title=str(head["benchmark"]),
         at=_latest(lines),
@@ -101,7 +101,7 @@ def _case(line: Line) -> str:
 
 
 def _figure(line: Line) -> dict[str, Any]:
-    """Lines of the GPU's runner carry their figures themselves."""
+    """The figures of a line; those of the GPU runner are top-level fields."""
     if "figure" in line:
         return dict(line["figure"])
     figure = {name: line[name] for name in _KERNEL_FIGURES if line.get(name) is not None}

@@ -1,4 +1,4 @@
-"""A roofline (Williams et al. 2009): what kernels reach, under what the machine's copy and products allow.
+"""A roofline (Williams et al. 2009): speed of kernels under the ceilings of memcpy bandwidth and matrix products.
 
 Both axes are logarithmic: operations per byte that must be moved, and operations per second.
 """
@@ -15,7 +15,7 @@ PROBED_COPY, PROBED_PRODUCT = "probe: probe/copy, read and written", "probe: pro
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A kernel's place on the page, and what is said of it."""
+    """A kernel: its position on the page, its label and its group."""
 
     x: float
     y: float
@@ -66,7 +66,7 @@ class _Axis:
 
 
 def roofline_of(figures: Mapping[str, Mapping[str, Any]]) -> Roofline | None:
-    """From figures by case: those with `bytes`, `flops` and `us_p50`. None without any, or without ceilings."""
+    """The roofline of those figures that have `bytes`, `flops` and `us_p50`; None without any, or without ceilings."""
     ceilings = _ceilings(figures)
     timed = {
         case: figure
@@ -83,7 +83,12 @@ def roofline_of(figures: Mapping[str, Mapping[str, Any]]) -> Roofline | None:
     y = _axis([*speed.values(), products, copy * 10.0**x.low], HEIGHT - BOTTOM, MARGIN)
     groups = tuple(dict.fromkeys(_group(case) for case in timed))
     points = tuple(
-        Point(x.place(intensity[case]), y.place(speed[case]), _said(case, figure), groups.index(_group(case)))
+        Point(
+            x.place(intensity[case]),
+            y.place(speed[case]),
+            _point_label(case, figure),
+            groups.index(_group(case)),
+        )
         for case, figure in timed.items()
     )
     corners = [(10.0**x.low, copy * 10.0**x.low), (ridge, products), (10.0**x.high, products)]
@@ -92,7 +97,7 @@ def roofline_of(figures: Mapping[str, Mapping[str, Any]]) -> Roofline | None:
 
 
 def _ceilings(figures: Mapping[str, Mapping[str, Any]]) -> tuple[float, float] | None:
-    """Bytes per second copied (read and written) and operations per second, of the same run."""
+    """Memcpy bandwidth (bytes read and written per second) and operations per second, of the same run."""
     if CEILINGS in figures:
         found = figures[CEILINGS]
         return found["gbs"] * 1e9, found["gflops"] * 1e9
@@ -110,9 +115,9 @@ def _group(case: str) -> str:
     return case.removeprefix("time: ").partition("/")[0]
 
 
-def _said(case: str, figure: Mapping[str, Any]) -> str:
+def _point_label(case: str, figure: Mapping[str, Any]) -> str:
     share = figure.get("pct_copy")
-    of_copy = "" if share is None else f", {share:.0f} % of the copy rate"
+    of_copy = "" if share is None else f", {share:.0f} % of memcpy bandwidth"
     return f"{case}: {figure['us_p50']:.4g} us{of_copy}"
 
 

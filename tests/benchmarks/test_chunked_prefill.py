@@ -1,7 +1,7 @@
 """Gaps between tokens are counted by whether they overlap the long prompt's prefill."""
 
 import pytest
-from tests.benchmarks.chunked_prefill import disturbance
+from tests.benchmarks.chunked_prefill import split_gaps
 from tests.platform.bench.test_client import REQUEST, USAGE, event, text
 
 from loraplex.platform.bench.client import StreamRecord
@@ -18,7 +18,7 @@ def streamed(times: list[float], sent_at: float = 0.0) -> StreamRecord:
 def test_gaps_are_sorted_by_the_long_prompts_prefill() -> None:
     row = streamed([1.0, 1.5, 2.25, 4.0, 4.5, 5.0])
     long = streamed([4.25], sent_at=2.0)
-    found = disturbance([row], long)
+    found = split_gaps([row], long)
     assert found.before == (0.5,)
     assert found.during == (0.75, 1.75, 0.5)
     assert found.long_ttft == 2.25
@@ -26,4 +26,4 @@ def test_gaps_are_sorted_by_the_long_prompts_prefill() -> None:
 
 def test_a_row_that_ended_before_cannot_be_disturbed() -> None:
     with pytest.raises(BenchFailed, match="ended during"):
-        disturbance([streamed([1.0, 2.0])], streamed([4.0], sent_at=1.5))
+        split_gaps([streamed([1.0, 2.0])], streamed([4.0], sent_at=1.5))

@@ -15,7 +15,7 @@ from tests.benchmarks.grammar_masks import (
     MaskJob,
     MaskShape,
     grammar_shapes,
-    measure_as_engine,
+    measure_in_subprocess,
     measure_masks,
 )
 from tests.benchmarks.large_vocabulary import larger_tokenizer
@@ -32,7 +32,7 @@ SHAPE = MaskShape(rows=3, steps=4, large=700, text_bytes=100_000)
 
 @pytest.mark.long
 def test_every_vocabulary_backend_and_grammar(tiny_model: Path) -> None:
-    report = measure_as_engine(MaskJob(str(tiny_model), SHAPE))
+    report = measure_in_subprocess(MaskJob(str(tiny_model), SHAPE))
     assert len(report.cases) == 2 * (2 * 3 + 1)
     assert any(case.name.startswith("700 tokens, llguidance") for case in report.cases)
     for case in report.cases:

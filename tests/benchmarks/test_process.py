@@ -1,4 +1,4 @@
-"""Kernels alone, measured on a tiny layer: every problem of a job, with its share of the run's own copy rate."""
+"""Kernels alone, measured on a tiny layer: every problem of a job, with its share of memcpy bandwidth of the same run."""
 
 import pytest
 from tests.benchmarks.kernels import clock
@@ -25,7 +25,7 @@ JOBS = {
 
 @pytest.mark.parametrize(("name", "measured"), [("attention", 6), ("gemm", 4), ("lora", 2)])
 def test_every_problem_is_measured(name: str, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(lora, "MEMCPY_BYTES", 1 << 20)
     monkeypatch.setattr(clock, "COLD_BYTES", 1 << 10)
     monkeypatch.setattr(clock, "CPU_SECONDS", 0.0)
     monkeypatch.setattr("tests.benchmarks.process.PRODUCT_SIDE", {"cpu": 64})
@@ -55,7 +55,7 @@ def test_bytes_are_those_of_the_worksheet() -> None:
 def test_sets_hold_more_than_a_cache_within_reason() -> None:
     assert clock.sets_of(18 << 20) == 29
     assert clock.sets_of(2 << 30) == 1
-    assert clock.sets_of(1000) == clock.MOST_SETS
+    assert clock.sets_of(1000) == clock.MAX_SETS
 
 
 def test_a_layers_sites_fit_its_products() -> None:

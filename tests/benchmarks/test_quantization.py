@@ -1,4 +1,4 @@
-"""Fewer bits beside more, measured on a tiny model."""
+"""Quantized models against the unquantized one, measured on a tiny model."""
 
 from pathlib import Path
 

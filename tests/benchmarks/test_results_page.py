@@ -33,7 +33,7 @@ def test_a_page_stands_alone(tmp_path: Path) -> None:
     lines = [line("ceilings of this run", CEILING), line("gemm/int4", kernel(1.0, 1000, 2000))]
     lines.append(line("faster", {"ratio": 1.5, "kind": "at least", "required": 1.3, "holds": True}))
     text = render(read_lines(written(tmp_path, *lines)))
-    assert "<svg" in text and "<circle" in text and "gemm/int4: 1 us, 50 % of the copy rate" in text
+    assert "<svg" in text and "<circle" in text and "gemm/int4: 1 us, 50 % of memcpy bandwidth" in text
     assert "at least 1.3" in text and '<span class="holds">yes</span>' in text
     assert "Some CPU, 2 cores" in text and "torch 2.13" in text
     assert not re.search(r"(?:src|href)=|@import|url\(", text)
@@ -64,7 +64,7 @@ def test_lines_of_the_gpus_runner_are_read(tmp_path: Path) -> None:
     for one in lines:
         del one["figure"]
     text = render(read_lines(written(tmp_path, *lines)))
-    assert "lora pair/pages: 8 us, 60 % of the copy rate" in text
+    assert "lora pair/pages: 8 us, 60 % of memcpy bandwidth" in text
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"case": "alone"}'])

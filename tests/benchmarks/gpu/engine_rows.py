@@ -14,7 +14,7 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.models.config import ModelConfig
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.bench.lora import wait_for
+from loraplex.platform.bench.lora import synchronize
 from loraplex.platform.bench.report import BenchFailed
 
 BLOCK = 16
@@ -140,7 +140,7 @@ def token_seconds(engine: Engine, rows: Rows, steps: int) -> float:
     began, tokens = time.perf_counter(), 0
     for _ in range(steps):
         tokens += len(engine.step().outputs)
-    wait_for(engine.model.device)
+    synchronize(engine.model.device)
     if not tokens:
         raise BenchFailed("no row gave a token")
     return (time.perf_counter() - began) * rows.count / tokens

@@ -34,7 +34,7 @@ from tests.benchmarks.kernels.shapes import LLAMA_3_8B, TINY, LayerShape
 from loraplex.engine.engine import Engine
 from loraplex.engine.lora.residency import AdapterState
 from loraplex.platform.bench.latency_metrics import percentile
-from loraplex.platform.bench.lora import copy_rate
+from loraplex.platform.bench.lora import memcpy_bandwidth
 from loraplex.platform.bench.workload import pick_adapters
 
 RANK = 16
@@ -106,7 +106,9 @@ def _line(case: str, value: float, unit: str, **shape: Any) -> Line:
 
 def _tpot(scheme: str) -> Callable[[Size, torch.device], Iterator[Line]]:
     def run(size: Size, device: torch.device) -> Iterator[Line]:
-        turns = _Turns(random_model(size.shape, scheme, device), size, 2 * copy_rate(device, size.copy_bytes))
+        turns = _Turns(
+            random_model(size.shape, scheme, device), size, 2 * memcpy_bandwidth(device, size.copy_bytes)
+        )
         most = size.most_rows
         with turns.engine(0) as off:
             with turns.engine(most + 2) as on:
@@ -126,7 +128,7 @@ class _Turns:
 
     model: RandomModel
     size: Size
-    copy_rate: float
+    memcpy_bandwidth: float
     source: AliasedSource = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,7 +160,7 @@ class _Turns:
             yield _line(tpot_case(scheme, count, "base", name), without * 1000, "ms", **shape)
             if count == 1:
                 streamed = self.model.streamed_bytes
-                share = 100 * streamed / without / self.copy_rate
+                share = 100 * streamed / without / self.memcpy_bandwidth
                 yield _line(share_case(scheme, name), share, "% of copy", streamed_bytes=streamed)
         yield _line(tpot_case(scheme, count, load, name), with_them * 1000, "ms", **shape)
         ratio = median(b / a for a, b in rounds)

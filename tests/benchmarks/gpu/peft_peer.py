@@ -9,7 +9,7 @@ from tests.benchmarks.gpu.engine_rows import Rows
 from tests.benchmarks.gpu.model import hugging_face_config
 from tests.benchmarks.kernels.shapes import LayerShape
 
-from loraplex.platform.bench.lora import wait_for
+from loraplex.platform.bench.lora import synchronize
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -69,9 +69,9 @@ def _generate(model: Any, prompts: torch.Tensor, tokens: int, **options: Any) ->
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
     """Of the second time."""
     for _ in range(2):
-        wait_for(device)
+        synchronize(device)
         began = time.perf_counter()
         work()
-        wait_for(device)
+        synchronize(device)
         taken = time.perf_counter() - began
     return taken

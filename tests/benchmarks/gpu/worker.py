@@ -19,7 +19,7 @@ from tests.benchmarks.kernels.clock import sets_of, time_calls
 from tests.benchmarks.kernels.problem import Problem, RandomTensors
 
 from loraplex.engine.kernels import dispatch
-from loraplex.platform.bench.lora import copy_rate
+from loraplex.platform.bench.lora import memcpy_bandwidth
 
 DRY_COPY_BYTES = 1 << 20
 Line = dict[str, Any]
@@ -66,7 +66,7 @@ def run_kernels(connection: Connection, is_dry: bool, names: Sequence[str], stag
         torch.set_num_threads(1)
     device, results = device_of(is_dry), Results(connection)
     cases = {case.name: case.problem for case in kernel_cases(is_dry=is_dry)}
-    rate = 2 * copy_rate(device, DRY_COPY_BYTES if is_dry else None)
+    rate = 2 * memcpy_bandwidth(device, DRY_COPY_BYTES if is_dry else None)
     for name in names:
         results.begin(name)
         problem = cases[name]

@@ -11,13 +11,13 @@ import torch
 
 from loraplex.platform.bench.lora import Call, median_seconds
 
-LEAST_NODES = 32
+MIN_NODES = 32
 REPLAYS = 20
 CPU_SECONDS = 0.5
-"""After so long a CPU's calls are enough, but for the least of them."""
-LEAST_CALLS = 3
+"""On a CPU calls repeat for this long, and at least `MIN_CALLS` times."""
+MIN_CALLS = 3
 COLD_BYTES = 512 << 20
-MOST_SETS = 64
+MAX_SETS = 64
 WARM_SECONDS = 0.3
 
 
@@ -33,7 +33,7 @@ class Times:
 
 def sets_of(num_bytes: int, total: int = COLD_BYTES) -> int:
     """Sets of operands of `num_bytes` that together hold `total`, within reason."""
-    return max(1, min(MOST_SETS, -(-total // max(num_bytes, 1))))
+    return max(1, min(MAX_SETS, -(-total // max(num_bytes, 1))))
 
 
 def time_calls(calls: Sequence[Call], device: torch.device) -> Times:
@@ -46,7 +46,7 @@ def _loop_times(calls: Sequence[Call]) -> Times:
         call()
     taken: list[float] = []
     began = time.perf_counter()
-    while len(taken) < LEAST_CALLS or time.perf_counter() - began < CPU_SECONDS:
+    while len(taken) < MIN_CALLS or time.perf_counter() - began < CPU_SECONDS:
         before = time.perf_counter()
         calls[len(taken) % len(calls)]()
         taken.append(time.perf_counter() - before)
@@ -54,7 +54,7 @@ def _loop_times(calls: Sequence[Call]) -> Times:
 
 
 def _graph_times(calls: Sequence[Call], device: torch.device) -> Times:
-    nodes = max(LEAST_NODES, len(calls))
+    nodes = max(MIN_NODES, len(calls))
     graph = capture([calls[i % len(calls)] for i in range(nodes)])
     warm_clock(device)
     return _times([replay_seconds(graph) for _ in range(REPLAYS)], nodes)

@@ -1,4 +1,4 @@
-"""Base products: ours in 8 and 4 bits, and torch's own in 16, 8 and 4 bits beside them."""
+"""Base products: ours in 8 and 4 bits, and torch's own in 16, 8 and 4 bits for comparison."""
 
 import torch
 from tests.benchmarks.kernels.problem import DTYPES, Operands, Problem, TensorSource, size_of

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class TensorSource(Protocol):
-    """Where operands come from: random ones to compute with, or memory nobody fills, to compile for."""
+    """Where operands come from: random ones to compute with, or uninitialized memory to compile for."""
 
     device: torch.device
 

@@ -34,9 +34,9 @@ def record(*chunks: tuple[float, bytes]) -> StreamRecord:
 def test_any_cut_into_chunks_gives_the_same_answer(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]
     chunks = [(1.0, STREAM[a:b]) for a, b in pairwise(edges)]
-    answer = decode(record(*chunks))
-    assert (answer.text, answer.output_tokens, answer.cached_tokens) == ("abéc", 3, 1)
-    assert answer.complete and answer.error is None
+    completion = decode(record(*chunks))
+    assert (completion.text, completion.output_tokens, completion.cached_tokens) == ("abéc", 3, 1)
+    assert completion.complete and completion.error is None
 
 
 def test_a_broken_stream_is_an_error_and_an_abandoned_one_is_not() -> None:
@@ -70,6 +70,10 @@ def test_a_chat_is_asked_by_messages_and_its_deltas_are_read() -> None:
     more = {"index": 0, "function": {"arguments": '{"a": 1}'}}
     stream = delta(role="assistant", content="") + delta(tool_calls=[call]) + delta(tool_calls=[more])
     stream += delta("tool_calls") + event(choices=[], usage=USAGE) + b"data: [DONE]\n\n"
-    answer = decode(StreamRecord(request, ended_at=1.0, chunks=[(1.0, stream)]))
-    assert (answer.text, answer.finish_reason, answer.output_tokens) == ('f{"a": 1}', "tool_calls", 3)
-    assert len(answer.token_times) == 2 and answer.complete
+    completion = decode(StreamRecord(request, ended_at=1.0, chunks=[(1.0, stream)]))
+    assert (completion.text, completion.finish_reason, completion.output_tokens) == (
+        'f{"a": 1}',
+        "tool_calls",
+        3,
+    )
+    assert len(completion.token_times) == 2 and completion.complete

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraplex.platform.bench.client import Answer, CompletionRequest
-from loraplex.platform.bench.latency_metrics import parse_objectives, percentile, serving_figures
+from loraplex.platform.bench.client import Completion, CompletionRequest
+from loraplex.platform.bench.latency_metrics import parse_goodput, percentile, serving_metrics
 from loraplex.platform.bench.load import LoadResult
 from loraplex.platform.startup_errors import SettingsError
 
@@ -21,10 +21,10 @@ FIELDS = {
 }
 
 
-def answer(
+def completion(
     *times: float, tokens: int | None = None, complete: bool = True, error: str | None = None
-) -> Answer:
-    return Answer(
+) -> Completion:
+    return Completion(
         text="x" * len(times),
         token_times=times,
         prompt_tokens=10,
@@ -36,9 +36,9 @@ def answer(
     )
 
 
-def result(*answers: Answer, duration: float = 2.0) -> LoadResult:
-    requests = tuple(CompletionRequest("m", "p", 3, "k") for _ in answers)
-    return LoadResult(requests, answers, duration)
+def result(*completions: Completion, duration: float = 2.0) -> LoadResult:
+    requests = tuple(CompletionRequest("m", "p", 3, "k") for _ in completions)
+    return LoadResult(requests, completions, duration)
 
 
 @given(
@@ -50,7 +50,7 @@ def test_percentile_is_numpys(values: list[float], share: float) -> None:
 
 
 def test_rates_and_times() -> None:
-    figures = serving_figures(result(answer(0.1, 0.2, 0.4), answer(0.3, 0.4, 0.5)))
+    figures = serving_metrics(result(completion(0.1, 0.2, 0.4), completion(0.3, 0.4, 0.5)))
     assert set(figures) == FIELDS
     assert figures["request_throughput"] == 1.0
     assert figures["output_throughput"] == 3.0
@@ -61,24 +61,30 @@ def test_rates_and_times() -> None:
 
 
 def test_time_per_token_counts_tokens_not_pieces_of_text() -> None:
-    assert serving_figures(result(answer(0.0, 1.0, tokens=5)))["mean_tpot_ms"] == pytest.approx(250)
+    assert serving_metrics(result(completion(0.0, 1.0, tokens=5)))["mean_tpot_ms"] == pytest.approx(250)
 
 
 def test_failed_and_cancelled_requests_give_no_figures() -> None:
-    figures = serving_figures(
-        result(answer(0.1, 0.2), answer(9.0, complete=False), answer(complete=False, error="HTTP 503"))
+    figures = serving_metrics(
+        result(
+            completion(0.1, 0.2),
+            completion(9.0, complete=False),
+            completion(complete=False, error="HTTP 503"),
+        )
     )
     assert (figures["completed"], figures["cancelled"], figures["failed"]) == (1, 1, 1)
     assert figures["mean_ttft_ms"] == pytest.approx(100)
 
 
 def test_goodput_counts_requests_within_every_objective() -> None:
-    objectives = parse_objectives("ttft:150, e2el:450")
-    figures = serving_figures(result(answer(0.1, 0.4), answer(0.1, 0.5), answer(0.2, 0.3)), objectives)
+    objectives = parse_goodput("ttft:150, e2el:450")
+    figures = serving_metrics(
+        result(completion(0.1, 0.4), completion(0.1, 0.5), completion(0.2, 0.3)), objectives
+    )
     assert figures["request_goodput"] == 0.5
 
 
 @pytest.mark.parametrize("text", ["ttft", "ttft:fast", "speed:3", "ttft:1,,"])
 def test_a_wrong_objective_is_named(text: str) -> None:
     with pytest.raises(SettingsError, match="allowed is METRIC:MS"):
-        parse_objectives(text)
+        parse_goodput(text)

@@ -9,7 +9,7 @@ from loraplex.platform.bench.lora import LoraShape, measure_lora
 
 
 def test_every_shape_is_measured(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(lora, "MEMCPY_BYTES", 1 << 20)
     shapes = [LoraShape(4, 2, rank=4, steps=5), LoraShape(1, 1, rank=4, steps=5)]
     report = measure_lora(str(tiny_model), "float32", "cpu", shapes)
     bytes_of_one = 2 * 4 * 4 * sum((32 + 32, 32 + 16, 32 + 16, 32 + 32, 32 + 48, 32 + 48, 48 + 32))
