@@ -12,7 +12,7 @@ from typing import Final
 
 from loraplex.adapters.system_calls import refuse_system_calls
 from loraplex.grammar.parent_death import die_with_parent
-from loraplex.grammar.trial.confinement import first_to_be_killed, threads, yield_to_others
+from loraplex.grammar.trial.confinement import lower_priority, prefer_for_oom_kill, threads
 
 MIN_PRIORITY: Final = 19
 CPU_GRACE_S: Final = 2
@@ -45,8 +45,8 @@ def confine(limits: SandboxLimits, parent_pid: int) -> None:
     die_with_parent(parent_pid)
     if threads() != 1:
         raise OSError(f"{threads()} threads after the start: the filter would hold for one of them alone")
-    yield_to_others(MIN_PRIORITY)
-    first_to_be_killed()
+    lower_priority(MIN_PRIORITY)
+    prefer_for_oom_kill()
     bounds: Mapping[int, tuple[int, int]] = {
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_FSIZE: (0, 0),
@@ -69,7 +69,7 @@ def status_bytes(name: str) -> int:
     raise OSError(f"/proc/self/status has no {name}")
 
 
-def hide_standard_error() -> None:
+def discard_standard_error() -> None:
     """What a library says of a stranger's bytes is nobody's to read."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 2)

@@ -24,7 +24,7 @@ class UploadConfig:
 
     A body that stalls for `stall_s`, takes longer than `body_s`, or after `grace_s` has been slower than
     `min_bytes_per_s` on average is refused. Parts are put together within `completion_s`. What works on an upload claims it
-    for `claim_s` and renews that: a dead one's upload is free again so much later.
+    for `lease_s` and renews that: a dead one's upload is free again so much later.
     """
 
     part_bytes: int = 16 << 20
@@ -37,4 +37,4 @@ class UploadConfig:
     grace_s: float = 30.0
     min_bytes_per_s: int = 4096
     completion_s: float = 900.0
-    claim_s: float = 60.0
+    lease_s: float = 60.0

@@ -1,4 +1,4 @@
-"""Entry point of one validation: `python -m loraplex.adapters.validation_child`, told on standard input, one verdict on output.
+"""Entry point of one validation: `python -m loraplex.adapters.validation_child`, told on standard input, one result on output.
 
 Invariant: it has confined itself before it opens the folder, and it judges one folder only. It imports no torch.
 """
@@ -12,11 +12,11 @@ from typing import Final, NoReturn, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from loraplex.adapters.confinement import SandboxLimits, confine, hide_standard_error, status_bytes
+from loraplex.adapters.confinement import SandboxLimits, confine, discard_standard_error, status_bytes
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.result import Rejected, Validated
-from loraplex.adapters.validation.validate import judge
+from loraplex.adapters.validation.validate import validate_folder
 
 BROKEN_STATUS: Final = 70
 
@@ -38,37 +38,37 @@ class Unconfined(msgspec.Struct, frozen=True, tag="unconfined"):
     reason: str
 
 
-Answer: TypeAlias = Validated | Rejected | Unconfined
+Reply: TypeAlias = Validated | Rejected | Unconfined
 
 encode: Final = msgspec.json.Encoder().encode
 decode_job: Final[Callable[[bytes], ValidationJob]] = msgspec.json.Decoder(ValidationJob).decode
-decode_answer: Final[Callable[[bytes], Answer]] = msgspec.json.Decoder(Answer).decode
+decode_reply: Final[Callable[[bytes], Reply]] = msgspec.json.Decoder(Reply).decode
 
 
 def main() -> NoReturn:
-    """Read the job, confine, judge, answer."""
+    """Read the job, confine, validate_folder, validate_job."""
     status = BROKEN_STATUS
     try:
-        _write(answer(decode_job(sys.stdin.buffer.read())))
+        _write(validate_job(decode_job(sys.stdin.buffer.read())))
         status = 0
     finally:
         # What is left of a stranger's data is not walked through once more.
         os._exit(status)
 
 
-def answer(job: ValidationJob) -> Answer:
+def validate_job(job: ValidationJob) -> Reply:
     """Confines this process."""
     try:
-        hide_standard_error()
+        discard_standard_error()
         confine(job.limits, job.parent_pid)
     except (OSError, ValueError) as error:
         return Unconfined(str(error))
     modules = {module.path: module for module in job.modules}
-    verdict = judge(Path(job.folder), modules, job.base_model_digest, job.adapter_limits)
-    return replace(verdict, peak_bytes=status_bytes("VmHWM"))
+    result = validate_folder(Path(job.folder), modules, job.base_model_digest, job.adapter_limits)
+    return replace(result, peak_bytes=status_bytes("VmHWM"))
 
 
-def _write(document: Answer) -> None:
+def _write(document: Reply) -> None:
     left = memoryview(encode(document))
     while left:
         left = left[os.write(1, left) :]

@@ -1,6 +1,6 @@
 """`ValidationProcesses`: every uploaded folder is validated in a process of its own, which can be killed.
 
-Invariant: whatever the files do to that process, its caller gets a verdict, and other tenants get their turn.
+Invariant: whatever the files do to that process, its caller gets a result, and other tenants get their turn.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.result import Rejected, ValidationResult, refused
-from loraplex.adapters.validation_child import Answer, Unconfined, ValidationJob, decode_answer, encode
+from loraplex.adapters.validation_child import Reply, Unconfined, ValidationJob, decode_reply, encode
 from loraplex.grammar.child_process import end_child, spawn_child
 from loraplex.grammar.trial.fair_queue import TenantFairQueue
 
 MODULE: Final = "loraplex.adapters.validation_child"
-MAX_ANSWER_BYTES: Final = 16 << 20
+MAX_REPLY_BYTES: Final = 16 << 20
 MIB: Final = 1 << 20
 SUBJECT: Final = "the upload"
 ENVIRONMENT: Final = {
@@ -74,7 +74,7 @@ class ValidationProcesses:
         return len(self._queue)
 
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
-        """The verdict on a folder that nobody else changes. Cancelling kills the process.
+        """The result on a folder that nobody else changes. Cancelling kills the process.
 
         Raises `ValidationUnavailable` when too many wait, or when no process can be started and confined here.
         """
@@ -112,7 +112,7 @@ class ValidationProcesses:
             raise ValidationUnavailable(f"no process could be started: {error.strerror}") from error
         try:
             async with asyncio.timeout(self._limits.deadline_s):
-                said = await self._converse(process, folder)
+                output = await self._exchange(process, folder)
                 status = await process.wait()
         except TimeoutError:
             return refused(
@@ -120,9 +120,9 @@ class ValidationProcesses:
             )
         finally:
             await end_child(process)
-        return self._judged(said, status)
+        return self._result_of(output, status)
 
-    async def _converse(self, process: Process, folder: Path) -> bytes:
+    async def _exchange(self, process: Process, folder: Path) -> bytes:
         if process.stdin is None or process.stdout is None:
             raise ValidationUnavailable("a process without standard streams cannot be spoken to")
         job = ValidationJob(
@@ -137,28 +137,28 @@ class ValidationProcesses:
             process.stdin.write(encode(job))
             await process.stdin.drain()
             process.stdin.close()
-        said = bytearray()
-        while len(said) <= MAX_ANSWER_BYTES and (part := await process.stdout.read(MIB)):
-            said += part
-        if len(said) > MAX_ANSWER_BYTES:
+        output = bytearray()
+        while len(output) <= MAX_REPLY_BYTES and (part := await process.stdout.read(MIB)):
+            output += part
+        if len(output) > MAX_REPLY_BYTES:
             # Once only: a second signal may find it ended, and takes its status from whoever waits for it.
             process.kill()
             while await process.stdout.read(MIB):
                 pass
-        return bytes(said)
+        return bytes(output)
 
-    def _judged(self, said: bytes, status: int) -> ValidationResult:
+    def _result_of(self, output: bytes, status: int) -> ValidationResult:
         if status != 0:
-            return self._judged_by_end(status)
+            return self._result_of_exit(status)
         try:
-            answer: Answer = decode_answer(said)
+            reply: Reply = decode_reply(output)
         except msgspec.DecodeError:
-            return refused("process", SUBJECT, "the process that read it gave no verdict")
-        if isinstance(answer, Unconfined):
-            raise ValidationUnavailable(f"a validation cannot be confined here: {answer.reason}")
-        return answer
+            return refused("process", SUBJECT, "the process that read it gave no result")
+        if isinstance(reply, Unconfined):
+            raise ValidationUnavailable(f"a validation cannot be confined here: {reply.reason}")
+        return reply
 
-    def _judged_by_end(self, status: int) -> Rejected:
+    def _result_of_exit(self, status: int) -> Rejected:
         limits = self._limits
         match -status:
             case signal.SIGXCPU:

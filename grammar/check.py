@@ -80,19 +80,21 @@ class Checker:
         """Refusals are verdicts, not errors."""
         started = perf_counter()
         try:
-            holding = plan_enforcement(case.schema, strict=strict, param="schema", limits=self._limits)
-            backend = next(backend for backend in PREFERENCE if backend in holding.backends)
-            start = self._start(holding, backend)
+            plan = plan_enforcement(case.schema, strict=strict, param="schema", limits=self._limits)
+            backend = next(backend for backend in PREFERENCE if backend in plan.backends)
+            start = self._start(plan, backend)
         except GrammarRefused as error:
             return self._refused(case, error, started)
-        judge = None if holding.judged is None else Validator(holding.judged)
+        validator = None if plan.validation_schema is None else Validator(plan.validation_schema)
         elapsed = (perf_counter() - started) * 1e3
-        accepted = tuple(self._accepts(start, text) and _satisfies(judge, text) for text in case.documents)
-        return SchemaReport(holding.enforcement, backend, None, elapsed, accepted)
+        accepted = tuple(
+            self._accepts(start, text) and _satisfies(validator, text) for text in case.documents
+        )
+        return SchemaReport(plan.enforcement, backend, None, elapsed, accepted)
 
-    def _start(self, holding: EnforcementPlan, backend: Backend) -> "Mask":
+    def _start(self, plan: EnforcementPlan, backend: Backend) -> "Mask":
         emit = emit_llguidance if backend == "llguidance" else emit_xgrammar
-        spec = GrammarSpec(backend=backend, source=emit(JsonValue(holding.schema)))
+        spec = GrammarSpec(backend=backend, source=emit(JsonValue(plan.schema)))
         return self._compiler.compile(NAMESPACE, encode_spec(spec))
 
     def _refused(self, case: Case, error: GrammarRefused, started: float) -> SchemaReport:
@@ -115,11 +117,11 @@ class Checker:
         return all(mask.accept(token) for token in tokens) and mask.is_complete()
 
 
-def _satisfies(judge: Validator | None, text: str) -> bool:
-    if judge is None:
+def _satisfies(validator: Validator | None, text: str) -> bool:
+    if validator is None:
         return True
     try:
-        judge.judge(text)
+        validator.validate(text)
     except SchemaNotSatisfied:
         return False
     return True

@@ -19,11 +19,11 @@ class _Tenant(Generic[Value]):
 
 
 class TenantCache(Generic[Value]):
-    """`most_bytes` for all tenants, `most_tenant_bytes` for one; what exceeds either alone is not kept. Not for threads."""
+    """`max_bytes` for all tenants, `max_tenant_bytes` for one; what exceeds either alone is not kept. Not for threads."""
 
-    def __init__(self, most_bytes: int, most_tenant_bytes: int, size_of: Callable[[Value], int]) -> None:
-        self._most_bytes = most_bytes
-        self._most_tenant_bytes = most_tenant_bytes
+    def __init__(self, max_bytes: int, max_tenant_bytes: int, size_of: Callable[[Value], int]) -> None:
+        self._max_bytes = max_bytes
+        self._max_tenant_bytes = max_tenant_bytes
         self._size_of = size_of
         self._tenants: dict[bytes, _Tenant[Value]] = {}
         self.size_bytes = 0
@@ -42,14 +42,14 @@ class TenantCache(Generic[Value]):
         if key in tenant.entries:
             self._count(tenant, -self._size_of(tenant.entries.pop(key)))
         size = self._size_of(value)
-        if size <= min(self._most_bytes, self._most_tenant_bytes):
+        if size <= min(self._max_bytes, self._max_tenant_bytes):
             tenant.entries[key] = value
             self._count(tenant, size)
         elif not tenant.entries:
             del self._tenants[namespace]
-        while tenant.size_bytes > self._most_tenant_bytes:
+        while tenant.size_bytes > self._max_tenant_bytes:
             self._evict(namespace)
-        while self.size_bytes > self._most_bytes:
+        while self.size_bytes > self._max_bytes:
             self._evict(max(self._tenants, key=lambda each: self._tenants[each].size_bytes))
 
     def _evict(self, namespace: bytes) -> None:

@@ -164,10 +164,10 @@ class BlobStore:
     async def _download(
         self, bucket: ObjectStore, tenant_id: UUID, digest: str, file: str, staged: Path
     ) -> WrittenFile:
-        most = self._limits.max_config_bytes if file == CONFIG_FILE else self._limits.max_weights_bytes
-        pieces = bucket.pieces(_key(tenant_id, digest, file))
+        max_bytes = self._limits.max_config_bytes if file == CONFIG_FILE else self._limits.max_weights_bytes
+        chunks = bucket.chunks(_key(tenant_id, digest, file))
         try:
-            return await write_chunks(pieces, staged / file, most, file)
+            return await write_chunks(chunks, staged / file, max_bytes, file)
         except BlobMissing as error:
             raise BlobMissing(f"no adapter {digest} is stored for this tenant") from error
         except UploadTooLarge as error:

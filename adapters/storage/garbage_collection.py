@@ -58,13 +58,13 @@ async def remove_unused(database: Database, remove: RemoveBlob, blob: Blob) -> b
     """Removes the files unless they are needed: whether it did. Raises what `remove` does."""
     async with database.as_operator() as session:
         blobs = UnusedBlobs(session)
-        fate = await blobs.claim(blob)
-        if fate == "running":
+        outcome = await blobs.claim(blob)
+        if outcome == "running":
             return False
-        if fate == "unused":
+        if outcome == "unused":
             await remove(blob.tenant_id, blob.digest)
         await blobs.mark_deleted(blob)
-        return fate == "unused"
+        return outcome == "unused"
 
 
 def remove_from(storage: LocalAdapterStore) -> RemoveBlob:

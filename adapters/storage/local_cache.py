@@ -18,8 +18,8 @@ from uuid import UUID
 from loraplex.adapters.storage.local_store import LocalAdapterStore, make_private
 from loraplex.adapters.storage.threads import on_thread
 
-NOTED_SECONDS: Final = 30.0
-"""A use is noted when the last note is older, so that a busy adapter costs no writes."""
+USE_RESOLUTION_S: Final = 30.0
+"""A use is used_at when the last note is older, so that a busy adapter costs no writes."""
 _LOCK: Final = ".eviction.lock"
 
 
@@ -52,11 +52,11 @@ class LocalCache:
 
     async def use(self, tenant_id: UUID, digest: str) -> bool:
         """Whether the copy is here, and stays for `in_use_s`."""
-        noted = self._noted(tenant_id, digest)
-        if noted is None or _is_recent(noted):
+        used_at = self._used_at(tenant_id, digest)
+        if used_at is None or _is_recent(used_at):
             # No eviction has chosen it, nor does before `in_use_s`: nobody is waited for.
-            return noted is not None
-        return await on_thread(self._note, tenant_id, digest)
+            return used_at is not None
+        return await on_thread(self._record_use, tenant_id, digest)
 
     async def evict(self, is_stored: Callable[[UUID, str], Awaitable[bool]]) -> int:
         """Removes copies down to `max_bytes`, those alone that were fetched or `is_stored`; how many. Raises what it does."""
@@ -67,29 +67,29 @@ class LocalCache:
                 break
             if not (copy.was_fetched or await is_stored(copy.tenant_id, copy.digest)):
                 continue
-            fate = await on_thread(self._remove, copy)
+            outcome = await on_thread(self._remove, copy)
             # What another process has removed since takes no room either.
-            excess -= 0 if fate == "used" else copy.size_bytes
-            removed += fate == "removed"
+            excess -= 0 if outcome == "used" else copy.size_bytes
+            removed += outcome == "removed"
         return removed
 
-    def _note(self, tenant_id: UUID, digest: str) -> bool:
+    def _record_use(self, tenant_id: UUID, digest: str) -> bool:
         # Not taken out between this look and the note: whoever removes has the lock alone.
         with self._locked(fcntl.LOCK_SH), suppress(FileNotFoundError):
-            noted = self._noted(tenant_id, digest)
-            if noted is not None and not _is_recent(noted):
+            used_at = self._used_at(tenant_id, digest)
+            if used_at is not None and not _is_recent(used_at):
                 os.utime(self._storage.location(tenant_id, digest))
-            return noted is not None
+            return used_at is not None
         # Deleted with its adapter meanwhile.
         return False
 
     def _remove(self, copy: _Copy) -> Literal["removed", "used", "gone"]:
         """Its files go on for who has them open, and for others are gone at once."""
         with self._storage.staging() as staged, self._locked(fcntl.LOCK_EX):
-            noted = self._noted(copy.tenant_id, copy.digest)
-            if noted is None:
+            used_at = self._used_at(copy.tenant_id, copy.digest)
+            if used_at is None:
                 return "gone"
-            if not self._is_unused(noted):
+            if not self._is_unused(used_at):
                 return "used"
             try:
                 self._storage.location(copy.tenant_id, copy.digest).rename(staged / copy.digest)
@@ -97,8 +97,8 @@ class LocalCache:
                 return "gone"
             return "removed"
 
-    def _noted(self, tenant_id: UUID, digest: str) -> float | None:
-        """When a use was noted last; None where it is not here."""
+    def _used_at(self, tenant_id: UUID, digest: str) -> float | None:
+        """When a use was used_at last; None where it is not here."""
         if not self._storage.exists(tenant_id, digest):
             return None
         try:
@@ -107,7 +107,7 @@ class LocalCache:
             return None
 
     def _is_unused(self, used_at: float) -> bool:
-        return time.time() - used_at > self._limits.in_use_s + NOTED_SECONDS
+        return time.time() - used_at > self._limits.in_use_s + USE_RESOLUTION_S
 
     def _found(self) -> Iterator[_Copy]:
         for tenant_id in self._storage.tenants():
@@ -135,8 +135,8 @@ class LocalCache:
             os.close(descriptor)
 
 
-def _is_recent(noted: float) -> bool:
-    return abs(time.time() - noted) <= NOTED_SECONDS
+def _is_recent(used_at: float) -> bool:
+    return abs(time.time() - used_at) <= USE_RESOLUTION_S
 
 
 def mark_fetched(staged: Path) -> None:

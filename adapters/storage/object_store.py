@@ -1,6 +1,6 @@
 """Objects under names that this server makes, in a local folder or an S3 bucket (obstore), through one interface.
 
-Invariant: an object is there whole or not at all, and no more than a few pieces of one are ever in memory.
+Invariant: an object is there whole or not at all, and no more than a few chunks of one are ever in memory.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from obstore import store
     from obstore.store import S3Config
 
-PIECE_BYTES: Final = 8 << 20
-"""Objects are read and written in pieces of so many bytes, each within one request's time."""
-MAX_PIECES_AT_ONCE: Final = 3
+CHUNK_BYTES: Final = 8 << 20
+"""Objects are read and written in chunks of so many bytes, each within one request's time."""
+MAX_CHUNKS_AT_ONCE: Final = 3
 REQUEST_SECONDS: Final = 60
 CONNECT_SECONDS: Final = 5
 RETRIES: Final = 3
@@ -81,18 +81,18 @@ class ObjectStore:
         """Stores a file's content under `key`. Raises `BlobStoreUnavailable`."""
         with _store_errors("write"):
             await obstore.put_async(
-                self._store, key, file, chunk_size=PIECE_BYTES, max_concurrency=MAX_PIECES_AT_ONCE
+                self._store, key, file, chunk_size=CHUNK_BYTES, max_concurrency=MAX_CHUNKS_AT_ONCE
             )
 
-    async def pieces(self, key: str) -> AsyncIterator[bytes]:
-        """The content, piece by piece. Raises `BlobMissing`, `BlobStoreUnavailable`."""
+    async def chunks(self, key: str) -> AsyncIterator[bytes]:
+        """The content, chunk by chunk. Raises `BlobMissing`, `BlobStoreUnavailable`."""
         with _store_errors("read"):
             size = (await obstore.head_async(self._store, key))["size"]
-        for start in range(0, size, PIECE_BYTES):
-            length = min(PIECE_BYTES, size - start)
+        for start in range(0, size, CHUNK_BYTES):
+            length = min(CHUNK_BYTES, size - start)
             with _store_errors("read"):
-                piece = await obstore.get_range_async(self._store, key, start=start, length=length)
-            yield bytes(piece)
+                chunk = await obstore.get_range_async(self._store, key, start=start, length=length)
+            yield bytes(chunk)
 
     async def exists(self, key: str) -> bool:
         """Raises `BlobStoreUnavailable`."""

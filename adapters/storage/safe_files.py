@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from loraplex.adapters.errors import FolderRejected
 
-PIECE_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20
 
 
 @contextmanager
@@ -74,11 +74,11 @@ def copy_regular(source: Path, destination: Path, *, max_bytes: int) -> bytes:
 
 def _hash_into(descriptor: int, size: int, target: BinaryIO | None) -> bytes:
     digest = hashlib.sha256()
-    for offset in range(0, size, PIECE_BYTES):
-        piece = read_exactly(descriptor, min(PIECE_BYTES, size - offset), offset)
-        digest.update(piece)
+    for offset in range(0, size, CHUNK_BYTES):
+        chunk = read_exactly(descriptor, min(CHUNK_BYTES, size - offset), offset)
+        digest.update(chunk)
         if target is not None:
-            target.write(piece)
+            target.write(chunk)
     return digest.digest()
 
 

@@ -55,9 +55,9 @@ class UploadCleanup:
     async def end_overdue(self) -> None:
         """Expires uploads, and removes the parts that are noted of ended ones."""
         async with self._database.as_operator() as session:
-            janitor = ExpiredUploads(session)
-            await janitor.expire()
-            ended = await janitor.ended_with_parts(UPLOADS_AT_ONCE)
+            expired = ExpiredUploads(session)
+            await expired.expire()
+            ended = await expired.ended_with_parts(UPLOADS_AT_ONCE)
         for upload in ended:
             await self._parts.delete_upload(upload.tenant_id, upload.id)
             async with self._database.as_operator() as session:
@@ -68,9 +68,9 @@ class UploadCleanup:
         # Listed first: an upload that begins later has no part among these.
         stored = await self._parts.uploads()
         async with self._database.as_operator() as session:
-            janitor = ExpiredUploads(session)
-            alive = await janitor.open_among(upload_id for _, upload_id in stored)
-            await janitor.forget_ended(datetime.now(UTC) - ENDED_KEPT)
+            expired = ExpiredUploads(session)
+            alive = await expired.open_among(upload_id for _, upload_id in stored)
+            await expired.forget_ended(datetime.now(UTC) - ENDED_KEPT)
         for tenant_id, upload_id in stored:
             if upload_id not in alive:
                 await self._parts.delete_upload(tenant_id, upload_id)

@@ -33,7 +33,7 @@ class UploadLease:
         """The times this claim has written: what the row says is one of them while nobody else has claimed."""
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
+    async def renewed(self) -> AsyncIterator[None]:
         """Renews meanwhile. In place of going on with a claim that may be another's, it raises `UploadClaimed`, or
         `DatabaseUnavailable` where nobody could tell in time.
         """

@@ -93,15 +93,15 @@ class UploadParts:
     ) -> None:
         """Writes the new file `path` from its parts in order. Raises `ChecksumMismatch`, `PartsMissing`."""
 
-        async def pieces() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncIterator[bytes]:
             for number, object_id in enumerate(objects, 1):
                 try:
-                    async for piece in self._objects.pieces(_key(tenant_id, upload_id, object_id)):
-                        yield piece
+                    async for chunk in self._objects.chunks(_key(tenant_id, upload_id, object_id)):
+                        yield chunk
                 except BlobMissing as error:
                     raise PartsMissing(file.name, f"part {number} was lost: send it again") from error
 
-        written = await write_chunks(pieces(), path, file.size, file.name)
+        written = await write_chunks(chunks(), path, file.size, file.name)
         if written.sha256 != file.sha256:
             raise ChecksumMismatch(
                 file.name,

@@ -51,7 +51,7 @@ class LifeCycle(Protocol):
         """A new version of a staged folder, which is taken over. Raises `AdapterNotFound`, `ValidationUnavailable`."""
         ...
 
-    def start(self, begun: RegisteredVersion) -> None:
+    def start(self, registered: RegisteredVersion) -> None:
         """After the commit of its transaction."""
         ...
 
@@ -74,7 +74,7 @@ class Uploads:
         self._database = database
         self._parts = parts
         self._life_cycle = life_cycle
-        self._lease = timedelta(seconds=limits.claim_s)
+        self._lease_duration = timedelta(seconds=limits.lease_s)
         self._turn: Turn = _at_once
 
     def in_turns(self, turn: Turn) -> Self:
@@ -141,18 +141,18 @@ class Uploads:
         """
         async with self._as_tenant(tenant_id) as session:
             uploads, began = UploadRepository(session, tenant_id), _now()
-            upload = await uploads.claim(upload_id, self._lease)
+            upload = await uploads.claim(upload_id, self._lease_duration)
             name, parts = await uploads.adapter_name(upload), await uploads.parts(upload_id)
             if upload.state == COMPLETED:
                 return name, await uploads.made_version(upload)
-        claim = self._claim(upload, began)
+        lease = self._lease_of(upload, began)
         staged = await on_thread(self.storage.make_staged)
         try:
-            async with claim.kept():
+            async with lease.renewed():
                 await self._assemble(upload, parts, staged)
-                version = await self._begin(upload, name, staged, actor, claim)
+                version = await self._begin(upload, name, staged, actor, lease)
         except BaseException:
-            await asyncio.shield(self._give_up(upload, staged, claim, end=False))
+            await asyncio.shield(self._give_up(upload, staged, lease, end=False))
             raise
         await self.discard(tenant_id, upload_id)
         return name, version
@@ -175,7 +175,7 @@ class Uploads:
             async with self._as_tenant(tenant_id) as session:
                 uploads, began = UploadRepository(session, tenant_id), _now()
                 upload = await uploads.open_whole(
-                    name, files, self.terms, actor.name, upload_id=upload_id, lease=self._lease
+                    name, files, self.terms, actor.name, upload_id=upload_id, lease=self._lease_duration
                 )
                 known = await uploads.made_version(upload) if upload.state == COMPLETED else None
         except BaseException:
@@ -184,12 +184,12 @@ class Uploads:
         if known is not None:
             await on_thread(remove_staged, staged)
             return known
-        claim = self._claim(upload, began)
+        lease = self._lease_of(upload, began)
         try:
-            async with claim.kept():
-                return await self._begin(upload, name, staged, actor, claim)
+            async with lease.renewed():
+                return await self._begin(upload, name, staged, actor, lease)
         except BaseException:
-            await asyncio.shield(self._give_up(upload, staged, claim, end=True))
+            await asyncio.shield(self._give_up(upload, staged, lease, end=True))
             raise
 
     async def discard(self, tenant_id: UUID, upload_id: UUID) -> None:
@@ -213,34 +213,34 @@ class Uploads:
         except TimeoutError as error:
             raise BlobStoreUnavailable("putting the parts together took too long") from error
 
-    def _claim(self, upload: Upload, began: float) -> UploadLease:
-        return UploadLease(self._database, upload, self.limits.claim_s, began)
+    def _lease_of(self, upload: Upload, began: float) -> UploadLease:
+        return UploadLease(self._database, upload, self.limits.lease_s, began)
 
     async def _begin(
-        self, upload: Upload, name: str, staged: Path, actor: Actor, claim: UploadLease
+        self, upload: Upload, name: str, staged: Path, actor: Actor, lease: UploadLease
     ) -> AdapterVersion:
         """The version and the upload's end are written together: no upload becomes two versions."""
         tenant_id = upload.tenant_id
-        begun: RegisteredVersion | None = None
+        registered: RegisteredVersion | None = None
         try:
             async with self._as_tenant(tenant_id) as session:
                 audit = AuditRepository(session, actor, tenant_id)
-                begun = await self._life_cycle.register(
+                registered = await self._life_cycle.register(
                     session, audit, tenant_id, name, staged, created_by=actor.name
                 )
-                await UploadRepository(session, tenant_id).complete(upload.id, begun.record, claim.ends)
+                await UploadRepository(session, tenant_id).complete(upload.id, registered.record, lease.ends)
         except BaseException:
-            if begun is not None:
-                begun.held.release()
+            if registered is not None:
+                registered.pending.discard()
             raise
-        self._life_cycle.start(begun)
-        return begun.record
+        self._life_cycle.start(registered)
+        return registered.record
 
-    async def _give_up(self, upload: Upload, staged: Path, claim: UploadLease, *, end: bool) -> None:
+    async def _give_up(self, upload: Upload, staged: Path, lease: UploadLease, *, end: bool) -> None:
         await on_thread(remove_staged, staged)
         async with self._database.as_tenant(upload.tenant_id) as session:
             uploads = UploadRepository(session, upload.tenant_id)
-            if await uploads.release(upload.id, claim.ends) and end:
+            if await uploads.release(upload.id, lease.ends) and end:
                 await uploads.abort(upload.id)
 
     async def _best_effort(self, removal: Awaitable[None]) -> None:

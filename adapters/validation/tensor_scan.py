@@ -1,11 +1,11 @@
-"""Looking through a tensor's values without loading it: a bounded piece at a time, by bit pattern (IEEE 754, bfloat16)."""
+"""Looking through a tensor's values without loading it: a bounded chunk at a time, by bit pattern (IEEE 754, bfloat16)."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from loraplex.adapters.storage.safe_files import PIECE_BYTES, read_exactly
+from loraplex.adapters.storage.safe_files import CHUNK_BYTES, read_exactly
 from loraplex.adapters.validation.safetensors_header import TensorEntry
 
 # dtype: (unsigned integer of the same width, the bits of the exponent, all bits but the sign)
@@ -28,8 +28,8 @@ def scan_tensor(descriptor: int, entry: TensorEntry) -> TensorValues:
     """Raises `EOFError` when the file is shorter than its header says."""
     integer, exponent, magnitude = _BITS[entry.dtype]
     non_finite, all_zero = 0, True
-    for start in range(0, entry.nbytes, PIECE_BYTES):
-        length = min(PIECE_BYTES, entry.nbytes - start)
+    for start in range(0, entry.nbytes, CHUNK_BYTES):
+        length = min(CHUNK_BYTES, entry.nbytes - start)
         bits: npt.NDArray[np.unsignedinteger] = np.frombuffer(
             read_exactly(descriptor, length, entry.offset + start), dtype=integer
         )

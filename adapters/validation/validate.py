@@ -51,7 +51,7 @@ def examine(
     )
 
 
-def judge(
+def validate_folder(
     folder: Path, modules: Mapping[str, AdaptableModule], base_model_digest: str, limits: AdapterLimits
 ) -> ValidationResult:
     """`examine`, with a refusal as its result."""

@@ -34,31 +34,31 @@ AdapterKey: TypeAlias = tuple[bytes, str]
 @dataclass(frozen=True, slots=True)
 class RegisteredVersion:
     """A version in the state `validating` whose transaction is still open: `start` it once it is committed, else call
-    `held.release()`.
+    `pending.discard()`.
     """
 
     record: AdapterVersion
-    held: PendingFolder
+    pending: PendingFolder
 
 
 class VersionLifecycle:
-    """`work` brings a held upload to its verdict. `run` beside the server, `close` at its end."""
+    """`work` brings a pending upload to its result. `run` beside the server, `close` at its end."""
 
     def __init__(
         self,
         database: Database,
         work: VersionJob,
-        held: PendingFolders,
+        pending: PendingFolders,
         limits: LifecycleConfig,
         quarantined: Callable[[], Iterable[AdapterKey]] = tuple,
     ) -> None:
         """`quarantined` tells the adapters that an engine refuses now."""
         self._database = database
         self._work = work
-        self._held = held
+        self._folders = pending
         self._limits = limits
         self._quarantined = quarantined
-        self._followed: frozenset[AdapterKey] = frozenset()
+        self._quarantined_before: frozenset[AdapterKey] = frozenset()
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._of_tenant: Counter[UUID] = Counter()
         self._log = structlog.get_logger("loraplex.life_cycle")
@@ -70,17 +70,19 @@ class VersionLifecycle:
 
         Raises `AdapterNotFound`, `ValidationUnavailable` when too many wait, `DatabaseUnavailable`.
         """
-        begun: RegisteredVersion | None = None
+        registered: RegisteredVersion | None = None
         try:
             async with self._database.as_tenant(tenant_id) as session:
                 audit = AuditRepository(session, actor, tenant_id)
-                begun = await self.register(session, audit, tenant_id, name, staged, created_by=actor.name)
+                registered = await self.register(
+                    session, audit, tenant_id, name, staged, created_by=actor.name
+                )
         except BaseException:
-            if begun is not None:
-                begun.held.release()
+            if registered is not None:
+                registered.pending.discard()
             raise
-        self.start(begun)
-        return begun.record
+        self.start(registered)
+        return registered.record
 
     async def register(
         self,
@@ -97,25 +99,25 @@ class VersionLifecycle:
         version_id = uuid4()
         weights = staged / WEIGHTS_FILE
         size_bytes = weights.stat().st_size if weights.is_file() else 0
-        held = self._held.hold(staged, version_id)
+        pending = self._folders.add(staged, version_id)
         try:
             record = await VersionStates(session, tenant_id, audit).create(
                 name, version_id=version_id, size_bytes=size_bytes, created_by=created_by
             )
         except BaseException:
-            held.release()
+            pending.discard()
             raise
-        return RegisteredVersion(record, held)
+        return RegisteredVersion(record, pending)
 
-    def start(self, begun: RegisteredVersion) -> None:
-        """Bring it to its verdict in the background."""
-        self._spawn(PendingVersion(begun.record.tenant_id, begun.record.id), begun.held)
+    def start(self, registered: RegisteredVersion) -> None:
+        """Bring it to its result in the background."""
+        self._spawn(PendingVersion(registered.record.tenant_id, registered.record.id), registered.pending)
 
     async def run(self) -> None:
         """Go on with what others left, and follow the engines' quarantines, until cancelled."""
         while True:
             try:
-                await self.follow_quarantines()
+                await self.apply_quarantines()
                 await self.sweep()
             except (TenantsError, AdaptersError, OSError) as error:
                 self._log.warning("uploads not looked through", reason=str(error))
@@ -125,28 +127,28 @@ class VersionLifecycle:
 
     async def sweep(self) -> None:
         """Take up what nobody holds, remove files that nobody needs, and reject what is past hope."""
-        for held in self._held.abandoned():
+        for pending in self._folders.abandoned():
             try:
-                await self._take_up(held)
+                await self._resume(pending)
             except BaseException:
-                held.let_go()
+                pending.unlock()
                 raise
         async with self._database.as_operator() as session:
             stale = await PendingVersions(session).older_than(2 * self._limits.give_up_s)
-        for waiting in stale:
-            if waiting.version_id not in self._tasks:
-                await self._end(waiting)
+        for version in stale:
+            if version.version_id not in self._tasks:
+                await self._end_without_files(version)
 
-    async def follow_quarantines(self) -> None:
+    async def apply_quarantines(self) -> None:
         """What an engine refuses serves nowhere any more, also after that engine has ended."""
         now = frozenset(self._quarantined())
-        for namespace, digest in now - self._followed:
+        for namespace, digest in now - self._quarantined_before:
             async with self._database.as_operator() as session:
                 owners = await owners_of(session, digest)
             for tenant_id in owners:
                 if self._work.namespace_of(tenant_id) == namespace:
                     await self.quarantine(tenant_id, digest, "an engine: its rows were not finite repeatedly")
-        self._followed = now
+        self._quarantined_before = now
 
     async def quarantine(self, tenant_id: UUID, digest: str, reason: str) -> int:
         """No version of these weights serves from now on. Returns how many did."""
@@ -169,20 +171,20 @@ class VersionLifecycle:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take_up(self, held: PendingFolder) -> None:
+    async def _resume(self, pending: PendingFolder) -> None:
         async with self._database.as_operator() as session:
-            waiting = await PendingVersions(session).get(held.version_id)
-        if waiting is None:
-            held.release()
+            version = await PendingVersions(session).get(pending.version_id)
+        if version is None:
+            pending.discard()
         else:
-            self._spawn(waiting, held)
+            self._spawn(version, pending)
 
-    async def _end(self, waiting: PendingVersion) -> None:
+    async def _end_without_files(self, version: PendingVersion) -> None:
         """A version whose uploaded files are gone; the next round has another try while nobody can tell."""
         try:
-            await self._work.end_without_files(waiting)
+            await self._work.end_without_files(version)
         except StorageError as error:
-            self._log.warning("version not ended", version_id=str(waiting.version_id), reason=str(error))
+            self._log.warning("version not ended", version_id=str(version.version_id), reason=str(error))
 
     def _require_room(self, tenant_id: UUID) -> None:
         limits = self._limits
@@ -193,18 +195,18 @@ class VersionLifecycle:
         if len(self._tasks) >= limits.max_waiting:
             raise ValidationUnavailable(f"{limits.max_waiting} versions wait already")
 
-    def _spawn(self, waiting: PendingVersion, held: PendingFolder) -> None:
-        task = asyncio.create_task(self._work.run(waiting, held))
-        self._tasks[waiting.version_id] = task
-        self._of_tenant[waiting.tenant_id] += 1
-        task.add_done_callback(partial(self._forget, waiting, held))
+    def _spawn(self, version: PendingVersion, pending: PendingFolder) -> None:
+        task = asyncio.create_task(self._work.run(version, pending))
+        self._tasks[version.version_id] = task
+        self._of_tenant[version.tenant_id] += 1
+        task.add_done_callback(partial(self._forget, version, pending))
 
-    def _forget(self, waiting: PendingVersion, held: PendingFolder, task: asyncio.Task[None]) -> None:
+    def _forget(self, version: PendingVersion, pending: PendingFolder, task: asyncio.Task[None]) -> None:
         # Here, since a task that is cancelled before it begins does nothing at all.
-        held.let_go()
-        del self._tasks[waiting.version_id]
-        self._of_tenant[waiting.tenant_id] -= 1
-        if not self._of_tenant[waiting.tenant_id]:
-            del self._of_tenant[waiting.tenant_id]
+        pending.unlock()
+        del self._tasks[version.version_id]
+        self._of_tenant[version.tenant_id] -= 1
+        if not self._of_tenant[version.tenant_id]:
+            del self._of_tenant[version.tenant_id]
         if not task.cancelled() and task.exception() is not None:
-            self._log.error("a version was left without a verdict", reason=str(task.exception()))
+            self._log.error("a version was left without a result", reason=str(task.exception()))

@@ -1,6 +1,6 @@
-"""`PendingFolders`: uploaded folders that wait for their verdict, each held by one process of all that share the storage.
+"""`PendingFolders`: uploaded folders that wait for their result, each pending by one process of all that share the storage.
 
-Invariant: a folder is held while its holder lives (flock(2)); whoever finds it free afterwards may go on with it.
+Invariant: a folder is pending while its holder lives (flock(2)); whoever finds it free afterwards may go on with it.
 """
 
 import fcntl
@@ -14,29 +14,29 @@ from uuid import UUID
 
 from loraplex.adapters.errors import StorageError
 
-HELD_FOLDER = ".validating"
+PENDING_FOLDER = ".validating"
 _LOCK_SUFFIX = ".lock"
 _LOCK_NAME = re.compile(r"([0-9a-f]{32})\.lock")
 
 
 @dataclass(slots=True)
 class PendingFolder:
-    """`folder` has the two files, unless they were stored already. `release` or `let_go` ends the hold."""
+    """`folder` has the two files, unless they were stored already. `release` or `unlock` ends the hold."""
 
     version_id: UUID
     folder: Path
     _lock: Path
     _descriptor: int
 
-    def release(self) -> None:
+    def discard(self) -> None:
         """Nobody needs the files any more. Idempotent."""
         if self._descriptor >= 0:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.with_name(f"{self.folder.name}.json").unlink(missing_ok=True)
             self._lock.unlink(missing_ok=True)
-            self.let_go()
+            self.unlock()
 
-    def let_go(self) -> None:
+    def unlock(self) -> None:
         """Another process may go on with the files."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -47,30 +47,30 @@ class PendingFolders:
     """`root` is that of the `LocalAdapterStore`, on whose file system uploads are staged."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root / HELD_FOLDER
+        self._root = root / PENDING_FOLDER
 
-    def hold(self, staged: Path, version_id: UUID) -> PendingFolder:
+    def add(self, staged: Path, version_id: UUID) -> PendingFolder:
         """Takes a staged folder over in one step. Raises `StorageError` or `OSError`."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.is_symlink():
             raise StorageError(f"{self._root} is a symbolic link")
-        held = self._lock(version_id)
-        if held is None:
-            raise StorageError("an upload of this version is held already")
+        pending = self._lock(version_id)
+        if pending is None:
+            raise StorageError("an upload of this version is pending already")
         try:
-            staged.rename(held.folder)
+            staged.rename(pending.folder)
         except OSError:
-            held.release()
+            pending.discard()
             raise
-        return held
+        return pending
 
     def abandoned(self) -> Iterator[PendingFolder]:
-        """Each upload whose holder is gone, held anew. What else lies there is nobody's upload."""
+        """Each upload whose holder is gone, pending anew. What else lies there is nobody's upload."""
         for lock in sorted(self._root.glob(f"*{_LOCK_SUFFIX}")):
             name = _LOCK_NAME.fullmatch(lock.name)
-            held = None if name is None else self._lock(UUID(hex=name[1]))
-            if held is not None:
-                yield held
+            pending = None if name is None else self._lock(UUID(hex=name[1]))
+            if pending is not None:
+                yield pending
 
     def _lock(self, version_id: UUID) -> PendingFolder | None:
         """None while somebody else holds it."""

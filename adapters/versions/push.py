@@ -85,7 +85,7 @@ class AdapterRegistry:
         async with self._database.as_tenant(tenant_id) as session:
             await lock_digest(session, Blob(tenant_id, stored.digest))
             if not self._storage.exists(tenant_id, stored.digest):
-                # Removed since, with the last version that held the same files; under the lock they stay.
+                # Removed since, with the last version that pending the same files; under the lock they stay.
                 await self._keep(tenant_id, folder)
             repository = AdapterRepository(session, tenant_id)
             await repository.get_or_create(name)

@@ -25,18 +25,18 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import NotFound, StoreUnavailable, TenantsError, VersionStateChanged
 from loraplex.tenants.registry.versions import Findings, PendingVersion, PendingVersions, VersionStates
 
-CANARY = "canary"
+PROBE_CHECK = "canary"
 
 
 def probe_check(report: ProbeReport) -> Check:
     """Adapters that change nothing pass with a warning, as in validation."""
     if report.code is not None:
-        return Check(CANARY, False, f"{report.code}: {report.message}{_figures(report)}")
+        return Check(PROBE_CHECK, False, f"{report.code}: {report.message}{_figures(report)}")
     done = f"{report.modules} modules agree with the reference{_figures(report)}"
     answer = f"{report.generated_tokens} tokens were generated"
     if not report.effect:
-        return Check(CANARY, True, f"{done}; {answer}; the adapter changes nothing", warning=True)
-    return Check(CANARY, True, f"{done}; {answer}")
+        return Check(PROBE_CHECK, True, f"{done}; {answer}; the adapter changes nothing", warning=True)
+    return Check(PROBE_CHECK, True, f"{done}; {answer}")
 
 
 def _figures(report: ProbeReport) -> str:
@@ -95,7 +95,7 @@ class _Progress:
     """What need not be done twice."""
 
     validated: Validated | None = None
-    canary: Check | None = None
+    probe: Check | None = None
     is_stored: bool = False
 
 
@@ -119,113 +119,113 @@ class VersionJob:
         self._limits = limits
         self._log = structlog.get_logger("loraplex.life_cycle")
 
-    async def run(self, waiting: PendingVersion, held: PendingFolder) -> None:
-        """Until the verdict is written, and nobody needs the files. Cancelled, it leaves them to whoever holds them next."""
+    async def run(self, version: PendingVersion, pending: PendingFolder) -> None:
+        """Until the result is written, and nobody needs the files. Cancelled, it leaves them to whoever holds them next."""
         try:
             async with asyncio.timeout(self._limits.give_up_s):
-                await self._until_told(waiting, held)
+                await self._retry_until_done(version, pending)
         except TimeoutError:
-            hopeless = refused("patience", "the upload", "could not be validated in time; upload it again")
-            await self.reject(waiting, hopeless)
-            held.release()
+            timed_out = refused("patience", "the upload", "could not be validated in time; upload it again")
+            await self.reject(version, timed_out)
+            pending.discard()
 
     async def _probe(self, tenant_id: UUID, digest: str, folder: Path) -> Check:
         namespace = self.namespace_of(tenant_id)
         adapter = AdapterRef(namespace=namespace, digest=digest, blob_path=str(folder))
         return probe_check(await self._prober.probe(adapter))
 
-    async def end_without_files(self, waiting: PendingVersion) -> None:
+    async def end_without_files(self, version: PendingVersion) -> None:
         """Of a version whose uploaded files are gone: ready where they were taken to be stored, else rejected.
 
         Raises `StorageError` where nobody can tell now.
         """
-        if not await self._finish_stored(waiting):
-            await self.reject(waiting, INTERRUPTED)
+        if not await self._finish_stored(version):
+            await self.reject(version, INTERRUPTED)
 
-    async def _finish_stored(self, waiting: PendingVersion) -> bool:
+    async def _finish_stored(self, version: PendingVersion) -> bool:
         """Whether only the last steps were missing: its files are where `digest` says, after every check had passed."""
-        if waiting.digest is None:
+        if version.digest is None:
             return False
         try:
             # They may be on this machine alone: its last server ended on the way to the bucket.
-            await self._store.ensure_stored(waiting.tenant_id, waiting.digest)
-            await self._move(waiting, "ready")
+            await self._store.ensure_stored(version.tenant_id, version.digest)
+            await self._move(version, "ready")
         except (BlobMissing, VersionStateChanged, NotFound) as error:
             self._log.info("version not finished", reason=str(error))
             return False
         return True
 
-    async def reject(self, waiting: PendingVersion, rejected: Rejected) -> None:
-        """Does nothing to a version that has its verdict."""
+    async def reject(self, version: PendingVersion, rejected: Rejected) -> None:
+        """Does nothing to a version that has its result."""
         report = {"checks": rejected.report.as_dicts()}
         reason = f"{rejected.check}: {rejected.subject}: {rejected.message}"
         try:
-            await self._move(waiting, "rejected", report=report, reason=reason)
+            await self._move(version, "rejected", report=report, reason=reason)
         except (VersionStateChanged, NotFound) as error:
             self._log.info("version not rejected", reason=str(error))
 
-    async def _until_told(self, waiting: PendingVersion, held: PendingFolder) -> None:
+    async def _retry_until_done(self, version: PendingVersion, pending: PendingFolder) -> None:
         progress, delay_s = _Progress(), self._limits.retry_s
         while True:
             try:
-                await self._attempt(waiting, held.folder, progress)
+                await self._attempt(version, pending.folder, progress)
             except (VersionStateChanged, NotFound) as error:
                 self._log.info("version was moved by somebody else", reason=str(error))
-                return held.release()
+                return pending.discard()
             except (AdaptersError, EngineError, TenantsError, OSError) as error:
                 self._log.warning("upload not judged yet", reason=str(error), again_in_s=delay_s)
             except Exception:  # noqa: BLE001 - reported; the version keeps its turn until patience ends
                 self._log.exception("judging an upload failed", again_in_s=delay_s)
             else:
-                return held.release()
+                return pending.discard()
             await asyncio.sleep(delay_s)
-            if await self._is_gone(waiting):
-                return held.release()
+            if await self._is_gone(version):
+                return pending.discard()
             delay_s = min(2 * delay_s, self._limits.max_retry_s)
 
-    async def _is_gone(self, waiting: PendingVersion) -> bool:
-        """Whether nobody waits for a verdict any more: its tenant was deleted, say. Unknown while the database is down."""
+    async def _is_gone(self, version: PendingVersion) -> bool:
+        """Whether nobody waits for a result any more: its tenant was deleted, say. Unknown while the database is down."""
         try:
             async with self._database.as_operator() as session:
-                return await PendingVersions(session).get(waiting.version_id) is None
+                return await PendingVersions(session).get(version.version_id) is None
         except StoreUnavailable:
             return False
 
-    async def _attempt(self, waiting: PendingVersion, folder: Path, progress: _Progress) -> None:
+    async def _attempt(self, version: PendingVersion, folder: Path, progress: _Progress) -> None:
         validated = progress.validated
         if validated is None and not await asyncio.to_thread(folder.is_dir):
-            return await self.end_without_files(waiting)
+            return await self.end_without_files(version)
         if validated is None:
-            verdict = await self._validation.validate(waiting.tenant_id, folder)
-            if isinstance(verdict, Rejected):
-                return await self.reject(waiting, verdict)
-            validated = progress.validated = verdict
-        if progress.canary is None:
+            result = await self._validation.validate(version.tenant_id, folder)
+            if isinstance(result, Rejected):
+                return await self.reject(version, result)
+            validated = progress.validated = result
+        if progress.probe is None:
             await asyncio.to_thread(keep_canonical, folder, validated.canonical)
-            progress.canary = await self._probe(waiting.tenant_id, validated.digest, folder)
-        report = validated.report.with_check(progress.canary)
-        if not progress.canary.passed:
-            return await self.reject(waiting, _refused_by_canary(progress.canary, report))
+            progress.probe = await self._probe(version.tenant_id, validated.digest, folder)
+        report = validated.report.with_check(progress.probe)
+        if not progress.probe.passed:
+            return await self.reject(version, _rejected_by_probe(progress.probe, report))
         if not progress.is_stored:
-            await self._note(waiting, validated, report)
-            await self._store.store(waiting.tenant_id, validated.digest, folder)
+            await self._note(version, validated, report)
+            await self._store.store(version.tenant_id, validated.digest, folder)
             progress.is_stored = True
-        await self._move(waiting, "ready")
+        await self._move(version, "ready")
 
-    async def _note(self, waiting: PendingVersion, validated: Validated, report: ValidationReport) -> None:
+    async def _note(self, version: PendingVersion, validated: Validated, report: ValidationReport) -> None:
         findings = Findings(validated.digest, validated.rank, validated.config)
-        async with self._states(waiting.tenant_id) as states:
-            await states.note(waiting.version_id, findings, {"checks": report.as_dicts()})
+        async with self._states(version.tenant_id) as states:
+            await states.note(version.version_id, findings, {"checks": report.as_dicts()})
 
     async def _move(
         self,
-        waiting: PendingVersion,
+        version: PendingVersion,
         to: str,
         report: Mapping[str, Any] | None = None,
         reason: str | None = None,
     ) -> None:
-        async with self._states(waiting.tenant_id) as states:
-            await states.move(waiting.version_id, to, expected=("validating",), report=report, reason=reason)
+        async with self._states(version.tenant_id) as states:
+            await states.move(version.version_id, to, expected=("validating",), report=report, reason=reason)
 
     @asynccontextmanager
     async def _states(self, tenant_id: UUID) -> AsyncIterator[VersionStates]:
@@ -233,5 +233,5 @@ class VersionJob:
             yield VersionStates(session, tenant_id, AuditRepository(session, SYSTEM, tenant_id))
 
 
-def _refused_by_canary(check: Check, report: ValidationReport) -> Rejected:
-    return Rejected(check=CANARY, subject="the adapter", message=check.detail, report=report)
+def _rejected_by_probe(check: Check, report: ValidationReport) -> Rejected:
+    return Rejected(check=PROBE_CHECK, subject="the adapter", message=check.detail, report=report)

@@ -36,11 +36,11 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class CompiledCache(Generic[Value]):
-    """`most_bytes` for all tenants, `most_tenant_bytes` for one. Safe to use from several threads."""
+    """`max_bytes` for all tenants, `max_tenant_bytes` for one. Safe to use from several threads."""
 
-    def __init__(self, most_bytes: int, most_tenant_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_tenant_bytes: int) -> None:
         self._lock = threading.Lock()
-        self._kept: TenantCache[Value] = TenantCache(most_bytes, most_tenant_bytes, attrgetter("size_bytes"))
+        self._kept: TenantCache[Value] = TenantCache(max_bytes, max_tenant_bytes, attrgetter("size_bytes"))
         self._builds: dict[tuple[bytes, Hashable], Future[Value]] = {}
 
     @property

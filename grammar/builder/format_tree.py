@@ -16,9 +16,9 @@ TreeFormat: TypeAlias = JsonObject | JsonSchema | Regex | Choice
 """The formats that have a tree, and so can stand beside calls."""
 
 
-def schemas_of(form: TreeFormat | None) -> tuple[RequestedSchema, ...]:
-    """The schema an answer in this format is held to, if it is JSON."""
-    match form:
+def schemas_of(output_format: TreeFormat | None) -> tuple[RequestedSchema, ...]:
+    """The schema an answer in this format is matched_text to, if it is JSON."""
+    match output_format:
         case JsonObject():
             return (RequestedSchema({"type": "object"}, False, "response_format"),)
         case JsonSchema(schema, strict, param):
@@ -26,19 +26,21 @@ def schemas_of(form: TreeFormat | None) -> tuple[RequestedSchema, ...]:
     return ()
 
 
-def text_tree(form: Regex | Choice, limits: SchemaLimits) -> Node:
+def text_tree(output_format: Regex | Choice, limits: SchemaLimits) -> Node:
     """An answer that is not JSON. Raises `GrammarRefused`."""
-    if isinstance(form, Regex):
-        _check_bytes(form.pattern, limits.max_pattern_bytes, REGEX)
-        return Pattern(form.pattern)
-    _check_options(form.options, limits)
-    options = tuple(Literal(option) for option in dict.fromkeys(form.options))
+    if isinstance(output_format, Regex):
+        _check_bytes(output_format.pattern, limits.max_pattern_bytes, REGEX)
+        return Pattern(output_format.pattern)
+    _check_options(output_format.options, limits)
+    options = tuple(Literal(option) for option in dict.fromkeys(output_format.options))
     return options[0] if len(options) == 1 else Alternation(options)
 
 
-def check_beside_calls(form: TreeFormat, syntax: CallSyntax) -> None:
+def check_beside_calls(output_format: TreeFormat, syntax: CallSyntax) -> None:
     """Raises `GrammarRefused` for a choice that reads as a call."""
-    if isinstance(form, Choice) and any(option.startswith(syntax.beginning) for option in form.options):
+    if isinstance(output_format, Choice) and any(
+        option.startswith(syntax.beginning) for option in output_format.options
+    ):
         message = f"beside tools no choice can begin with {syntax.beginning!r}, as calls do"
         raise GrammarRefused(message, param=CHOICE)
 
@@ -52,7 +54,7 @@ def _check_options(options: Sequence[str], limits: SchemaLimits) -> None:
     _check_bytes("".join(options), limits.max_text_bytes, CHOICE)
 
 
-def _check_bytes(text: str, most: int, param: str) -> None:
+def _check_bytes(text: str, max_bytes: int, param: str) -> None:
     size = len(text.encode(errors="surrogatepass"))
-    if size > most:
-        raise GrammarTooLarge(f"{param} has {size} bytes, at most {most} are allowed", param=param)
+    if size > max_bytes:
+        raise GrammarTooLarge(f"{param} has {size} bytes, at most {max_bytes} are allowed", param=param)

@@ -19,43 +19,43 @@ SCHEMA_FORMAT: Final[dict[str, Any]] = {"type": "json_schema", "json_schema": Tr
 """The keys of such a format. `any_order` and its like would loosen the schema."""
 
 
-def native_param(form: ContextFreeGrammar | StructuralTag) -> str:
+def native_param(native: ContextFreeGrammar | StructuralTag) -> str:
     """The field of the request it came from."""
-    return STRUCTURAL_TAG if isinstance(form, StructuralTag) else GRAMMAR
+    return STRUCTURAL_TAG if isinstance(native, StructuralTag) else GRAMMAR
 
 
-def native_source(form: ContextFreeGrammar | StructuralTag, limits: SchemaLimits) -> tuple[Backend, str]:
+def native_source(native: ContextFreeGrammar | StructuralTag, limits: SchemaLimits) -> tuple[Backend, str]:
     """The one backend that reads this, and its source. Raises `GrammarRefused`."""
-    if isinstance(form, StructuralTag):
-        check_bounds(form.tag, limits=limits, param=STRUCTURAL_TAG)
-        return "xgrammar", structural_tag_source(_held(form.tag, limits))
-    size = len(form.text.encode(errors="surrogatepass"))
+    if isinstance(native, StructuralTag):
+        check_bounds(native.tag, limits=limits, param=STRUCTURAL_TAG)
+        return "xgrammar", structural_tag_source(_with_exact_schemas(native.tag, limits))
+    size = len(native.text.encode(errors="surrogatepass"))
     if size > limits.max_text_bytes:
         message = f"the grammar has {size} bytes, at most {limits.max_text_bytes} are allowed"
         raise GrammarTooLarge(message, param=GRAMMAR)
-    if "::=" in form.text:
-        return "xgrammar", ebnf_source(form.text)
-    return "llguidance", lark_source(form.text)
+    if "::=" in native.text:
+        return "xgrammar", ebnf_source(native.text)
+    return "llguidance", lark_source(native.text)
 
 
-def _held(value: Any, limits: SchemaLimits) -> Any:
+def _with_exact_schemas(value: Any, limits: SchemaLimits) -> Any:
     """A copy of a tag, no deeper than `limits`, with every schema as xgrammar is exact for it. Schemas are not walked."""
     if isinstance(value, list):
-        return [_held(each, limits) for each in value]
+        return [_with_exact_schemas(each, limits) for each in value]
     if not isinstance(value, dict):
         return value
     if value.get("type") != "json_schema":
-        return {key: _held(each, limits) for key, each in value.items()}
+        return {key: _with_exact_schemas(each, limits) for key, each in value.items()}
     for name in value.keys() - SCHEMA_FORMAT.keys():
         raise GrammarRefused(
             f"a format json_schema has {', '.join(SCHEMA_FORMAT)}, not {name[:64]!r}", param=STRUCTURAL_TAG
         )
     if value.get("style", "json") != "json":
-        raise GrammarRefused('of the styles of "json_schema" only "json" is held', param=STRUCTURAL_TAG)
-    return {**SCHEMA_FORMAT, "json_schema": _exact(value.get("json_schema"), limits)}
+        raise GrammarRefused('of the styles of "json_schema" only "json" is supported', param=STRUCTURAL_TAG)
+    return {**SCHEMA_FORMAT, "json_schema": _exact_schema(value.get("json_schema"), limits)}
 
 
-def _exact(schema: Any, limits: SchemaLimits) -> JsonSchemaValue:
+def _exact_schema(schema: Any, limits: SchemaLimits) -> JsonSchemaValue:
     return plan_enforcement(
         schema, strict=True, param=STRUCTURAL_TAG, limits=limits, backends=frozenset({"xgrammar"})
     ).schema

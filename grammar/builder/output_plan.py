@@ -29,7 +29,7 @@ from loraplex.grammar.constraints import (
 from loraplex.grammar.enforcement.enforcement_plan import Enforcement, EnforcementPlan
 from loraplex.grammar.enforcement.planner import ALL_BACKENDS
 from loraplex.grammar.errors import GrammarRefused
-from loraplex.grammar.parsing.content_parser import ContentParser, Judge
+from loraplex.grammar.parsing.content_parser import ContentParser, ValidateValue
 from loraplex.grammar.parsing.deltas import OutputParser
 from loraplex.grammar.parsing.tool_call_parser import ToolCallFormat, ToolCallParser, ToolCallPlacement
 from loraplex.grammar.spec import Backend, GrammarSpec
@@ -53,34 +53,38 @@ class OutputPlan:
     calls: ToolCallFormat | None = None
     content: str | None = None
 
-    def reader(self, judge: Judge) -> OutputParser:
-        """A reader of one choice, which has `judge` called for every value that the grammar alone does not hold."""
-        return ContentParser(self.content, judge) if self.calls is None else ToolCallParser(self.calls, judge)
+    def parser(self, validate: ValidateValue) -> OutputParser:
+        """A reader of one choice, which has `validate` called for every value that the grammar alone does not hold."""
+        return (
+            ContentParser(self.content, validate)
+            if self.calls is None
+            else ToolCallParser(self.calls, validate)
+        )
 
 
 def plan_output(
-    form: OutputConstraints,
+    constraints: OutputConstraints,
     style: ToolStyle,
     *,
     limits: SchemaLimits,
     control_tokens: Collection[str] = (),
 ) -> OutputPlan:
-    """The grammar of `form`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`."""
-    tools = () if form.tool_choice == "none" else form.tools
-    if form.tool_choice == "required" and not tools:
+    """The grammar of `constraints`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`."""
+    tools = () if constraints.tool_choice == "none" else constraints.tools
+    if constraints.tool_choice == "required" and not tools:
         raise GrammarRefused("a call is required and there is no tool to call", param="tool_choice")
-    if isinstance(form.format, ContextFreeGrammar | StructuralTag):
-        return _native(form, form.format, tools, limits)
-    content = None if form.tool_choice == "required" else form.format
+    if isinstance(constraints.format, ContextFreeGrammar | StructuralTag):
+        return _native(constraints, constraints.format, tools, limits)
+    content = None if constraints.tool_choice == "required" else constraints.format
     if tools:
-        return _with_calls(form, content, style, limits, control_tokens)
+        return _with_calls(constraints, content, style, limits, control_tokens)
     if content is None:
         return OutputPlan(None)
-    return _content_only(form, content, limits)
+    return _content_only(constraints, content, limits)
 
 
 def _native(
-    form: OutputConstraints,
+    constraints: OutputConstraints,
     native: ContextFreeGrammar | StructuralTag,
     tools: Sequence[Tool],
     limits: SchemaLimits,
@@ -89,62 +93,66 @@ def _native(
         param = native_param(native)
         raise GrammarRefused(f"{param} cannot be combined with tools", param=param)
     backend, source = native_source(native, limits)
-    spec = GrammarSpec(backend=backend, source=source, fast_forward=form.fast_forward, close=form.close)
+    spec = GrammarSpec(
+        backend=backend, source=source, fast_forward=constraints.fast_forward, close=constraints.close
+    )
     return OutputPlan(spec)
 
 
-def _content_only(form: OutputConstraints, content: TreeFormat, limits: SchemaLimits) -> OutputPlan:
-    held = plan_schemas(schemas_of(content), limits, backends=_backends_of(content))
-    spec = _spec(form, held.backend, _content_tree(content, held.holdings, limits))
-    return OutputPlan(spec, held.enforcement, content=_content_schema(held.holdings))
+def _content_only(constraints: OutputConstraints, content: TreeFormat, limits: SchemaLimits) -> OutputPlan:
+    schema_set = plan_schemas(schemas_of(content), limits, backends=_backends_of(content))
+    spec = _spec(constraints, schema_set.backend, _content_tree(content, schema_set.plans, limits))
+    return OutputPlan(spec, schema_set.enforcement, content=_content_schema(schema_set.plans))
 
 
 def _with_calls(
-    form: OutputConstraints,
+    constraints: OutputConstraints,
     content: TreeFormat | None,
     style: ToolStyle,
     limits: SchemaLimits,
     control_tokens: Collection[str],
 ) -> OutputPlan:
-    check_tools(form.tools, limits)
+    check_tools(constraints.tools, limits)
     syntax = syntax_of(style, beside_json=isinstance(content, JsonObject | JsonSchema))
-    asked = [RequestedSchema(arguments_schema(tool), tool.strict, tool.param) for tool in form.tools]
-    held = plan_schemas([*asked, *schemas_of(content)], limits, backends=_backends_of(content))
-    of_tools = dict(zip((tool.name for tool in form.tools), held.holdings, strict=False))
-    of_content = held.holdings[len(form.tools) :]
+    requested = [
+        RequestedSchema(arguments_schema(tool), tool.strict, tool.param) for tool in constraints.tools
+    ]
+    schema_set = plan_schemas([*requested, *schemas_of(content)], limits, backends=_backends_of(content))
+    of_tools = dict(zip((tool.name for tool in constraints.tools), schema_set.plans, strict=False))
+    of_content = schema_set.plans[len(constraints.tools) :]
 
-    schemas = {name: holding.schema for name, holding in of_tools.items()}
-    calls = calls_tree(syntax, schemas, parallel=form.parallel, control_tokens=control_tokens)
-    if form.tool_choice == "required":
-        tree, calls_may = calls, ToolCallPlacement.BE_ALL
+    schemas = {name: plan.schema for name, plan in of_tools.items()}
+    calls = calls_tree(syntax, schemas, parallel=constraints.parallel, control_tokens=control_tokens)
+    if constraints.tool_choice == "required":
+        tree, placement = calls, ToolCallPlacement.BE_ALL
     elif content is None:
         tree = text_or_calls_tree(syntax, calls)
-        calls_may = ToolCallPlacement.REPLACE_TEXT if syntax.marker is None else ToolCallPlacement.FOLLOW_TEXT
+        placement = ToolCallPlacement.REPLACE_TEXT if syntax.marker is None else ToolCallPlacement.FOLLOW_TEXT
     else:
         check_beside_calls(content, syntax)
         tree = Alternation((calls, _content_tree(content, of_content, limits)))
-        calls_may = ToolCallPlacement.REPLACE_TEXT
+        placement = ToolCallPlacement.REPLACE_TEXT
 
     # A regular expression may match what reads as a call: then only judging keeps the arguments right.
     ambiguous = isinstance(content, Regex)
-    judged_by = value_schema if ambiguous else validation_schema
-    judged = {name: judged_by(holding) for name, holding in of_tools.items()}
+    select_schema = value_schema if ambiguous else validation_schema
+    argument_schemas = {name: select_schema(plan) for name, plan in of_tools.items()}
     return OutputPlan(
-        _spec(form, held.backend, tree),
-        "validated" if ambiguous else held.enforcement,
+        _spec(constraints, schema_set.backend, tree),
+        "validated" if ambiguous else schema_set.enforcement,
         any(token in control_tokens for token in syntax.tokens),
-        ToolCallFormat(syntax, calls_may, judged, _content_schema(of_content)),
+        ToolCallFormat(syntax, placement, argument_schemas, _content_schema(of_content)),
     )
 
 
-def _content_tree(content: TreeFormat, holdings: Sequence[EnforcementPlan], limits: SchemaLimits) -> Node:
+def _content_tree(content: TreeFormat, plans: Sequence[EnforcementPlan], limits: SchemaLimits) -> Node:
     if isinstance(content, Regex | Choice):
         return text_tree(content, limits)
-    return JsonValue(holdings[0].schema)
+    return JsonValue(plans[0].schema)
 
 
-def _content_schema(holdings: Sequence[EnforcementPlan]) -> str | None:
-    return validation_schema(holdings[0]) if holdings else None
+def _content_schema(plans: Sequence[EnforcementPlan]) -> str | None:
+    return validation_schema(plans[0]) if plans else None
 
 
 def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:
@@ -152,6 +160,8 @@ def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:
     return frozenset({PREFERRED}) if isinstance(content, Regex) else ALL_BACKENDS
 
 
-def _spec(form: OutputConstraints, backend: Backend, tree: Node) -> GrammarSpec:
+def _spec(constraints: OutputConstraints, backend: Backend, tree: Node) -> GrammarSpec:
     emit = emit_llguidance.emit if backend == "llguidance" else emit_xgrammar.emit
-    return GrammarSpec(backend=backend, source=emit(tree), fast_forward=form.fast_forward, close=form.close)
+    return GrammarSpec(
+        backend=backend, source=emit(tree), fast_forward=constraints.fast_forward, close=constraints.close
+    )

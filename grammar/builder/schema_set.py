@@ -1,5 +1,5 @@
-"""The schemas of one answer, held by one backend together. Invariant: the backend is exact for each schema as it is then
-compiled, and what was relaxed has a judge.
+"""The schemas of one answer, matched_text by one backend together. Invariant: the backend is exact for each schema as it is then
+compiled, and what was relaxed is validated.
 """
 
 import json
@@ -28,50 +28,50 @@ class RequestedSchema:
 
 @dataclass(frozen=True, slots=True)
 class SchemaSet:
-    """`holdings` in the order in which they were asked."""
+    """`plans` in the order in which they were requested."""
 
     backend: Backend
-    holdings: tuple[EnforcementPlan, ...]
+    plans: tuple[EnforcementPlan, ...]
 
     @property
     def enforcement(self) -> Enforcement | None:
         """validated if any is; None without a schema."""
-        if not self.holdings:
+        if not self.plans:
             return None
-        return "full" if all(holding.enforcement == "full" for holding in self.holdings) else "validated"
+        return "full" if all(plan.enforcement == "full" for plan in self.plans) else "validated"
 
 
 def plan_schemas(
-    asked: Sequence[RequestedSchema], limits: SchemaLimits, *, backends: frozenset[Backend]
+    requested: Sequence[RequestedSchema], limits: SchemaLimits, *, backends: frozenset[Backend]
 ) -> SchemaSet:
     """`backends`: those that can hold the rest of the answer. Raises `GrammarRefused`.
 
     When no backend is exact for all, those that the preferred one does not hold are relaxed: a strict one is refused.
     """
-    check_together(((each.schema, each.param) for each in asked), limits=limits)
-    holdings = tuple(_hold(each, limits, ALL_BACKENDS) for each in asked)
-    common = reduce(frozenset.intersection, (holding.backends for holding in holdings), backends)
+    check_together(((each.schema, each.param) for each in requested), limits=limits)
+    plans = tuple(_plan(each, limits, ALL_BACKENDS) for each in requested)
+    common = reduce(frozenset.intersection, (plan.backends for plan in plans), backends)
     if common:
-        return SchemaSet(next(backend for backend in PREFERENCE if backend in common), holdings)
+        return SchemaSet(next(backend for backend in PREFERENCE if backend in common), plans)
     only = frozenset({PREFERRED})
     relaxed = (
-        holding if PREFERRED in holding.backends else _hold(each, limits, only)
-        for each, holding in zip(asked, holdings, strict=True)
+        plan if PREFERRED in plan.backends else _plan(each, limits, only)
+        for each, plan in zip(requested, plans, strict=True)
     )
     return SchemaSet(PREFERRED, tuple(relaxed))
 
 
-def validation_schema(holding: EnforcementPlan) -> str | None:
+def validation_schema(plan: EnforcementPlan) -> str | None:
     """What a finished value is judged by, as a JSON text, if the grammar alone does not hold its schema."""
-    return None if holding.judged is None else json.dumps(holding.judged)
+    return None if plan.validation_schema is None else json.dumps(plan.validation_schema)
 
 
-def value_schema(holding: EnforcementPlan) -> str:
+def value_schema(plan: EnforcementPlan) -> str:
     """What a finished value is judged by in any case."""
-    return json.dumps(holding.schema if holding.judged is None else holding.judged)
+    return json.dumps(plan.schema if plan.validation_schema is None else plan.validation_schema)
 
 
-def _hold(asked: RequestedSchema, limits: SchemaLimits, backends: frozenset[Backend]) -> EnforcementPlan:
+def _plan(requested: RequestedSchema, limits: SchemaLimits, backends: frozenset[Backend]) -> EnforcementPlan:
     return plan_enforcement(
-        asked.schema, strict=asked.strict, param=asked.param, limits=limits, backends=backends
+        requested.schema, strict=requested.strict, param=requested.param, limits=limits, backends=backends
     )

@@ -21,11 +21,11 @@ class UnenforcedKeyword:
 class EnforcementPlan:
     """`schema` is what is compiled, by any of `backends`, each exact for it. full: it is the schema asked for.
 
-    validated: it is a relaxation of `judged`, by which a validator judges the finished value; `residue` tells why.
+    validated: it is a relaxation of `judged`, by which a validator judges the finished value; `unenforced` tells why.
     """
 
     enforcement: Enforcement
     backends: frozenset[Backend]
     schema: JsonSchemaValue
-    judged: JsonSchemaValue | None = None
-    residue: tuple[UnenforcedKeyword, ...] = ()
+    validation_schema: JsonSchemaValue | None = None
+    unenforced: tuple[UnenforcedKeyword, ...] = ()

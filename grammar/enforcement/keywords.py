@@ -55,7 +55,7 @@ class Keyword:
     xgrammar: Condition
     drops: tuple[str, ...] = ()
 
-    def holds(self, backend: Backend, site: Site) -> bool:
+    def enforces(self, backend: Backend, site: Site) -> bool:
         """Whether the backend enforces the keyword exactly at this site."""
         return (self.llguidance if backend == "llguidance" else self.xgrammar)(site)
 

@@ -13,7 +13,7 @@ from loraplex.grammar.errors import GrammarInvalid, SchemaNotEnforceable
 from loraplex.grammar.json_schema.bounds import check_bounds
 from loraplex.grammar.json_schema.cycles import recursive_groups
 from loraplex.grammar.json_schema.dialect import to_newest
-from loraplex.grammar.json_schema.formats import FORMATS, HINTS, JUDGED
+from loraplex.grammar.json_schema.formats import FORMATS, HINTS, VALIDATED_FORMATS
 from loraplex.grammar.json_schema.metaschema import check_is_schema, check_stays_inside
 from loraplex.grammar.json_schema.references import References
 from loraplex.grammar.json_schema.satisfiable import KnownTypes, types_of_definitions, without_empty_parts
@@ -47,20 +47,20 @@ def plan_enforcement(
     if strict:
         _refuse_unknown_formats(newest, param)
     found = {backend: relaxed for backend, relaxed in _each(references, param, limits) if backend in backends}
-    exact = [backend for backend, relaxed in found.items() if not relaxed.residue]
+    exact = [backend for backend, relaxed in found.items() if not relaxed.unenforced]
     if exact:
         chosen = found[exact[0]].schema
         same = frozenset(backend for backend in exact if found[backend].schema == chosen)
         return EnforcementPlan(enforcement="full", backends=same, schema=chosen)
     if strict or "llguidance" not in found:
-        raise _not_held(next(iter(found.values())).residue, param)
+        raise _not_enforceable(next(iter(found.values())).unenforced, param)
     relaxed = found["llguidance"]
     return EnforcementPlan(
         enforcement="validated",
         backends=frozenset({"llguidance"}),
         schema=relaxed.schema,
-        judged=newest,
-        residue=relaxed.residue,
+        validation_schema=newest,
+        unenforced=relaxed.unenforced,
     )
 
 
@@ -71,7 +71,7 @@ def _each(references: References, param: str, limits: SchemaLimits) -> Iterator[
         whole = backend == PREFERENCE[0]
         nodes = 4 * limits.max_nodes
         relaxed = relax(rewriter, groups, backend, param=param, max_nodes=nodes, whole=whole)
-        yield backend, _inhabited(relaxed, backend, param) if whole or not relaxed.residue else relaxed
+        yield backend, _inhabited(relaxed, backend, param) if whole or not relaxed.unenforced else relaxed
 
 
 def _inhabited(relaxed: Relaxed, backend: Backend, param: str) -> Relaxed:
@@ -84,8 +84,8 @@ def _inhabited(relaxed: Relaxed, backend: Backend, param: str) -> Relaxed:
     if "$defs" in schema:
         schema = {**schema, "$defs": _definitions(schema["$defs"], known)}
     if backend == "xgrammar" and any(node is False for _, node in walk(_without_closing(schema))):
-        return Relaxed(schema, (*relaxed.residue, UnenforcedKeyword("false", "")))
-    return Relaxed(schema, relaxed.residue)
+        return Relaxed(schema, (*relaxed.unenforced, UnenforcedKeyword("false", "")))
+    return Relaxed(schema, relaxed.unenforced)
 
 
 def _definitions(found: dict[str, Any], known: KnownTypes) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _refuse_unknown_formats(schema: JsonSchemaValue, param: str) -> None:
     """
     for pointer, node in walk(schema):
         name = node.get("format") if isinstance(node, dict) else None
-        if not isinstance(name, str) or name in FORMATS or name in JUDGED or name in HINTS:
+        if not isinstance(name, str) or name in FORMATS or name in VALIDATED_FORMATS or name in HINTS:
             continue
         if "string" in allowed_types(node) and not any(map(_has_pattern, (node, *node.get("allOf", ())))):
             raise SchemaNotEnforceable(
@@ -128,9 +128,9 @@ def _has_pattern(node: Any) -> bool:
     return isinstance(node, dict) and "pattern" in node
 
 
-def _not_held(residue: Sequence[UnenforcedKeyword], param: str) -> SchemaNotEnforceable:
-    first = residue[0]
-    places = ", ".join(f"{each.keyword} at {each.pointer!r}" for each in residue[:5])
+def _not_enforceable(unenforced: Sequence[UnenforcedKeyword], param: str) -> SchemaNotEnforceable:
+    first = unenforced[0]
+    places = ", ".join(f"{each.keyword} at {each.pointer!r}" for each in unenforced[:5])
     return SchemaNotEnforceable(
         f"{param}: strict, but no grammar holds {places}; without strict the finished value is checked",
         param=param,

@@ -28,10 +28,10 @@ _SINGLE: Final = frozenset(("additionalProperties", "items"))
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """`residue` is empty if the schema means what the request's schema means."""
+    """`unenforced` is empty if the schema means what the request's schema means."""
 
     schema: JsonSchemaValue
-    residue: tuple[UnenforcedKeyword, ...]
+    unenforced: tuple[UnenforcedKeyword, ...]
 
 
 def relax(
@@ -43,7 +43,7 @@ def relax(
     max_nodes: int,
     whole: bool = True,
 ) -> Relaxed:
-    """`groups` are those of `recursive_groups`. Without `whole` the first thing that is not held ends the work: the residue
+    """`groups` are those of `recursive_groups`. Without `whole` the first thing that is not held ends the work: the unenforced
     then is some of it, and the schema of no use.
 
     Raises `GrammarInvalid` for a reference to nowhere, `GrammarTooLarge` beyond `max_nodes` subschemas.
@@ -80,7 +80,7 @@ class _Relaxation:
         self._whole = whole
         self._rewriter = rewriter
         self._groups = groups
-        self._residue: dict[UnenforcedKeyword, None] = {}
+        self._unenforced: dict[UnenforcedKeyword, None] = {}
         self._names: dict[tuple[str, bool], str] = {}
         self._waiting: list[tuple[Target, bool]] = []
         self._definition = self._references.at_root()
@@ -94,7 +94,7 @@ class _Relaxation:
             definitions[self._names[target.pointer, merged]] = self._relaxed(target, merged)
         if isinstance(root, dict) and definitions:
             root["$defs"] = definitions
-        return Relaxed(root, tuple(self._residue))
+        return Relaxed(root, tuple(self._unenforced))
 
     def _relaxed(self, place: Target, merged: bool) -> Any:
         self._nodes_left -= 1
@@ -102,7 +102,7 @@ class _Relaxation:
             raise GrammarTooLarge(
                 f"{self._param} has too many subschemas once its references are followed", param=self._param
             )
-        if self._residue and not self._whole:
+        if self._unenforced and not self._whole:
             return {}
         if isinstance(place.schema, bool):
             # xgrammar reads `true` in some places only.
@@ -138,9 +138,9 @@ class _Relaxation:
             row = KEYWORDS.get(keyword)
             if row is None:
                 continue
-            if not row.holds(self._backend, Site(keyword, keywords, node.merged, recursive)):
+            if not row.enforces(self._backend, Site(keyword, keywords, node.merged, recursive)):
                 place = node.rewritten.place_of(keyword)
-                self._residue[UnenforcedKeyword(place, f"{node.place.pointer}/{escaped(place)}")] = None
+                self._unenforced[UnenforcedKeyword(place, f"{node.place.pointer}/{escaped(place)}")] = None
                 found.update((keyword, *row.drops))
         return found
 
@@ -213,7 +213,7 @@ class _Relaxation:
         if target is None:
             if not is_metaschema(reference):
                 raise unresolved(reference, pointer=node.place.pointer, param=self._param)
-            self._residue[UnenforcedKeyword("$ref", f"{node.place.pointer}/$ref")] = None
+            self._unenforced[UnenforcedKeyword("$ref", f"{node.place.pointer}/$ref")] = None
             return
         key = (target.pointer, node.merged)
         if key not in self._names:

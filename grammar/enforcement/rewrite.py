@@ -9,7 +9,7 @@ from typing import Any, Final
 from loraplex.grammar.enforcement.keywords import KEYWORDS
 from loraplex.grammar.json_schema.bounds import COUNTS
 from loraplex.grammar.json_schema.disjoint import Disjointness
-from loraplex.grammar.json_schema.formats import JUDGED, format_pattern
+from loraplex.grammar.json_schema.formats import VALIDATED_FORMATS, format_pattern
 from loraplex.grammar.json_schema.pattern import translate
 from loraplex.grammar.json_schema.references import References, Target
 from loraplex.grammar.json_schema.values import TYPES, allowed_types, listed_values
@@ -94,7 +94,7 @@ def _asserts(keyword: str, schema: dict[str, Any]) -> bool:
     if keyword in ("then", "else", "minContains", "maxContains"):
         return ("if" if keyword in ("then", "else") else "contains") in schema
     if keyword == "format":
-        return format_pattern(schema[keyword]) is not None or schema[keyword] in JUDGED
+        return format_pattern(schema[keyword]) is not None or schema[keyword] in VALIDATED_FORMATS
     return keyword in KEYWORDS
 
 

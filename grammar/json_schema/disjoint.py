@@ -23,7 +23,7 @@ class Disjointness:
 
     def all_disjoint(self, members: Sequence[Target]) -> bool:
         """Whether every two of them exclude each other."""
-        if self._told_apart(members):
+        if self._are_distinguished(members):
             return True
         return len(members) ** 2 <= 2 * _MAX_STEPS and all(
             self.disjoint(first, second, 0)
@@ -131,7 +131,7 @@ class Disjointness:
             return self._below(place, "/additionalProperties", place.schema["additionalProperties"])
         return None
 
-    def _told_apart(self, members: Sequence[Target]) -> bool:
+    def _are_distinguished(self, members: Sequence[Target]) -> bool:
         """Many options, each with its own values, or with its own in the same required property: not compared in pairs."""
         if len(members) < 8:
             return False

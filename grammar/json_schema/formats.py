@@ -52,7 +52,7 @@ FORMATS: Final = {
     "uuid": r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}",
 }
 # What the validator judges beside these.
-JUDGED: Final = frozenset(
+VALIDATED_FORMATS: Final = frozenset(
     (
         "idn-email",
         "idn-hostname",

@@ -38,9 +38,9 @@ class Validator:
         except (ValueError, jsonschema_rs.ReferencingError) as error:
             raise GrammarInvalid(f"not a JSON schema: {str(error)[:200]}", param=param) from error
 
-    def judge(self, value_text: str) -> None:
+    def validate(self, value_text: str) -> None:
         """`value_text` is the whole answer. Raises `SchemaNotSatisfied` with the keyword and the place in the value."""
-        value = parse_answer(value_text)
+        value = parse_value(value_text)
         try:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
@@ -51,7 +51,7 @@ class Validator:
             raise SchemaNotSatisfied("the value cannot be judged") from error
 
 
-def parse_answer(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """One JSON value, numbers exact. Raises `SchemaNotSatisfied`, also for a key that occurs twice in an object."""
     try:
         return json.loads(

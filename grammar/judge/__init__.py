@@ -1,1 +1,1 @@
-"""Finished values judged in processes that can be killed."""
+"""Finished values result in processes that can be killed."""

@@ -1,4 +1,4 @@
-"""`ValueValidators`: finished values are judged in processes that can be killed, since one judgement cannot be bounded from inside:
+"""`ValueValidators`: finished values are result in processes that can be killed, since one judgement cannot be bounded from inside:
 `anyOf` of references to `anyOf` doubles its work with each line, and holds the interpreter's lock.
 
 Invariant: one judgement per tenant at a time, each within a deadline; a process that missed it is never asked again.
@@ -16,7 +16,7 @@ import msgspec
 
 from loraplex.grammar.child_process import end_child, spawn_child
 from loraplex.grammar.errors import SchemaNotSatisfied, WorkersUnavailable
-from loraplex.grammar.judge.messages import Question, decode_judged, encode
+from loraplex.grammar.judge.messages import ValidationRequest, decode_result, encode
 
 MODULE: Final = "loraplex.grammar.judge.process"
 
@@ -40,22 +40,22 @@ class ValueValidators:
 
     def __init__(self, options: ValidatorPoolConfig) -> None:
         self._options = options
-        self._places = asyncio.Semaphore(options.processes)
+        self._slots = asyncio.Semaphore(options.processes)
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._idle: list[Process] = []
 
-    async def judge(self, namespace: bytes, schema: str, value: str) -> None:
-        """`schema` and `value` are JSON texts. Raises `SchemaNotSatisfied`, also for what could not be judged in time,
+    async def validate(self, namespace: bytes, schema: str, value: str) -> None:
+        """`schema` and `value` are JSON texts. Raises `SchemaNotSatisfied`, also for what could not be validated in time,
         and `WorkersUnavailable` when there is no process to ask.
         """
         try:
             async with asyncio.timeout(self._options.queue_timeout_s):
-                complaint = await self._in_turn(namespace, Question(schema, value))
+                violation = await self._validate_in_turn(namespace, ValidationRequest(schema, value))
         except TimeoutError:
             queue_timeout_s = self._options.queue_timeout_s
-            raise WorkersUnavailable(f"no value could be judged for {queue_timeout_s:g} s") from None
-        if complaint is not None:
-            raise SchemaNotSatisfied(complaint)
+            raise WorkersUnavailable(f"no value could be validated for {queue_timeout_s:g} s") from None
+        if violation is not None:
+            raise SchemaNotSatisfied(violation)
 
     async def close(self) -> None:
         """End the processes that wait; nothing may be asked any more."""
@@ -63,12 +63,12 @@ class ValueValidators:
             await end_child(process)
         self._idle.clear()
 
-    async def _in_turn(self, namespace: bytes, question: Question) -> str | None:
+    async def _validate_in_turn(self, namespace: bytes, request: ValidationRequest) -> str | None:
         turn = self._turns.setdefault(namespace, asyncio.Lock())
-        async with turn, self._places:
-            return await self._ask(self._waiting() or await self._start(), question)
+        async with turn, self._slots:
+            return await self._ask(self._take_idle() or await self._start(), request)
 
-    def _waiting(self) -> Process | None:
+    def _take_idle(self) -> Process | None:
         """A process that waits. One that was killed meanwhile says nothing about a value."""
         while self._idle:
             process = self._idle.pop()
@@ -76,37 +76,37 @@ class ValueValidators:
                 return process
         return None
 
-    async def _ask(self, process: Process, question: Question) -> str | None:
-        answered = False
+    async def _ask(self, process: Process, request: ValidationRequest) -> str | None:
+        is_answered = False
         try:
             async with asyncio.timeout(self._options.deadline_s):
-                line = await _exchange(process, encode(question) + b"\n")
-            judged = decode_judged(line)
-            answered = True
+                line = await _exchange(process, encode(request) + b"\n")
+            result = decode_result(line)
+            is_answered = True
         except TimeoutError:
-            return f"the value could not be judged within {self._options.deadline_s:g} s"
+            return f"the value could not be validated within {self._options.deadline_s:g} s"
         except (OSError, ValueError, msgspec.DecodeError):
-            return "the value could not be judged within the memory allowed"
+            return "the value could not be validated within the memory allowed"
         finally:
-            if answered:
+            if is_answered:
                 self._idle.append(process)
             else:
                 await end_child(process)
-        return judged.complaint
+        return result.violation
 
     async def _start(self) -> Process:
-        """A process that has answered once, so that its start is not counted to what it is asked."""
+        """A process that has is_answered once, so that its start is not counted to what it is asked."""
         try:
             process = await spawn_child(MODULE, str(os.getpid()), environment=self._options.environment)
         except OSError as error:
-            raise WorkersUnavailable("values cannot be judged now") from error
+            raise WorkersUnavailable("values cannot be validated now") from error
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
-                decode_judged(await _exchange(process, encode(Question("true", "0")) + b"\n"))
+                decode_result(await _exchange(process, encode(ValidationRequest("true", "0")) + b"\n"))
         except BaseException as error:
             await end_child(process)
             if isinstance(error, TimeoutError | OSError | msgspec.DecodeError):
-                raise WorkersUnavailable("values cannot be judged now") from error
+                raise WorkersUnavailable("values cannot be validated now") from error
             raise
         return process
 

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 
 
-class Question(msgspec.Struct, frozen=True):
+class ValidationRequest(msgspec.Struct, frozen=True):
     """`schema` and `value` are JSON texts."""
 
     schema: str
@@ -13,10 +13,10 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class ValueResult(msgspec.Struct, frozen=True):
-    """`complaint` None: the value satisfies the schema."""
+    """`violation` None: the value satisfies the schema."""
 
-    complaint: str | None
+    violation: str | None
 
 
 encode: Final = msgspec.json.Encoder().encode
-decode_judged: Final = msgspec.json.Decoder(ValueResult).decode
+decode_result: Final = msgspec.json.Decoder(ValueResult).decode

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from loraplex.grammar.parsing.deltas import AnswerReason, ContentDelta, EngineReason, OutputDelta
 from loraplex.grammar.parsing.json_scanner import whole_value
 
-Judge: TypeAlias = Callable[[str, str], None]
+ValidateValue: TypeAlias = Callable[[str, str], None]
 """(schema, finished value), both JSON texts. Raises `SchemaNotSatisfied`, or only notes what is to be judged."""
 
 
@@ -15,9 +15,9 @@ class ContentParser:
     by itself.
     """
 
-    def __init__(self, schema: str | None, judge: Judge) -> None:
+    def __init__(self, schema: str | None, validate: ValidateValue) -> None:
         self._schema = schema
-        self._judge = judge
+        self._validate = validate
         self._texts: list[str] = []
 
     def feed(self, text: str) -> list[OutputDelta]:
@@ -31,5 +31,5 @@ class ContentParser:
         if self._schema is not None and reason == "stop":
             value = whole_value("".join(self._texts))
             if value is not None:
-                self._judge(self._schema, value)
+                self._validate(self._schema, value)
         return [], reason

@@ -1,4 +1,4 @@
-"""What a reader makes of an answer's text: content and tool calls in pieces. Invariant: for one text the pieces joined are
+"""What a reader makes of an answer's text: content and tool calls in deltas. Invariant: for one text the deltas joined are
 the same however the text was cut.
 """
 
@@ -40,9 +40,9 @@ class OutputParser(Protocol):
     """Reads one choice."""
 
     def feed(self, text: str) -> list[OutputDelta]:
-        """The pieces that `text` completes."""
+        """The deltas that `text` completes."""
         ...
 
     def finish(self, reason: EngineReason) -> tuple[list[OutputDelta], AnswerReason]:
-        """What was held back, and why the choice ended. Raises `SchemaNotSatisfied`."""
+        """What was matched_text back, and why the choice ended. Raises `SchemaNotSatisfied`."""
         ...

@@ -1,4 +1,4 @@
-"""Where one JSON value ends in text that comes in pieces (RFC 8259). Invariant: each character is looked at once, and the
+"""Where one JSON value ends in text that comes in deltas (RFC 8259). Invariant: each character is looked at once, and the
 state is three fields, whatever the length.
 """
 

@@ -1,4 +1,4 @@
-"""Fixed text in text that comes in pieces: one literal that must follow, and a marker anywhere. Invariant: what is held back
+"""Fixed text in text that comes in deltas: one literal that must follow, and a marker anywhere. Invariant: what is matched_text back
 may still become the literal or the marker, or is the blanks before one.
 """
 
@@ -19,7 +19,7 @@ class LiteralMatcher:
         return self.matched == len(self.literal)
 
     @property
-    def held(self) -> str:
+    def matched_text(self) -> str:
         return self.literal[: self.matched]
 
     def match(self, text: str, start: int) -> int:
@@ -58,14 +58,14 @@ class MarkerFinder:
                 position = self._pass(text, position, passed)
         return "".join(passed), position
 
-    def release(self) -> str:
-        """What is held back, when no more text comes."""
-        return "".join(self._blanks) + self._marker.held
+    def flush(self) -> str:
+        """What is matched_text back, when no more text comes."""
+        return "".join(self._blanks) + self._marker.matched_text
 
     def _extend(self, text: str, start: int, passed: list[str]) -> int:
         position = self._marker.match(text, start)
         if position < len(text) and not self.found:
-            passed += [*self._blanks, self._marker.held]
+            passed += [*self._blanks, self._marker.matched_text]
             self._blanks.clear()
             self._marker.matched = 0
         return position

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from loraplex.grammar.errors import SchemaNotSatisfied
-from loraplex.grammar.parsing.content_parser import ContentParser, Judge
+from loraplex.grammar.parsing.content_parser import ContentParser, ValidateValue
 from loraplex.grammar.parsing.deltas import (
     AnswerReason,
     ArgumentsDelta,
@@ -43,7 +43,7 @@ class ToolCallFormat:
     """
 
     syntax: CallSyntax
-    calls_may: ToolCallPlacement
+    placement: ToolCallPlacement
     tools: Mapping[str, str | None]
     content: str | None = None
 
@@ -55,11 +55,11 @@ class _Call:
     arguments: list[str]
     whole: bool = False
 
-    def judge_arguments(self, judge: Judge) -> None:
+    def validate_arguments(self, validate: ValidateValue) -> None:
         if self.schema is None:
             return
         try:
-            judge(self.schema, "".join(self.arguments))
+            validate(self.schema, "".join(self.arguments))
         except SchemaNotSatisfied as error:
             raise SchemaNotSatisfied(f"the arguments of {self.name}: {error}") from error
 
@@ -68,62 +68,62 @@ class ToolCallParser:
     """Content, then calls. A state is the method that reads on from a position and returns the position it came to."""
 
     def __init__(
-        self, reading: ToolCallFormat, judge: Judge, call_id: Callable[[], str] = new_call_id
+        self, call_format: ToolCallFormat, validate: ValidateValue, call_id: Callable[[], str] = new_call_id
     ) -> None:
-        self._reading = reading
-        self._judge = judge
-        self._syntax = reading.syntax
+        self._call_format = call_format
+        self._validate = validate
+        self._syntax = call_format.syntax
         self._call_id = call_id
-        self._content = ContentParser(reading.content, judge)
+        self._content = ContentParser(call_format.content, validate)
         self._calls: list[_Call] = []
-        self._pieces: list[OutputDelta] = []
+        self._deltas: list[OutputDelta] = []
         self._name = ""
         self._scanner = ValueScanner()
         self._literal = LiteralMatcher(self._syntax.beginning)
         self._marker = MarkerFinder(self._syntax.marker or "")
-        follows = reading.calls_may is ToolCallPlacement.FOLLOW_TEXT
+        follows = call_format.placement is ToolCallPlacement.FOLLOW_TEXT
         self._read: Callable[[str, int], int] = self._read_text if follows else self._read_beginning
 
     def feed(self, text: str) -> list[OutputDelta]:
-        """The pieces that `text` completes."""
+        """The deltas that `text` completes."""
         position = 0
         while position < len(text):
             position = self._read(text, position)
-        pieces, self._pieces = self._pieces, []
-        return pieces
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def finish(self, reason: EngineReason) -> tuple[list[OutputDelta], AnswerReason]:
         """`tool_calls` when the answer ended by itself after whole calls. Raises `SchemaNotSatisfied`.
 
-        A call cut off by the bound on tokens ends with `length`, by a stop string of the user with `stop`; its pieces
+        A call cut off by the bound on tokens ends with `length`, by a stop string of the user with `stop`; its deltas
         stay as they are and nothing is judged.
         """
-        self._release()
-        pieces, self._pieces = self._pieces, []
+        self._flush()
+        deltas, self._deltas = self._deltas, []
         if reason == "length":
-            return pieces, "length"
+            return deltas, "length"
         if self._read == self._read_nothing:
             raise SchemaNotSatisfied("the answer is not a well-formed tool call")
         if not self._calls:
-            return pieces, self._content.finish(reason)[1]
+            return deltas, self._content.finish(reason)[1]
         if not self._calls[-1].whole:
-            return pieces, "stop"
+            return deltas, "stop"
         for call in self._calls:
-            call.judge_arguments(self._judge)
-        return pieces, "tool_calls"
+            call.validate_arguments(self._validate)
+        return deltas, "tool_calls"
 
-    def _release(self) -> None:
+    def _flush(self) -> None:
         if self._read == self._read_text:
-            self._add_content(self._marker.release())
+            self._add_content(self._marker.flush())
         elif self._read == self._read_beginning and self._may_be_content:
-            self._add_content(self._literal.held)
+            self._add_content(self._literal.matched_text)
 
     @property
     def _may_be_content(self) -> bool:
-        return self._reading.calls_may is ToolCallPlacement.REPLACE_TEXT and not self._calls
+        return self._call_format.placement is ToolCallPlacement.REPLACE_TEXT and not self._calls
 
     def _add_content(self, text: str) -> None:
-        self._pieces += self._content.feed(text)
+        self._deltas += self._content.feed(text)
 
     def _read_text(self, text: str, start: int) -> int:
         content, position = self._marker.find(text, start)
@@ -142,7 +142,7 @@ class ToolCallParser:
 
     def _read_beginning(self, text: str, start: int) -> int:
         """What stands before a name."""
-        position = self._follow(text, start)
+        position = self._match_literal(text, start)
         if self._literal.complete:
             self._name = ""
             self._read = self._read_name
@@ -152,19 +152,19 @@ class ToolCallParser:
         quote = text.find('"', start, start + MAX_NAME + 1)
         end = min(len(text), start + MAX_NAME + 1) if quote < 0 else quote
         self._name += text[start:end]
-        if quote >= 0 and self._name in self._reading.tools:
+        if quote >= 0 and self._name in self._call_format.tools:
             self._start_call()
         elif quote >= 0 or len(self._name) > MAX_NAME:
-            self._leave(self._syntax.beginning + self._name)
+            self._reject_call(self._syntax.beginning + self._name)
         return end
 
     def _start_call(self) -> None:
-        self._pieces.append(ToolCallStart(len(self._calls), self._call_id(), self._name))
-        self._calls.append(_Call(self._name, self._reading.tools[self._name], []))
+        self._deltas.append(ToolCallStart(len(self._calls), self._call_id(), self._name))
+        self._calls.append(_Call(self._name, self._call_format.tools[self._name], []))
         self._expect(self._syntax.before_arguments, self._read_before_arguments)
 
     def _read_before_arguments(self, text: str, start: int) -> int:
-        position = self._follow(text, start)
+        position = self._match_literal(text, start)
         if self._literal.complete:
             self._scanner = ValueScanner()
             self._read = self._read_blanks_before_arguments
@@ -179,7 +179,7 @@ class ToolCallParser:
     def _read_arguments(self, text: str, start: int) -> int:
         position = self._scanner.scan(text, start)
         call = self._calls[-1]
-        self._pieces.append(ArgumentsDelta(len(self._calls) - 1, text[start:position]))
+        self._deltas.append(ArgumentsDelta(len(self._calls) - 1, text[start:position]))
         if call.schema is not None:
             call.arguments.append(text[start:position])
         if self._scanner.closed:
@@ -194,7 +194,7 @@ class ToolCallParser:
 
     def _read_after_arguments(self, text: str, start: int) -> int:
         """The first character closes the object around the arguments: with it the call is whole."""
-        position = self._follow(text, start)
+        position = self._match_literal(text, start)
         self._calls[-1].whole = self._literal.matched > 0
         if self._literal.complete:
             self._read = self._read_after_call
@@ -209,23 +209,23 @@ class ToolCallParser:
 
     def _read_closing(self, text: str, start: int) -> int:
         """Behind the end of all calls stands at most what stopped the answer, if the user wants to see it: no content."""
-        position = self._follow(text, start)
+        position = self._match_literal(text, start)
         return len(text) if self._literal.complete else position
 
     def _expect(self, literal: str, then: Callable[[str, int], int]) -> None:
         self._literal = LiteralMatcher(literal)
         self._read = then
 
-    def _follow(self, text: str, start: int) -> int:
+    def _match_literal(self, text: str, start: int) -> int:
         position = self._literal.match(text, start)
         if position < len(text) and not self._literal.complete:
-            self._leave(self._literal.held)
+            self._reject_call(self._literal.matched_text)
         return position
 
-    def _leave(self, held: str) -> None:
+    def _reject_call(self, matched_text: str) -> None:
         """The text does not go the way of a call."""
         if self._may_be_content:
-            self._add_content(held)
+            self._add_content(matched_text)
             self._read = self._read_content
         else:
             self._read = self._read_nothing

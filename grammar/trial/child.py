@@ -1,4 +1,4 @@
-"""One trial, in a process forked for it alone: confine, compile, make the first mask, write a judgement, end.
+"""One trial, in a process forked for it alone: confine, compile, make the first mask, write a result, end.
 
 Invariant: a compiled grammar never leaves this process, and it never returns to the code it was forked from.
 """
@@ -13,9 +13,9 @@ from typing import Final, NoReturn, TypeAlias
 from msgspec.structs import replace
 
 from loraplex.grammar.spec import GrammarSpec
-from loraplex.grammar.trial.confinement import confine, first_to_be_killed, resident_bytes
+from loraplex.grammar.trial.confinement import confine, prefer_for_oom_kill, resident_bytes
 from loraplex.grammar.trial.error_texts import clean, ran_out_of_memory
-from loraplex.grammar.trial.messages import Judgement, SandboxLimits, encode
+from loraplex.grammar.trial.messages import CheckResult, SandboxLimits, encode
 
 FirstMask: TypeAlias = Callable[[GrammarSpec], int]
 """Compiles and makes the first mask; 0 when it allows no token. Raises `GrammarError` or an error of a library."""
@@ -27,42 +27,42 @@ NO_TOKEN: Final = "NoExtension"
 """How llguidance says that its first mask would be empty."""
 
 
-def run_trial(
+def run_check(
     first_mask: FirstMask, spec: GrammarSpec, limits: SandboxLimits, pipe: int, parent_pid: int
 ) -> NoReturn:
-    """The whole life of the forked process. `pipe` takes the judgement; without one, the way it ended tells."""
+    """The whole life of the forked process. `pipe` takes the result; without one, the way it ended tells."""
     status = BROKEN_STATUS
     try:
         gc.disable()
         _close_all_but(pipe)
-        first_to_be_killed()
+        prefer_for_oom_kill()
         confine(limits, parent_pid)
-        judgement = judge(first_mask, spec, limits)
-        os.write(pipe, encode(replace(judgement, cpu_s=time.process_time())))
+        result = check_spec(first_mask, spec, limits)
+        os.write(pipe, encode(replace(result, cpu_s=time.process_time())))
         status = DONE_STATUS
     finally:
         os._exit(status)
 
 
-def judge(first_mask: FirstMask, spec: GrammarSpec, limits: SandboxLimits) -> Judgement:
-    """Try `spec`. Whatever a library raises becomes a judgement."""
+def check_spec(first_mask: FirstMask, spec: GrammarSpec, limits: SandboxLimits) -> CheckResult:
+    """StartCheck `spec`. Whatever a library raises becomes a result."""
     before = resident_bytes()
     try:
         allowed = first_mask(spec)
     # A panic of a Rust library is no `Exception`.
     except BaseException as error:  # noqa: BLE001
-        return _judged_by_error(error)
+        return _result_of_error(error)
     kept = max(0, resident_bytes() - before)
     if allowed == 0:
-        return Judgement("unsatisfiable", bytes=kept)
-    return Judgement("accepted" if kept <= limits.grammar_bytes else "size", bytes=kept)
+        return CheckResult("unsatisfiable", bytes=kept)
+    return CheckResult("accepted" if kept <= limits.grammar_bytes else "size", bytes=kept)
 
 
-def _judged_by_error(error: BaseException) -> Judgement:
+def _result_of_error(error: BaseException) -> CheckResult:
     text = clean(str(error))
     if ran_out_of_memory(error):
-        return Judgement("memory", text)
-    return Judgement("unsatisfiable" if NO_TOKEN in text else "invalid", text)
+        return CheckResult("memory", text)
+    return CheckResult("unsatisfiable" if NO_TOKEN in text else "invalid", text)
 
 
 def _close_all_but(pipe: int) -> None:

@@ -7,7 +7,7 @@ from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.spec import GrammarSpec, encode_spec
 from loraplex.grammar.trial.child import FirstMask
 
-NOBODY = b""
+NAMESPACE = b""
 
 
 def first_mask_of(vocabulary: Vocabulary) -> FirstMask:
@@ -17,7 +17,7 @@ def first_mask_of(vocabulary: Vocabulary) -> FirstMask:
 
     def first_mask(spec: GrammarSpec) -> int:
         bitmask = torch.zeros((1, vocabulary.bitmask_words), dtype=torch.int32)
-        compiler.compile(NOBODY, encode_spec(spec)).fill(bitmask, 0)
+        compiler.compile(NAMESPACE, encode_spec(spec)).fill(bitmask, 0)
         return int(bitmask.count_nonzero())
 
     return first_mask

@@ -13,10 +13,10 @@ from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.trial.messages import SandboxLimits
 
 BACKGROUND_PRIORITY = 10
-FIRST_TO_KILL = "1000"
+OOM_SCORE_ADJ = "1000"
 
 
-def yield_to_others(priority: int = BACKGROUND_PRIORITY) -> None:
+def lower_priority(priority: int = BACKGROUND_PRIORITY) -> None:
     """Run where nobody else wants to, this process and all it starts, and else with a small share: a tenth of a core.
 
     Niceness counts inside a session alone where the kernel groups tasks by session (Linux, autogroup): a process with a
@@ -41,10 +41,10 @@ def confine(limits: SandboxLimits, parent_pid: int) -> None:
         resource.setrlimit(kind, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
 
 
-def first_to_be_killed() -> None:
+def prefer_for_oom_kill() -> None:
     """When the machine runs out of memory, this process goes first."""
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(FIRST_TO_KILL)
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJ)
 
 
 def return_free_memory() -> None:

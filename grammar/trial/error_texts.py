@@ -16,9 +16,9 @@ _MARKS_OF_EXHAUSTION: Final = ("bad_alloc", "memory allocation", "cannot allocat
 
 def clean(text: str) -> str:
     """`text` on one line of at most 400 characters."""
-    told = _LISTING.sub("", _FAILED_CHECK.sub("", _SOURCE_PLACE.sub("", text)))
-    told = _LARK_PLACE.sub(r"line \1, column \2: ", told)
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in told).split())
+    text_left = _LISTING.sub("", _FAILED_CHECK.sub("", _SOURCE_PLACE.sub("", text)))
+    text_left = _LARK_PLACE.sub(r"line \1, column \2: ", text_left)
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text_left).split())
     return line if len(line) <= MAX_TEXT else f"{line[: MAX_TEXT - 1]}…"
 
 

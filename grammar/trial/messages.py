@@ -1,6 +1,6 @@
 """What a gateway and its process of trial compilations tell each other, one JSON line each.
 
-Invariant: an answer is a verdict only. No compiled grammar and nothing of the tokenizer crosses.
+Invariant: an answer is a result only. No compiled grammar and nothing of the tokenizer crosses.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class SandboxLimits:
     `deadline_s` counts from the start of the trial, `cpu_s` is whole seconds. `memory_bytes` is what a trial may
     allocate beyond the warm process it starts from, `grammar_bytes` what the compiled grammar and its first mask may
     keep. `stack_bytes` is half of what a thread of the engine has, so that recursion which passes here passes there.
-    A process that gives no verdict `hang_grace_s` after the deadline is killed and started again.
+    A process that gives no result `hang_grace_s` after the deadline is killed and started again.
     `queue_timeout_s` bounds a request's whole wait, the queue and a restart included. `cache_*` bound remembered verdicts.
     """
 
@@ -43,7 +43,7 @@ class SandboxLimits:
     cache_bytes_per_tenant: int = 1 << 20
 
 
-class TrialSpawn(msgspec.Struct, frozen=True, kw_only=True):
+class CompileSpawn(msgspec.Struct, frozen=True, kw_only=True):
     """The first line on standard input. `tokenizer` is a folder or a `tokenizer.json`, `vocab_size` the model's own."""
 
     parent_pid: int
@@ -53,17 +53,17 @@ class TrialSpawn(msgspec.Struct, frozen=True, kw_only=True):
     limits: SandboxLimits
 
 
-class Try(msgspec.Struct, frozen=True, tag="try"):
+class StartCheck(msgspec.Struct, frozen=True, tag="try"):
     """Compile this now."""
 
-    trial_id: int
+    check_id: int
     spec: GrammarSpec
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Nobody waits for this trial any more."""
 
-    trial_id: int
+    check_id: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -73,7 +73,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     bytes: int
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """What a trial found out itself. `bytes` is what it kept allocated, `cpu_s` what it took."""
 
     outcome: Outcome
@@ -82,10 +82,10 @@ class Judgement(msgspec.Struct, frozen=True):
     cpu_s: float = 0.0
 
 
-class CompileResult(msgspec.Struct, frozen=True, tag="verdict"):
+class CompileResult(msgspec.Struct, frozen=True, tag="result"):
     """The end of a trial. Times in seconds; `text` is the library's own words, cleaned."""
 
-    trial_id: int
+    check_id: int
     outcome: Outcome
     text: str
     wall_s: float
@@ -93,11 +93,11 @@ class CompileResult(msgspec.Struct, frozen=True, tag="verdict"):
     bytes: int
 
 
-Order: TypeAlias = Try | Cancel
+Order: TypeAlias = StartCheck | Cancel
 Report: TypeAlias = Ready | CompileResult
 
 encode: Final = msgspec.json.Encoder().encode
-decode_spawn: Final = msgspec.json.Decoder(TrialSpawn).decode
+decode_spawn: Final = msgspec.json.Decoder(CompileSpawn).decode
 decode_order: Final[Callable[[bytes], Order]] = msgspec.json.Decoder(Order).decode
 decode_report: Final[Callable[[bytes], Report]] = msgspec.json.Decoder(Report).decode
-decode_judgement: Final = msgspec.json.Decoder(Judgement).decode
+decode_check_result: Final = msgspec.json.Decoder(CheckResult).decode

@@ -5,9 +5,9 @@ from typing import BinaryIO, Final
 
 from loraplex.grammar.trial.messages import (
     MAX_LINE_BYTES,
+    CompileSpawn,
     Order,
     Report,
-    TrialSpawn,
     decode_order,
     decode_spawn,
     encode,
@@ -23,7 +23,7 @@ class OrderSource:
         self.descriptor = descriptor
         self._rest = b""
 
-    def spawn(self) -> TrialSpawn | None:
+    def spawn(self) -> CompileSpawn | None:
         """The first line, None when the other end is gone. Blocks."""
         while b"\n" not in self._rest:
             if not self._receive():

@@ -16,14 +16,14 @@ from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue
 from loraplex.grammar.trial.child import FirstMask
 from loraplex.grammar.trial.confinement import (
+    lower_priority,
     resident_bytes,
     return_free_memory,
     threads,
-    yield_to_others,
 )
-from loraplex.grammar.trial.messages import Ready, TrialSpawn
+from loraplex.grammar.trial.messages import CompileSpawn, Ready
 from loraplex.grammar.trial.orders import OrderSource, Reporter
-from loraplex.grammar.trial.server import TrialServer
+from loraplex.grammar.trial.server import ForkServer
 
 STANDARD_INPUT: Final = 0
 PRIORITY: Final = 7
@@ -49,12 +49,12 @@ def main() -> None:
     die_with_parent(spawn.parent_pid)
     first_mask = prepare(spawn)
     # Before this line it starts as fast as it can, once; after it, it is nobody's rival.
-    yield_to_others(PRIORITY)
+    lower_priority(PRIORITY)
     report(Ready(time.monotonic() - started, resident_bytes()))
-    TrialServer(first_mask, spawn.limits, report).serve(orders)
+    ForkServer(first_mask, spawn.limits, report).serve(orders)
 
 
-def prepare(spawn: TrialSpawn) -> FirstMask:
+def prepare(spawn: CompileSpawn) -> FirstMask:
     """Import, build the tokenizers and compile once by each library, so that a fork finds nothing left to set up."""
     vocabulary = read_vocabulary(spawn)
     from loraplex.grammar.trial.compilation import first_mask_of
@@ -70,7 +70,7 @@ def prepare(spawn: TrialSpawn) -> FirstMask:
     return first_mask
 
 
-def read_vocabulary(spawn: TrialSpawn) -> Vocabulary:
+def read_vocabulary(spawn: CompileSpawn) -> Vocabulary:
     """`spawn.tokenizer` is a model folder or a `tokenizer.json`. Raises `OSError` or `ValueError`."""
     given = Path(spawn.tokenizer)
     file = given / "tokenizer.json" if given.is_dir() else given

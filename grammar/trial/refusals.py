@@ -1,4 +1,4 @@
-"""What a verdict means to the one who asked: nothing, or an error that names the budget with its number."""
+"""What a result means to the one who asked: nothing, or an error that names the budget with its number."""
 
 from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, WorkersUnavailable
 from loraplex.grammar.trial.messages import CompileResult, SandboxLimits
@@ -6,18 +6,18 @@ from loraplex.grammar.trial.messages import CompileResult, SandboxLimits
 MIB = 1 << 20
 
 
-def refusal(verdict: CompileResult, limits: SandboxLimits, param: str | None) -> GrammarError | None:
+def refusal(result: CompileResult, limits: SandboxLimits, param: str | None) -> GrammarError | None:
     """None when the grammar may be used."""
-    match verdict.outcome:
+    match result.outcome:
         case "accepted":
             return None
         case "invalid":
-            reason = verdict.text or "its library tells no reason"
+            reason = result.text or "its library tells no reason"
             return GrammarInvalid(f"the grammar does not compile: {reason}", param=param)
         case "unsatisfiable":
             return GrammarInvalid("no text satisfies the grammar", param=param)
         case "cpu" | "deadline" | "memory" | "size" | "crashed":
-            return GrammarTooCostly(_budget(verdict, limits), param=param)
+            return GrammarTooCostly(_budget(result, limits), param=param)
         case "starved":
             return WorkersUnavailable(
                 f"this machine was too busy to try the grammar within {limits.deadline_s:g} s"
@@ -26,8 +26,8 @@ def refusal(verdict: CompileResult, limits: SandboxLimits, param: str | None) ->
             return WorkersUnavailable("the trial of the grammar was given up")
 
 
-def _budget(verdict: CompileResult, limits: SandboxLimits) -> str:
-    match verdict.outcome:
+def _budget(result: CompileResult, limits: SandboxLimits) -> str:
+    match result.outcome:
         case "cpu":
             return f"the grammar does not compile within {limits.cpu_s} s of CPU time"
         case "deadline":
@@ -35,7 +35,7 @@ def _budget(verdict: CompileResult, limits: SandboxLimits) -> str:
         case "memory":
             return f"compiling the grammar takes more than {limits.memory_bytes // MIB} MiB of memory"
         case "size":
-            held, allowed = verdict.bytes // MIB, limits.grammar_bytes // MIB
-            return f"the compiled grammar takes {held} MiB, allowed are {allowed} MiB"
+            taken, allowed = result.bytes // MIB, limits.grammar_bytes // MIB
+            return f"the compiled grammar takes {taken} MiB, allowed are {allowed} MiB"
         case _:
             return "the grammar compiler broke down on the grammar; it may be nested too deep"

@@ -13,22 +13,22 @@ from loraplex.grammar.errors import GrammarInvalid, WorkersUnavailable
 from loraplex.grammar.spec import GrammarSpec, encode_spec
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.trial.fair_queue import TenantFairQueue
-from loraplex.grammar.trial.messages import Cancel, CompileResult, Try
+from loraplex.grammar.trial.messages import Cancel, CompileResult, StartCheck
 from loraplex.grammar.trial.refusals import refusal
 from loraplex.grammar.trial.worker import CompileWorker, CompileWorkerConfig
 
 DIGEST_BYTES = 32
 ENTRY_BYTES = 512
-"""What a remembered verdict takes beside its text: key, verdict, and places in the tables."""
+"""What a remembered result takes beside its text: key, result, and places in the tables."""
 MAX_ATTEMPTS = 2
 DOWN = "the process of trial compilations does not run"
 
 
 @dataclass(slots=True)
-class TrialStats:
+class CompileCheckStats:
     """Counts since the start. `seconds` is CPU time of trials; `refusals` are by outcome of the trial."""
 
-    trials: int = 0
+    checks: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     cache_hits: int = 0
     shared: int = 0
@@ -41,14 +41,14 @@ class TrialStats:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class PendingCheck:
     """One trial for all who wait for it."""
 
-    trial_id: int
+    check_id: int
     namespace: bytes
     digest: bytes
     spec: GrammarSpec
-    verdict: asyncio.Future[CompileResult]
+    result: asyncio.Future[CompileResult]
     waiters: int = 0
     attempts: int = 0
     watchdog: asyncio.TimerHandle | None = None
@@ -61,19 +61,19 @@ class CompileCache:
         limits = self._limits = options.limits
         self._worker = CompileWorker(options, self)
         self._cache: TenantCache[CompileResult] = TenantCache(
-            limits.cache_bytes, limits.cache_bytes_per_tenant, remembered_bytes
+            limits.cache_bytes, limits.cache_bytes_per_tenant, cached_bytes
         )
-        self._queue: TenantFairQueue[Flight] = TenantFairQueue(
+        self._queue: TenantFairQueue[PendingCheck] = TenantFairQueue(
             limits.concurrent, limits.concurrent_per_tenant
         )
-        self._flights: dict[tuple[bytes, bytes], Flight] = {}
-        self._running: dict[int, Flight] = {}
+        self._pending: dict[tuple[bytes, bytes], PendingCheck] = {}
+        self._running: dict[int, PendingCheck] = {}
         self._ids = count()
-        self._stats = TrialStats()
+        self._stats = CompileCheckStats()
         self._closed = False
 
     @property
-    def stats(self) -> TrialStats:
+    def stats(self) -> CompileCheckStats:
         """A snapshot."""
         self._stats.restarts = self._worker.restarts
         self._stats.waiting = len(self._queue)
@@ -104,43 +104,43 @@ class CompileCache:
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
         """Return when `spec` compiles within the budget, for the tenant of `namespace`.
 
-        Raises `GrammarInvalid` or `GrammarTooCostly` naming `param`, or `WorkersUnavailable` when there is no verdict.
+        Raises `GrammarInvalid` or `GrammarTooCostly` naming `param`, or `WorkersUnavailable` when there is no result.
         """
         digest = _digest(spec, param)
-        verdict = self._cache.get(namespace, digest)
-        if verdict is None:
-            verdict = await self._fly(namespace, digest, spec)
+        result = self._cache.get(namespace, digest)
+        if result is None:
+            result = await self._join(namespace, digest, spec)
         else:
             self._stats.cache_hits += 1
-        error = refusal(verdict, self._limits, param)
+        error = refusal(result, self._limits, param)
         if error is None:
             return
         if isinstance(error, WorkersUnavailable):
             self._stats.unavailable += 1
         else:
-            self._stats.refusals[verdict.outcome] += 1
+            self._stats.refusals[result.outcome] += 1
         raise error
 
-    async def _fly(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> CompileResult:
-        flight = self._flights.get((namespace, digest))
-        if flight is None:
-            flight = self._enqueue(namespace, digest, spec)
+    async def _join(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> CompileResult:
+        pending = self._pending.get((namespace, digest))
+        if pending is None:
+            pending = self._enqueue(namespace, digest, spec)
         else:
             self._stats.shared += 1
-        flight.waiters += 1
+        pending.waiters += 1
         try:
             async with asyncio.timeout(self._limits.queue_timeout_s):
-                return await asyncio.shield(flight.verdict)
+                return await asyncio.shield(pending.result)
         except TimeoutError:
             raise self._unavailable(
                 f"no grammar could be tried for {self._limits.queue_timeout_s:g} s"
             ) from None
         finally:
-            flight.waiters -= 1
-            if flight.waiters == 0 and not flight.verdict.done():
-                self._abandon(flight)
+            pending.waiters -= 1
+            if pending.waiters == 0 and not pending.result.done():
+                self._abandon(pending)
 
-    def _enqueue(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> Flight:
+    def _enqueue(self, namespace: bytes, digest: bytes, spec: GrammarSpec) -> PendingCheck:
         limits = self._limits
         if self._closed or self._worker.down:
             raise self._unavailable(DOWN)
@@ -148,93 +148,95 @@ class CompileCache:
             raise self._unavailable(f"{limits.queued_per_tenant} new grammars of this tenant wait already")
         if len(self._queue) >= limits.queued:
             raise self._unavailable(f"{limits.queued} new grammars wait already")
-        flight = Flight(next(self._ids), namespace, digest, spec, asyncio.get_running_loop().create_future())
-        self._flights[namespace, digest] = flight
-        self._queue.put(flight)
+        pending = PendingCheck(
+            next(self._ids), namespace, digest, spec, asyncio.get_running_loop().create_future()
+        )
+        self._pending[namespace, digest] = pending
+        self._queue.put(pending)
         self._dispatch()
-        return flight
+        return pending
 
     def _dispatch(self) -> None:
-        while self.ready and (flight := self._queue.take()) is not None:
-            flight.attempts += 1
-            self._running[flight.trial_id] = flight
+        while self.ready and (pending := self._queue.take()) is not None:
+            pending.attempts += 1
+            self._running[pending.check_id] = pending
             hung_s = self._limits.deadline_s + self._limits.hang_grace_s
-            flight.watchdog = asyncio.get_running_loop().call_later(hung_s, self._worker.kill)
-            self._worker.send(Try(flight.trial_id, flight.spec))
+            pending.watchdog = asyncio.get_running_loop().call_later(hung_s, self._worker.kill)
+            self._worker.send(StartCheck(pending.check_id, pending.spec))
 
-    def _abandon(self, flight: Flight) -> None:
+    def _abandon(self, pending: PendingCheck) -> None:
         """Nobody waits for it: a running one keeps its slot until the process says that it has ended."""
-        self._forget(flight)
-        flight.verdict.cancel()
-        if flight.trial_id in self._running:
-            self._worker.send(Cancel(flight.trial_id))
+        self._forget(pending)
+        pending.result.cancel()
+        if pending.check_id in self._running:
+            self._worker.send(Cancel(pending.check_id))
         else:
-            self._queue.remove(flight)
+            self._queue.remove(pending)
 
-    def _fail(self, flight: Flight, reason: str) -> None:
-        self._forget(flight)
-        if not flight.verdict.done():
-            flight.verdict.set_exception(self._unavailable(reason))
+    def _fail(self, pending: PendingCheck, reason: str) -> None:
+        self._forget(pending)
+        if not pending.result.done():
+            pending.result.set_exception(self._unavailable(reason))
 
-    def _forget(self, flight: Flight) -> None:
-        if self._flights.get((flight.namespace, flight.digest)) is flight:
-            del self._flights[flight.namespace, flight.digest]
+    def _forget(self, pending: PendingCheck) -> None:
+        if self._pending.get((pending.namespace, pending.digest)) is pending:
+            del self._pending[pending.namespace, pending.digest]
 
     def _unavailable(self, reason: str) -> WorkersUnavailable:
         self._stats.unavailable += 1
         return WorkersUnavailable(reason)
 
     def on_ready(self) -> None:
-        """See `TrialListener`."""
+        """See `WorkerListener`."""
         self._dispatch()
 
-    def on_verdict(self, verdict: CompileResult) -> None:
-        """See `TrialListener`."""
-        flight = self._running.pop(verdict.trial_id)
-        self._land(flight)
-        self._stats.trials += 1
-        self._stats.seconds += verdict.cpu_s
-        if self._lasts(verdict):
-            self._cache.put(flight.namespace, flight.digest, verdict)
-        self._queue.done(flight.namespace)
-        self._forget(flight)
-        if not flight.verdict.done():
-            flight.verdict.set_result(verdict)
+    def on_result(self, result: CompileResult) -> None:
+        """See `WorkerListener`."""
+        pending = self._running.pop(result.check_id)
+        self._stop_watchdog(pending)
+        self._stats.checks += 1
+        self._stats.seconds += result.cpu_s
+        if self._is_cacheable(result):
+            self._cache.put(pending.namespace, pending.digest, result)
+        self._queue.done(pending.namespace)
+        self._forget(pending)
+        if not pending.result.done():
+            pending.result.set_result(result)
         self._dispatch()
 
     def on_lost(self) -> None:
-        """See `TrialListener`. A trial is tried once more, since it was hardly the trial that ended the process."""
-        for flight in list(self._running.values()):
-            del self._running[flight.trial_id]
-            self._land(flight)
-            if flight.verdict.done() or flight.attempts >= MAX_ATTEMPTS:
-                self._queue.done(flight.namespace)
-                self._fail(flight, "the process of trial compilations ended")
+        """See `WorkerListener`. A trial is tried once more, since it was hardly the trial that ended the process."""
+        for pending in list(self._running.values()):
+            del self._running[pending.check_id]
+            self._stop_watchdog(pending)
+            if pending.result.done() or pending.attempts >= MAX_ATTEMPTS:
+                self._queue.done(pending.namespace)
+                self._fail(pending, "the process of trial compilations ended")
             else:
-                self._queue.put_back(flight)
+                self._queue.put_back(pending)
 
     def on_down(self) -> None:
-        """See `TrialListener`."""
+        """See `WorkerListener`."""
         self._fail_all(DOWN)
 
     def _fail_all(self, reason: str) -> None:
-        for flight in list(self._flights.values()):
-            self._fail(flight, reason)
-            if flight.trial_id not in self._running:
-                self._queue.remove(flight)
+        for pending in list(self._pending.values()):
+            self._fail(pending, reason)
+            if pending.check_id not in self._running:
+                self._queue.remove(pending)
 
-    def _land(self, flight: Flight) -> None:
-        if flight.watchdog is not None:
-            flight.watchdog.cancel()
-            flight.watchdog = None
+    def _stop_watchdog(self, pending: PendingCheck) -> None:
+        if pending.watchdog is not None:
+            pending.watchdog.cancel()
+            pending.watchdog = None
 
-    def _lasts(self, verdict: CompileResult) -> bool:
+    def _is_cacheable(self, result: CompileResult) -> bool:
         """A deadline passed with little CPU time may be the machine's fault, and is tried again when asked again."""
-        match verdict.outcome:
+        match result.outcome:
             case "starved" | "cancelled":
                 return False
             case "deadline":
-                return verdict.cpu_s >= self._limits.cpu_s / 2
+                return result.cpu_s >= self._limits.cpu_s / 2
             case _:
                 return True
 
@@ -246,6 +248,6 @@ def _digest(spec: GrammarSpec, param: str | None) -> bytes:
         raise GrammarInvalid("the grammar holds a lone surrogate, which is no text", param=param) from None
 
 
-def remembered_bytes(verdict: CompileResult) -> int:
-    """What a verdict takes in the memory of verdicts."""
-    return ENTRY_BYTES + len(verdict.text.encode())
+def cached_bytes(result: CompileResult) -> int:
+    """What a result takes in the memory of verdicts."""
+    return ENTRY_BYTES + len(result.text.encode())

@@ -18,10 +18,10 @@ from loraplex.grammar.child_process import spawn_child
 from loraplex.grammar.trial.messages import (
     Cancel,
     CompileResult,
+    CompileSpawn,
     Ready,
     SandboxLimits,
-    TrialSpawn,
-    Try,
+    StartCheck,
     decode_report,
     encode,
 )
@@ -57,12 +57,12 @@ class CompileWorkerConfig:
     start_timeout_s: float = 120.0
 
 
-class TrialListener(Protocol):
+class WorkerListener(Protocol):
     """Who is told what happens; called on the event loop."""
 
     def on_ready(self) -> None: ...
 
-    def on_verdict(self, verdict: CompileResult) -> None: ...
+    def on_result(self, result: CompileResult) -> None: ...
 
     def on_lost(self) -> None: ...
 
@@ -72,7 +72,7 @@ class TrialListener(Protocol):
 class CompileWorker:
     """Supervises one process from `start` to `close`."""
 
-    def __init__(self, options: CompileWorkerConfig, listener: TrialListener) -> None:
+    def __init__(self, options: CompileWorkerConfig, listener: WorkerListener) -> None:
         self._options = options
         self._listener = listener
         self._process: Process | None = None
@@ -102,7 +102,7 @@ class CompileWorker:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
 
-    def send(self, order: Try | Cancel) -> None:
+    def send(self, order: StartCheck | Cancel) -> None:
         """Give an order to a process that is ready; one that is just dying never answers."""
         if self._process is not None and self._process.stdin is not None and self.ready is not None:
             self._process.stdin.write(encode(order) + b"\n")
@@ -116,7 +116,7 @@ class CompileWorker:
     async def _supervise(self) -> None:
         while True:
             started = asyncio.get_running_loop().time()
-            reason = await self._live()
+            reason = await self._run_process()
             lived_s = asyncio.get_running_loop().time() - started
             self._failures = 1 if lived_s > SETTLED_S else self._failures + 1
             self.restarts += 1
@@ -126,7 +126,7 @@ class CompileWorker:
                 self._listener.on_down()
             await asyncio.sleep(delay_s)
 
-    async def _live(self) -> str:
+    async def _run_process(self) -> str:
         """One process from its start to its end. Returns why it ended; it is reaped then, also when cancelled."""
         try:
             process = self._process = await self._spawn()
@@ -135,7 +135,7 @@ class CompileWorker:
         try:
             async with asyncio.timeout(self._options.start_timeout_s) as start_timeout:
                 while line := await process.stdout.readline() if process.stdout else b"":
-                    if self._hear(line):
+                    if self._receive_from(line):
                         start_timeout.reschedule(None)
             return f"it ended with status {await process.wait()}"
         except TimeoutError:
@@ -143,11 +143,11 @@ class CompileWorker:
         except (msgspec.MsgspecError, ValueError) as error:
             return f"it said something else than a report: {error}"
         finally:
-            await self._bury(process)
+            await self._reap(process)
 
     async def _spawn(self) -> Process:
         process = await spawn_child(MODULE, environment={**self._options.environment, **ENVIRONMENT})
-        spawn = TrialSpawn(
+        spawn = CompileSpawn(
             parent_pid=os.getpid(),
             tokenizer=self._options.tokenizer,
             vocab_size=self._options.vocab_size,
@@ -158,18 +158,18 @@ class CompileWorker:
             process.stdin.write(encode(spawn) + b"\n")
         return process
 
-    def _hear(self, line: bytes) -> bool:
+    def _receive_from(self, line: bytes) -> bool:
         """True when the process has become ready."""
         match decode_report(line):
             case Ready() as ready:
                 self.ready = ready
                 self._listener.on_ready()
                 return True
-            case CompileResult() as verdict:
-                self._listener.on_verdict(verdict)
+            case CompileResult() as result:
+                self._listener.on_result(result)
                 return False
 
-    async def _bury(self, process: Process) -> None:
+    async def _reap(self, process: Process) -> None:
         """Its standard input ends first, so that it can end its children itself."""
         was_ready, self.ready = self.ready, None
         if process.stdin is not None:

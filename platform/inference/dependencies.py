@@ -56,7 +56,7 @@ class CompileChecks(Protocol):
 class ValueValidation(Protocol):
     """Judges finished values where it can hold up nobody."""
 
-    async def judge(self, namespace: bytes, schema: str, value: str) -> None:
+    async def validate(self, namespace: bytes, schema: str, value: str) -> None:
         """`schema` and `value` are JSON texts. Raises `SchemaNotSatisfied`, `WorkersUnavailable`."""
         ...
 

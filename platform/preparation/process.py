@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from loraplex.grammar.errors import GrammarRefused
 from loraplex.grammar.parent_death import die_with_parent
-from loraplex.grammar.trial.confinement import yield_to_others
+from loraplex.grammar.trial.confinement import lower_priority
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.json_object import parse_object
 from loraplex.platform.preparation.composed import compose_form
@@ -40,7 +40,7 @@ def main(parent_pid: int) -> None:
     # Whoever stops a server's processes all at once stops this one by stopping its parent, which may still have to ask.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
-    yield_to_others()
+    lower_priority()
     # What breaks down inside a library may show what a tenant wrote.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):

@@ -18,7 +18,7 @@ from loraplex.adapters.confinement import SandboxLimits
 from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult
-from loraplex.adapters.validation.validate import judge
+from loraplex.adapters.validation.validate import validate_folder
 from loraplex.adapters.validation_process import MODULE, ValidationProcesses
 
 MIB = 1 << 20
@@ -57,7 +57,7 @@ def processed() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationResult]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationResult]:
     """Of the whole corpus, two at a time as a server does it, and of a good upload under the name ""."""
     parent = tmp_path_factory.mktemp("uploads")
     folders = {"": good_folder(parent)}
@@ -72,43 +72,43 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationRe
 
     modules = adaptable_modules(MODEL)
     here = {
-        name: judge(folder, modules, BASE_DIGEST, LIMITS)
+        name: validate_folder(folder, modules, BASE_DIGEST, LIMITS)
         for name, folder in folders.items()
         if name not in by_process
     }
     return here | dict(zip(by_process, asyncio.run(validate()), strict=True))
 
 
-def test_a_good_upload_is_told_apart_by_its_content(verdicts: dict[str, ValidationResult]) -> None:
-    verdict = verdicts[""]
-    assert isinstance(verdict, Validated)
-    assert len(verdict.digest) == 64 and verdict.rank == 4 and verdict.report.passed
-    assert verdict.config["target_modules"] == ["q_proj"]
-    assert "base_model_name_or_path" not in verdict.config and b"passwd" not in verdict.canonical
-    assert [check.name for check in verdict.report.checks][:3] == ["files", "manifest", "header"]
+def test_a_good_upload_is_told_apart_by_its_content(results: dict[str, ValidationResult]) -> None:
+    result = results[""]
+    assert isinstance(result, Validated)
+    assert len(result.digest) == 64 and result.rank == 4 and result.report.passed
+    assert result.config["target_modules"] == ["q_proj"]
+    assert "base_model_name_or_path" not in result.config and b"passwd" not in result.canonical
+    assert [check.name for check in result.report.checks][:3] == ["files", "manifest", "header"]
 
 
-def test_the_corpus_is_large_and_no_two_refusals_read_alike(verdicts: dict[str, ValidationResult]) -> None:
+def test_the_corpus_is_large_and_no_two_refusals_read_alike(results: dict[str, ValidationResult]) -> None:
     assert len(processed()) >= 40
-    refused = [verdict for verdict in verdicts.values() if isinstance(verdict, Rejected)]
+    refused = [result for result in results.values() if isinstance(result, Rejected)]
     assert len({(each.check, each.subject, each.message) for each in refused}) > 0.9 * len(BAD_UPLOADS)
 
 
 @pytest.mark.parametrize("upload", BAD_UPLOADS.values(), ids=lambda upload: upload.name)
-def test_a_bad_upload_is_refused_by_name(verdicts: dict[str, ValidationResult], upload: BadUpload) -> None:
-    verdict, good = verdicts[upload.name], verdicts[""]
-    assert isinstance(verdict, Rejected)
-    assert (verdict.check, True) == (upload.check, upload.message in verdict.message), verdict.message
-    assert upload.subject in verdict.subject
-    *passed, failed = verdict.report.checks
+def test_a_bad_upload_is_refused_by_name(results: dict[str, ValidationResult], upload: BadUpload) -> None:
+    result, good = results[upload.name], results[""]
+    assert isinstance(result, Rejected)
+    assert (result.check, True) == (upload.check, upload.message in result.message), result.message
+    assert upload.subject in result.subject
+    *passed, failed = result.report.checks
     assert failed.name == upload.check and not failed.passed and all(check.passed for check in passed)
     assert upload.check == "files" or passed[0].name == "files"
-    assert (verdict.peak_bytes > 0) == (upload.name in processed())
-    assert verdict.peak_bytes - good.peak_bytes < 32 * MIB, "memory is flat whatever is uploaded"
+    assert (result.peak_bytes > 0) == (upload.name in processed())
+    assert result.peak_bytes - good.peak_bytes < 32 * MIB, "memory is flat whatever is uploaded"
 
 
 async def end_of(deed: str, parent: Path, **limits: Any) -> ValidationResult:
-    """The verdict on a process that does something else than it should."""
+    """The result on a process that does something else than it should."""
     return await strange(deed, **limits).validate(TENANT, good_folder(parent, deed or "nothing"))
 
 
@@ -118,9 +118,9 @@ def strange(deed: str, **limits: Any) -> ValidationProcesses:
 
 
 async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
-    verdict = await end_of("", tmp_path)
-    assert isinstance(verdict, Rejected) and verdict.subject == "deeds"
-    told = ast.literal_eval(verdict.message)
+    result = await end_of("", tmp_path)
+    assert isinstance(result, Rejected) and result.subject == "deeds"
+    told = ast.literal_eval(result.message)
     forbidden = (
         *("socket", "socketpair", "exec", "fork", "signal", "io_uring", "ptrace"),
         *("remove", "rename", "link", "mode", "cut", "folder", "limits"),
@@ -141,7 +141,7 @@ async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
         ("sleep", "deadline", "was not read to its end within 1 s", {"deadline_s": 1.0}),
         ("abort", "process", "was ended by", {}),
         ("exit", "process", "broke down", {}),
-        ("silent", "process", "gave no verdict", {}),
+        ("silent", "process", "gave no result", {}),
         ("allocate", "memory", "takes more memory to read than is allowed", {}),
         ("babble", "memory", "was killed", {}),
     ],
@@ -149,10 +149,10 @@ async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
 async def test_a_process_that_goes_wrong_refuses_its_upload_alone(
     tmp_path: Path, deed: str, check: str, message: str, limits: dict[str, Any]
 ) -> None:
-    verdict = await asyncio.wait_for(end_of(deed, tmp_path, **limits), 60)
-    assert isinstance(verdict, Rejected)
-    assert verdict.check == check
-    assert message in verdict.message and not verdict.report.passed
+    result = await asyncio.wait_for(end_of(deed, tmp_path, **limits), 60)
+    assert isinstance(result, Rejected)
+    assert result.check == check
+    assert message in result.message and not result.report.passed
     assert not validations()
 
 

@@ -5,49 +5,49 @@ from hypothesis import strategies as st
 
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.trial.messages import CompileResult
-from loraplex.grammar.trial.trials import ENTRY_BYTES, remembered_bytes
+from loraplex.grammar.trial.trials import ENTRY_BYTES, cached_bytes
 
 
-def verdict(text: str = "") -> CompileResult:
-    return CompileResult(trial_id=0, outcome="invalid", text=text, wall_s=0.0, cpu_s=0.0, bytes=0)
+def result(text: str = "") -> CompileResult:
+    return CompileResult(check_id=0, outcome="invalid", text=text, wall_s=0.0, cpu_s=0.0, bytes=0)
 
 
-def verdicts(most_bytes: int, most_tenant_bytes: int) -> TenantCache[CompileResult]:
-    return TenantCache(most_bytes, most_tenant_bytes, remembered_bytes)
+def results(max_bytes: int, max_tenant_bytes: int) -> TenantCache[CompileResult]:
+    return TenantCache(max_bytes, max_tenant_bytes, cached_bytes)
 
 
 def test_a_tenant_sees_its_own_only() -> None:
-    cache = verdicts(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
-    cache.put(b"a", b"1", verdict())
-    assert cache.get(b"a", b"1") == verdict()
+    cache = results(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
+    cache.put(b"a", b"1", result())
+    assert cache.get(b"a", b"1") == result()
     assert cache.get(b"b", b"1") is None
 
 
 def test_a_tenant_at_its_bound_forgets_its_own_oldest() -> None:
-    cache = verdicts(ENTRY_BYTES * 10, ENTRY_BYTES * 2)
-    cache.put(b"b", b"0", verdict())
+    cache = results(ENTRY_BYTES * 10, ENTRY_BYTES * 2)
+    cache.put(b"b", b"0", result())
     for key in (b"1", b"2"):
-        cache.put(b"a", key, verdict())
+        cache.put(b"a", key, result())
     cache.get(b"a", b"1")
-    cache.put(b"a", b"3", verdict())
+    cache.put(b"a", b"3", result())
     assert [cache.get(b"a", key) is not None for key in (b"1", b"2", b"3")] == [True, False, True]
     assert cache.get(b"b", b"0") is not None
 
 
 def test_who_holds_most_gives_way() -> None:
-    cache = verdicts(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
-    cache.put(b"quiet", b"0", verdict())
+    cache = results(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
+    cache.put(b"quiet", b"0", result())
     for key in range(20):
-        cache.put(b"flood", bytes([key]), verdict())
+        cache.put(b"flood", bytes([key]), result())
     assert cache.get(b"quiet", b"0") is not None
     assert cache.size_bytes == ENTRY_BYTES * 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.text(max_size=900))))
 def test_bytes_are_counted_and_bounded(puts: list[tuple[int, int, str]]) -> None:
-    cache = verdicts(ENTRY_BYTES * 5, ENTRY_BYTES * 3)
+    cache = results(ENTRY_BYTES * 5, ENTRY_BYTES * 3)
     for tenant, key, text in puts:
-        cache.put(bytes([tenant]), bytes([key]), verdict(text))
+        cache.put(bytes([tenant]), bytes([key]), result(text))
         held = {
             (t, k): found
             for t in range(3)

@@ -27,7 +27,7 @@ class ConstrainedOutput:
 
     def reader(self) -> OutputParser:
         """A reader for one choice."""
-        return self.composition.reader(lambda schema, value: self.notes.append((schema, value)))
+        return self.composition.parser(lambda schema, value: self.notes.append((schema, value)))
 
     async def finish(
         self, reader: OutputParser, reason: EngineReason

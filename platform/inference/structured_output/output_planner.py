@@ -67,7 +67,7 @@ class OutputPlanner:
         spec = composed.composition.spec
         if spec is not None:
             await self._trials.check(namespace, spec, param=_param(form))
-        judge = partial(self._judges.judge, namespace)
+        judge = partial(self._judges.validate, namespace)
         return ConstrainedOutput(composed.composition, judge)
 
     async def _large(self, namespace: bytes, form: OutputConstraints, style: ToolStyle) -> CachedPlan:

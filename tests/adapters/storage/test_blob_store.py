@@ -98,13 +98,13 @@ async def test_another_machine_fetches_once_for_all_who_ask(
     )
     two = Machine(tmp_path / "two", s3_bucket)
     reads: list[str] = []
-    pieces = two.objects.pieces
+    chunks = two.objects.chunks
 
     def counted(key: str) -> AsyncIterator[bytes]:
         reads.append(key)
-        return pieces(key)
+        return chunks(key)
 
-    monkeypatch.setattr(two.objects, "pieces", counted)
+    monkeypatch.setattr(two.objects, "chunks", counted)
     asking = [asyncio.create_task(two.blobs.ensure_local(TENANT, DIGEST)) for _ in range(8)]
     await asyncio.sleep(0)
     asking[0].cancel()

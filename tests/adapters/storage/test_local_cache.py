@@ -15,13 +15,13 @@ import pytest
 from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.storage.blob_store import BlobStore
-from loraplex.adapters.storage.local_cache import NOTED_SECONDS, LocalCache, LocalCacheConfig
+from loraplex.adapters.storage.local_cache import USE_RESOLUTION_S, LocalCache, LocalCacheConfig
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 
 BASE, TENANT, SIZE = "b" * 64, UUID(int=7), 1000
 LIMITS = LocalCacheConfig(max_bytes=3 * SIZE, in_use_s=600.0)
-LONG_AGO = LIMITS.in_use_s + 2 * NOTED_SECONDS
+LONG_AGO = LIMITS.in_use_s + 2 * USE_RESOLUTION_S
 
 
 class Machine:
@@ -222,10 +222,10 @@ async def test_a_use_that_is_noted_already_waits_for_no_eviction(
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         await asyncio.wait_for(machine.blobs.ensure_local(TENANT, digest), 5)
-        machine.unused_for(digest, NOTED_SECONDS + 1)
+        machine.unused_for(digest, USE_RESOLUTION_S + 1)
         noting = asyncio.create_task(machine.blobs.ensure_local(TENANT, digest))
         assert not (await asyncio.wait({noting}, timeout=0.2))[0]
     finally:
         os.close(descriptor)
     await noting
-    assert time.time() - machine.storage.path(TENANT, digest).stat().st_mtime < NOTED_SECONDS
+    assert time.time() - machine.storage.path(TENANT, digest).stat().st_mtime < USE_RESOLUTION_S

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.adapters.errors import BlobMissing, BlobStoreUnavailable
-from loraplex.adapters.storage.object_store import PIECE_BYTES, ObjectStore, S3Options
+from loraplex.adapters.storage.object_store import CHUNK_BYTES, ObjectStore, S3Options
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -23,10 +23,10 @@ def spooled(objects: ObjectStore, content: bytes) -> Path:
 
 
 async def content(objects: ObjectStore, key: str) -> bytes:
-    return b"".join([piece async for piece in objects.pieces(key)])
+    return b"".join([chunk async for chunk in objects.chunks(key)])
 
 
-@pytest.mark.parametrize("size", [1, PIECE_BYTES, PIECE_BYTES + 1])
+@pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 1])
 async def test_what_is_taken_comes_back(objects: ObjectStore, size: int) -> None:
     expected = os.urandom(size)
     file = spooled(objects, expected)

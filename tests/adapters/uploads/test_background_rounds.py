@@ -13,7 +13,7 @@ from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.uploads import cleanup
 from loraplex.adapters.uploads.cleanup import UploadCleanup
 from loraplex.adapters.uploads.parts import UploadParts
-from loraplex.adapters.versions.pending_folders import HELD_FOLDER, PendingFolders
+from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
 from loraplex.tenants.database import Database
 
 
@@ -73,10 +73,10 @@ async def test_what_others_keep_beside_uploads_is_let_be(tmp_path: Path) -> None
 
 
 def test_a_stray_lock_is_no_upload(tmp_path: Path) -> None:
-    folder = tmp_path / HELD_FOLDER
+    folder = tmp_path / PENDING_FOLDER
     folder.mkdir()
     (folder / "stray.lock").touch()
     (folder / f"{uuid4().hex}.lock").touch()
     abandoned = [*PendingFolders(tmp_path).abandoned()]
     assert len(abandoned) == 1 and (folder / "stray.lock").exists()
-    abandoned[0].release()
+    abandoned[0].discard()

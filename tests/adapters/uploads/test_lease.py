@@ -49,7 +49,7 @@ def claim_of(answers: Answers, began_ago_s: float = 0.0) -> UploadLease:
 
 
 async def keep(claim: UploadLease, seconds: float) -> None:
-    async with claim.kept():
+    async with claim.renewed():
         await asyncio.sleep(seconds)
 
 
@@ -83,5 +83,5 @@ async def test_an_unexpected_error_is_told_and_the_claim_goes_on() -> None:
 
 async def test_an_error_of_the_request_is_its_own() -> None:
     with pytest.raises(TimeoutError):
-        async with claim_of(Answers(None)).kept():
+        async with claim_of(Answers(None)).renewed():
             raise TimeoutError

@@ -122,7 +122,7 @@ HEADERS = [
     BadUpload("more fields", entry(code="import os"), "header", A, "exactly dtype, shape and data_offsets"),
     BadUpload(
         "metadata",
-        header(lambda held: held.update({"__metadata__": {"a": {}}})),
+        header(lambda document: document.update({"__metadata__": {"a": {}}})),
         "header",
         "__metadata__",
         "strings",

@@ -65,21 +65,21 @@ def header(change: Callable[[Header], object]) -> Spoil:
 
 
 def put(name: str, *shape: int, value: float = 0.5) -> Spoil:
-    return tensors(lambda held: held.update({name: values(*shape, value=value)}))
+    return tensors(lambda document: document.update({name: values(*shape, value=value)}))
 
 
 def entry(**changes: Any) -> Spoil:
     """Of the first tensor, whose 256 bytes come first."""
-    return header(lambda held: held[A].update(changes))
+    return header(lambda document: document[A].update(changes))
 
 
 def entry_of(name: str, **changes: Any) -> Spoil:
-    return header(lambda held: held[name].update(changes))
+    return header(lambda document: document[name].update(changes))
 
 
 def typed(dtype: str) -> Spoil:
     size = RANK * HIDDEN * BYTES[dtype]
-    return tensors(lambda held: held.update({A: (dtype, (RANK, HIDDEN), bytes(size))}))
+    return tensors(lambda document: document.update({A: (dtype, (RANK, HIDDEN), bytes(size))}))
 
 
 def many_tensors(count: int) -> Spoil:
@@ -98,9 +98,9 @@ def zip_archive(folder: Path) -> None:
 
 
 def repeated_name(folder: Path) -> None:
-    held, data = header_of(good_tensors())
-    raw = json.dumps(held).encode()
-    write_file(folder, raw[:-1] + b"," + json.dumps({A: held[A]}).encode()[1:], data)
+    document, data = header_of(good_tensors())
+    raw = json.dumps(document).encode()
+    write_file(folder, raw[:-1] + b"," + json.dumps({A: document[A]}).encode()[1:], data)
 
 
 def truncated(count: int) -> Spoil:
@@ -133,7 +133,7 @@ def hard_link(path: Path) -> None:
 
 
 def drop(*names: str) -> Spoil:
-    return tensors(lambda held: [held.pop(name) for name in names])
+    return tensors(lambda document: [document.pop(name) for name in names])
 
 
 def extra_file(name: str, content: bytes = b"x") -> Spoil:

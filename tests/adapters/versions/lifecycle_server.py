@@ -16,7 +16,7 @@ from loraplex.adapters.report import Check, ValidationReport
 from loraplex.adapters.storage.local_store import LocalAdapterStore
 from loraplex.adapters.validation.result import Validated, ValidationResult
 from loraplex.adapters.versions.lifecycle import VersionLifecycle
-from loraplex.adapters.versions.pending_folders import HELD_FOLDER, PendingFolders
+from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
 from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig, VersionJob
 from loraplex.engine.fake_engine import FakeEngine
 from loraplex.engine.messages import ProbeReport
@@ -117,8 +117,8 @@ class Server:
         await asyncio.wait_for(self.life_cycle.settled(), 60)
         return await version_of(self.database, record)
 
-    def held(self) -> list[str]:
-        folder = self.root / HELD_FOLDER
+    def pending_files(self) -> list[str]:
+        folder = self.root / PENDING_FOLDER
         return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 

@@ -23,7 +23,7 @@ from loraplex.adapters.errors import BlobStoreUnavailable
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, LocalAdapterStore
 from loraplex.adapters.storage.object_store import ObjectStore, S3Options
-from loraplex.adapters.versions.pending_folders import HELD_FOLDER
+from loraplex.adapters.versions.pending_folders import PENDING_FOLDER
 from loraplex.adapters.versions.version_job import LifecycleConfig
 from loraplex.tenants.database import Database
 
@@ -42,17 +42,17 @@ async def test_what_a_closed_server_left_is_taken_up_by_another(
     assert (await version_of(database, begun)).state == "validating"
     await other.life_cycle.sweep()
     assert (await other.version(begun)).state == "ready"
-    assert other.held() == []
+    assert other.pending_files() == []
 
 
 DYING_HOLDER = """
 import sys, time
 from pathlib import Path
 from uuid import UUID
-from loraplex.adapters.versions.pending_folders import HeldUploads
+from loraplex.adapters.versions.pending_folders import PendingFolders
 
-held = HeldUploads(Path(sys.argv[1])).hold(Path(sys.argv[2]), UUID(sys.argv[3]))
-print("held", flush=True)
+pending = PendingFolders(Path(sys.argv[1])).add(Path(sys.argv[2]), UUID(sys.argv[3]))
+print("pending", flush=True)
 time.sleep(60)
 """
 
@@ -63,7 +63,7 @@ async def test_a_killed_servers_upload_is_taken_up(
     server.validation.gate.clear()
     begun = await server.begin(tenant_id)
     await server.life_cycle.close()
-    staged, folder = server.staged(), server.root / HELD_FOLDER / begun.id.hex
+    staged, folder = server.staged(), server.root / PENDING_FOLDER / begun.id.hex
     os.rename(folder, staged.parent / "kept")
     command = [
         sys.executable,
@@ -74,7 +74,7 @@ async def test_a_killed_servers_upload_is_taken_up(
         str(begun.id),
     ]
     holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    assert holder.stdout is not None and await holder.stdout.readline() == b"held\n"
+    assert holder.stdout is not None and await holder.stdout.readline() == b"pending\n"
     other = Server(database, server.root, Instant())
     await other.life_cycle.sweep()
     assert (await other.version(begun)).state == "validating"
@@ -90,9 +90,9 @@ async def test_versions_whose_files_are_gone_are_rejected(
     server.validation.gate.clear()
     begun = await server.begin(tenant_id)
     await server.life_cycle.close()
-    for path in (server.root / HELD_FOLDER / begun.id.hex).iterdir():
+    for path in (server.root / PENDING_FOLDER / begun.id.hex).iterdir():
         path.unlink()
-    (server.root / HELD_FOLDER / begun.id.hex).rmdir()
+    (server.root / PENDING_FOLDER / begun.id.hex).rmdir()
     await server.life_cycle.sweep()
     rejected = await server.version(begun)
     assert rejected.state == "rejected" and "upload it again" in rejected.report["checks"][-1]["detail"]
@@ -103,7 +103,7 @@ async def test_versions_whose_files_are_gone_are_rejected(
     await far.life_cycle.sweep()
     assert (await far.version(elsewhere)).state == "rejected"
     await server.life_cycle.sweep()
-    assert server.held() == [], "nobody needs its files"
+    assert server.pending_files() == [], "nobody needs its files"
 
 
 async def test_a_server_that_dies_with_the_files_stored_leaves_one_step(
@@ -128,10 +128,10 @@ async def test_a_server_that_dies_with_the_files_stored_leaves_one_step(
     await other.life_cycle.sweep()
     ready = await other.version(begun)
     assert ready.state == "ready" and ready.report["checks"][-1]["name"] == "canary"
-    assert other.validation.folders == [] and other.held() == []
+    assert other.validation.folders == [] and other.pending_files() == []
 
 
-@pytest.mark.parametrize("is_overdue", [False, True], ids=["held", "overdue"])
+@pytest.mark.parametrize("is_overdue", [False, True], ids=["pending", "overdue"])
 async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published_before_it_is_ready(
     database: Database, tenant_id: UUID, tmp_path: Path, s3_bucket: S3Options, is_overdue: bool
 ) -> None:
@@ -163,11 +163,11 @@ async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published
 
     objects.copy = unsteady  # type: ignore[method-assign]
     if is_overdue:
-        shutil.rmtree(server.root / HELD_FOLDER)
+        shutil.rmtree(server.root / PENDING_FOLDER)
     later = started(replace(QUICK, give_up_s=-1.0) if is_overdue else QUICK)
     for _ in range(3):
         await later.life_cycle.sweep()
         ready = await later.version(begun)
-    assert ready.state == "ready" and later.held() == []
+    assert ready.state == "ready" and later.pending_files() == []
     folder = f"adapters/{tenant_id}/{ready.digest}"
     assert [await objects.exists(f"{folder}/{file}") for file in (CONFIG_FILE, WEIGHTS_FILE)] == [True, True]

@@ -63,7 +63,7 @@ async def test_an_upload_is_validated_tried_stored_and_ready(
     assert (rejected.state, rejected.version, rejected.digest) == ("rejected", 2, None)
     failed = rejected.report["checks"][-1]
     assert (failed["name"], failed["passed"]) == ("manifest", False) and "DoRA" in failed["detail"]
-    assert server.held() == []
+    assert server.pending_files() == []
     assert sorted(await actions(database, tenant_id)) == [
         ("version.accept", "validation"),
         ("version.create", "abc123"),
@@ -129,7 +129,7 @@ async def test_a_deleted_tenants_uploads_wait_no_longer(server: Server, tenant_i
         await deletions.begin(tenant_id)
         assert await deletions.erase_rows(tenant_id, 1000)
     await asyncio.wait_for(server.life_cycle.settled(), 20)
-    assert server.held() == []
+    assert server.pending_files() == []
 
 
 async def test_patience_ends(database: Database, tenant_id: UUID, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ async def test_patience_ends(database: Database, tenant_id: UUID, tmp_path: Path
     rejected = await server.version(await server.begin(tenant_id))
     assert rejected.state == "rejected"
     assert "could not be validated in time" in rejected.report["checks"][-1]["detail"]
-    assert server.held() == []
+    assert server.pending_files() == []
 
 
 async def test_only_so_many_wait(server: Server, database: Database, tenant_id: UUID) -> None:
@@ -164,7 +164,7 @@ async def test_an_adapter_that_does_not_exist_leaves_nothing(server: Server, ten
     staged = server.staged()
     with pytest.raises(AdapterNotFound):
         await server.life_cycle.begin(tenant_id, "nobody", staged)
-    assert not staged.exists() and server.held() == []
+    assert not staged.exists() and server.pending_files() == []
 
 
 async def test_a_version_that_is_deleted_meanwhile_is_let_be(
@@ -176,7 +176,7 @@ async def test_a_version_that_is_deleted_meanwhile_is_let_be(
         await session.execute(text("UPDATE adapter_versions SET state = 'deleting'"))
     server.validation.gate.set()
     assert (await server.version(begun)).state == "deleting"
-    assert server.held() == []
+    assert server.pending_files() == []
 
 
 async def test_reports_are_json_whatever_the_engine_found(server: Server, tenant_id: UUID) -> None:

@@ -7,11 +7,11 @@ from uuid import uuid4
 import pytest
 
 from loraplex.adapters.errors import StorageError
-from loraplex.adapters.versions.pending_folders import HELD_FOLDER, PendingFolders
+from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
 
 
 @pytest.fixture
-def held_uploads(tmp_path: Path) -> PendingFolders:
+def folders(tmp_path: Path) -> PendingFolders:
     return PendingFolders(tmp_path / "adapters")
 
 
@@ -23,58 +23,58 @@ def staged(folder: Path) -> Path:
 
 
 def names(tmp_path: Path) -> list[str]:
-    return sorted(os.listdir(tmp_path / "adapters" / HELD_FOLDER))
+    return sorted(os.listdir(tmp_path / "adapters" / PENDING_FOLDER))
 
 
 def test_a_hold_takes_the_folder_and_a_release_leaves_nothing(
-    tmp_path: Path, held_uploads: PendingFolders
+    tmp_path: Path, folders: PendingFolders
 ) -> None:
     folder, version_id = staged(tmp_path), uuid4()
-    held = held_uploads.hold(folder, version_id)
-    assert not folder.exists() and (held.folder / "file").read_text() == "content"
-    assert held.folder.parent.stat().st_mode & 0o077 == 0
-    held.folder.with_name(f"{held.folder.name}.json").write_text("a draft")
+    pending = folders.add(folder, version_id)
+    assert not folder.exists() and (pending.folder / "file").read_text() == "content"
+    assert pending.folder.parent.stat().st_mode & 0o077 == 0
+    pending.folder.with_name(f"{pending.folder.name}.json").write_text("a draft")
     for _ in range(2):
-        held.release()
+        pending.discard()
     assert names(tmp_path) == []
 
 
-def test_only_a_free_upload_is_taken_up(tmp_path: Path, held_uploads: PendingFolders) -> None:
+def test_only_a_free_upload_is_taken_up(tmp_path: Path, folders: PendingFolders) -> None:
     version_id = uuid4()
-    held = held_uploads.hold(staged(tmp_path), version_id)
-    assert list(held_uploads.abandoned()) == []
-    with pytest.raises(StorageError, match="held already"):
-        held_uploads.hold(staged(tmp_path), version_id)
-    held.let_go()
-    held.let_go()
-    (again,) = held_uploads.abandoned()
-    assert (again.version_id, again.folder) == (version_id, held.folder)
-    assert list(held_uploads.abandoned()) == []
-    held.release()
+    pending = folders.add(staged(tmp_path), version_id)
+    assert list(folders.abandoned()) == []
+    with pytest.raises(StorageError, match="pending already"):
+        folders.add(staged(tmp_path), version_id)
+    pending.unlock()
+    pending.unlock()
+    (again,) = folders.abandoned()
+    assert (again.version_id, again.folder) == (version_id, pending.folder)
+    assert list(folders.abandoned()) == []
+    pending.discard()
     assert (again.folder / "file").exists(), "who let go has no say any more"
-    again.release()
+    again.discard()
     assert names(tmp_path) == []
 
 
-def test_what_others_put_there_is_no_upload(tmp_path: Path, held_uploads: PendingFolders) -> None:
-    assert list(held_uploads.abandoned()) == []
-    held_uploads.hold(staged(tmp_path), uuid4()).release()
-    root = tmp_path / "adapters" / HELD_FOLDER
+def test_what_others_put_there_is_no_upload(tmp_path: Path, folders: PendingFolders) -> None:
+    assert list(folders.abandoned()) == []
+    folders.add(staged(tmp_path), uuid4()).discard()
+    root = tmp_path / "adapters" / PENDING_FOLDER
     (root / "notes.lock").write_text("")
     os.symlink("/etc/passwd", root / f"{uuid4().hex}.lock")
     with pytest.raises(OSError):
-        list(held_uploads.abandoned())
+        list(folders.abandoned())
 
 
-def test_a_folder_that_cannot_be_taken_leaves_no_lock(tmp_path: Path, held_uploads: PendingFolders) -> None:
+def test_a_folder_that_cannot_be_taken_leaves_no_lock(tmp_path: Path, folders: PendingFolders) -> None:
     with pytest.raises(FileNotFoundError):
-        held_uploads.hold(tmp_path / "missing", uuid4())
+        folders.add(tmp_path / "missing", uuid4())
     assert names(tmp_path) == []
 
 
-def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path, held_uploads: PendingFolders) -> None:
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path, folders: PendingFolders) -> None:
     (tmp_path / "adapters").mkdir()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "adapters" / HELD_FOLDER).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "adapters" / PENDING_FOLDER).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="symbolic link"):
-        held_uploads.hold(staged(tmp_path), uuid4())
+        folders.add(staged(tmp_path), uuid4())

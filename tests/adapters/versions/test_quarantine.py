@@ -37,6 +37,6 @@ async def test_what_an_engine_refuses_is_quarantined_for_its_tenant_alone(
     digest = (await server.version(mine)).digest
     assert digest is not None and digest == (await server.version(theirs)).digest
     server.refused = [(namespace_of(tenant_id), digest), (b"?" * 32, digest), (b"?" * 32, "e" * 64)]
-    await server.life_cycle.follow_quarantines()
+    await server.life_cycle.apply_quarantines()
     assert (await server.version(mine)).state == "quarantined"
     assert (await server.version(theirs)).state == "ready"

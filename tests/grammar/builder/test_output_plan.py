@@ -84,12 +84,12 @@ def two_calls(style: ToolStyle) -> str:
 
 
 def judge(schema: str, value: str) -> None:
-    Validator(json.loads(schema)).judge(value)
+    Validator(json.loads(schema)).validate(value)
 
 
 def read(composition: OutputPlan, text: str) -> tuple[str, list[str], str]:
     """Content, names of the calls, reason."""
-    reader = composition.reader(judge)
+    reader = composition.parser(judge)
     pieces = [*reader.feed(text)]
     rest, reason = reader.finish("stop")
     pieces += rest
@@ -266,7 +266,7 @@ def test_control_tokens_are_kept_only_where_the_tokenizer_has_them() -> None:
 
 def test_every_choice_has_its_own_reader() -> None:
     composition = composed(form())
-    assert composition.reader(judge) is not composition.reader(judge)
+    assert composition.parser(judge) is not composition.parser(judge)
 
 
 @pytest.mark.parametrize(

@@ -24,52 +24,52 @@ def test_no_schema_is_no_enforcement() -> None:
 
 
 def test_the_preferred_backend_is_taken_where_it_is_exact() -> None:
-    held = plan_schemas([PLAIN], SchemaLimits(), backends=ALL_BACKENDS)
-    assert (held.backend, held.enforcement) == ("llguidance", "full")
-    assert validation_schema(held.holdings[0]) is None
+    planned = plan_schemas([PLAIN], SchemaLimits(), backends=ALL_BACKENDS)
+    assert (planned.backend, planned.enforcement) == ("llguidance", "full")
+    assert validation_schema(planned.plans[0]) is None
 
 
 def test_one_validated_schema_makes_the_whole_validated() -> None:
-    held = plan_schemas([PLAIN, UNIQUE], SchemaLimits(), backends=ALL_BACKENDS)
-    assert held.enforcement == "validated"
-    judged_by = validation_schema(held.holdings[1])
+    planned = plan_schemas([PLAIN, UNIQUE], SchemaLimits(), backends=ALL_BACKENDS)
+    assert planned.enforcement == "validated"
+    judged_by = validation_schema(planned.plans[1])
     assert judged_by is not None and json.loads(judged_by) == UNIQUE.schema
 
 
 def test_a_value_can_be_judged_in_any_case() -> None:
-    held = plan_schemas([PLAIN], SchemaLimits(), backends=ALL_BACKENDS)
-    assert json.loads(value_schema(held.holdings[0])) == PLAIN.schema
+    planned = plan_schemas([PLAIN], SchemaLimits(), backends=ALL_BACKENDS)
+    assert json.loads(value_schema(planned.plans[0])) == PLAIN.schema
 
 
 def route(exact: dict[str, frozenset[Backend]]) -> Any:
     """A routing by table, for schemas that only one backend holds."""
 
-    def hold_schema(
+    def plan_by_table(
         schema: Any, *, strict: bool, param: str, limits: SchemaLimits, backends: frozenset[Backend]
     ) -> EnforcementPlan:
         if exact[param] & backends:
             return EnforcementPlan("full", exact[param] & backends, schema)
         if strict:
-            raise SchemaNotEnforceable("not held", param=param)
-        return EnforcementPlan("validated", LLGUIDANCE, {}, judged=schema)
+            raise SchemaNotEnforceable("not planned", param=param)
+        return EnforcementPlan("validated", LLGUIDANCE, {}, validation_schema=schema)
 
-    return hold_schema
+    return plan_by_table
 
 
 def test_a_schema_for_another_backend_decides_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_set, "hold_schema", route({"plain": ALL_BACKENDS, "unique": XGRAMMAR}))
-    held = plan_schemas([PLAIN, UNIQUE], SchemaLimits(), backends=ALL_BACKENDS)
-    assert (held.backend, held.enforcement) == ("xgrammar", "full")
+    monkeypatch.setattr(schema_set, "plan_enforcement", route({"plain": ALL_BACKENDS, "unique": XGRAMMAR}))
+    planned = plan_schemas([PLAIN, UNIQUE], SchemaLimits(), backends=ALL_BACKENDS)
+    assert (planned.backend, planned.enforcement) == ("xgrammar", "full")
 
 
 @pytest.mark.parametrize("backends", [LLGUIDANCE, ALL_BACKENDS])
 def test_without_a_common_backend_schemas_are_relaxed(
     monkeypatch: pytest.MonkeyPatch, backends: frozenset[Backend]
 ) -> None:
-    monkeypatch.setattr(schema_set, "hold_schema", route({"plain": LLGUIDANCE, "unique": XGRAMMAR}))
-    held = plan_schemas([PLAIN, UNIQUE], SchemaLimits(), backends=backends)
-    assert (held.backend, held.enforcement) == ("llguidance", "validated")
-    assert [holding.enforcement for holding in held.holdings] == ["full", "validated"]
+    monkeypatch.setattr(schema_set, "plan_enforcement", route({"plain": LLGUIDANCE, "unique": XGRAMMAR}))
+    planned = plan_schemas([PLAIN, UNIQUE], SchemaLimits(), backends=backends)
+    assert (planned.backend, planned.enforcement) == ("llguidance", "validated")
+    assert [plan.enforcement for plan in planned.plans] == ["full", "validated"]
     strict = RequestedSchema(UNIQUE.schema, True, UNIQUE.param)
     with pytest.raises(SchemaNotEnforceable) as refused:
         plan_schemas([PLAIN, strict], SchemaLimits(), backends=backends)

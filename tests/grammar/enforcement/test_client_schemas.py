@@ -210,13 +210,13 @@ def walks() -> Walks:
 @pytest.mark.parametrize("schema", [*ZOD.values(), *PLAIN.values()], ids=[*ZOD, *PLAIN])
 def test_zod_and_others(walks: Walks, schema: Any) -> None:
     """And what their grammars write is valid."""
-    holding = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
-    assert holding.enforcement == "full"
+    plan = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
+    assert plan.enforcement == "full"
     judge = Validator(to_newest(schema, param="schema"))
-    start = walks.start(holding.schema, "llguidance")
+    start = walks.start(plan.schema, "llguidance")
     for text in walks.texts(start, 8, seed=1):
         try:
-            judge.judge(text)
+            judge.validate(text)
         except SchemaNotSatisfied as error:
             # Both are JSON, and no schema speaks of them.
             assert "a key twice" in str(error) or "a number beyond" in str(error), text

@@ -214,15 +214,15 @@ def hold(schema: Any) -> EnforcementPlan:
 def test_granted(
     walks: Walks, backends: set[Backend], schema: Any, valid: list[str], invalid: list[str]
 ) -> None:
-    holding = hold(schema)
-    assert holding.enforcement == "full" and holding.backends == backends
+    plan = hold(schema)
+    assert plan.enforcement == "full" and plan.backends == backends
     judge = Validator(schema)
     for backend in backends:
-        start = walks.start(holding.schema, backend)
+        start = walks.start(plan.schema, backend)
         assert [text for text in valid if not walks.accepts(start, text)] == []
         assert [text for text in invalid if walks.accepts(start, text)] == []
     for text in valid:
-        judge.judge(text)
+        judge.validate(text)
 
 
 @pytest.mark.parametrize(("backend", "keyword", "schema", "let_through"), DENIED)
@@ -236,12 +236,12 @@ def test_denied(walks: Walks, backend: Backend, keyword: str, schema: Any, let_t
     assert walks.accepts(walks.start(schema, backend), let_through)
     judged = Validator(schema)
     with pytest.raises(SchemaNotSatisfied):
-        judged.judge(let_through)
+        judged.validate(let_through)
     try:
-        holding = hold(schema)
+        plan = hold(schema)
     except GrammarRefused:
         return
-    assert holding.enforcement == "validated" or backend not in holding.backends
+    assert plan.enforcement == "validated" or backend not in plan.backends
 
 
 def test_every_keyword_of_the_table_is_probed() -> None:
@@ -254,22 +254,22 @@ def test_every_keyword_of_the_table_is_probed() -> None:
 def _check_walks(walks: Walks, schema: Any, count: int, seed: int) -> bool:
     """Whether the schema is held; if it is in full, all that its grammars write is valid."""
     try:
-        holding = hold(schema)
-        starts = [(backend, walks.start(holding.schema, backend)) for backend in sorted(holding.backends)]
+        plan = hold(schema)
+        starts = [(backend, walks.start(plan.schema, backend)) for backend in sorted(plan.backends)]
     except GrammarRefused:
         return False
     judge = Validator(schema)
     for backend, start in starts:
         for text in walks.texts(start, count, seed):
             # Half of a surrogate pair is what xgrammar writes and no Unicode text can hold.
-            if holding.enforcement == "full" and not (backend == "xgrammar" and "\\u" in text):
+            if plan.enforcement == "full" and not (backend == "xgrammar" and "\\u" in text):
                 _assert_valid(judge, text, schema)
     return True
 
 
 def _assert_valid(judge: Validator, text: str, schema: Any) -> None:
     try:
-        judge.judge(text)
+        judge.validate(text)
     except SchemaNotSatisfied as error:
         # Both are JSON, and no schema speaks of them.
         if "a key twice" not in str(error) and "a number beyond" not in str(error):
@@ -328,9 +328,9 @@ def test_a_number_range_lets_no_number_beyond_through(walks: Walks) -> None:
             for index, low in enumerate(bounds):
                 for high in bounds[index + 1 :]:
                     schema = {"type": "number", least: low, most: high}
-                    holding = hold(schema)
-                    start = walks.start(holding.schema, "llguidance")
+                    plan = hold(schema)
+                    start = walks.start(plan.schema, "llguidance")
                     judge = Validator(schema)
                     for text in texts:
-                        if walks.accepts(start, text) and holding.enforcement == "full":
-                            judge.judge(text)
+                        if walks.accepts(start, text) and plan.enforcement == "full":
+                            judge.validate(text)

@@ -74,10 +74,10 @@ def hold(schema: Any) -> EnforcementPlan:
     ],
 )
 def test_relaxed(schema: Any, relaxed: Any, pointers: list[str]) -> None:
-    holding = hold(schema)
-    assert holding.enforcement == "validated" and holding.judged == schema
-    assert holding.schema == relaxed
-    assert [each.pointer for each in holding.residue] == pointers
+    plan = hold(schema)
+    assert plan.enforcement == "validated" and plan.validation_schema == schema
+    assert plan.schema == relaxed
+    assert [each.pointer for each in plan.unenforced] == pointers
     with pytest.raises(SchemaNotEnforceable) as caught:
         plan_enforcement(schema, strict=True, param="tools[2]", limits=SchemaLimits())
     assert (caught.value.param, caught.value.pointer) == ("tools[2]", pointers[0])
@@ -113,9 +113,9 @@ def test_relaxed(schema: Any, relaxed: Any, pointers: list[str]) -> None:
     ],
 )
 def test_rewritten_without_a_change_of_meaning(schema: Any, rewritten: Any) -> None:
-    holding = hold(schema)
-    assert holding.enforcement == "full" and holding.judged is None and holding.residue == ()
-    assert holding.schema == rewritten
+    plan = hold(schema)
+    assert plan.enforcement == "full" and plan.validation_schema is None and plan.unenforced == ()
+    assert plan.schema == rewritten
 
 
 def test_recursion_beside_other_keywords_is_cut_not_followed(walks: Walks) -> None:
@@ -124,9 +124,9 @@ def test_recursion_beside_other_keywords_is_cut_not_followed(walks: Walks) -> No
         "properties": {"child": {"$ref": "#", "required": ["name"]}, "name": {"type": "string"}},
         "additionalProperties": False,
     }
-    holding = hold(schema)
-    assert [each.pointer for each in holding.residue] == ["/properties/child/$ref"]
-    start = walks.start(holding.schema, "llguidance")
+    plan = hold(schema)
+    assert [each.pointer for each in plan.unenforced] == ["/properties/child/$ref"]
+    start = walks.start(plan.schema, "llguidance")
     assert walks.accepts(start, '{"child":{"name":"a"},"name":"b"}')
     assert not walks.accepts(start, '{"child":{},"name":"b"}')
 
@@ -167,9 +167,9 @@ def test_scalars_and_small_arrays_that_are_valid_are_let_through_whatever_the_sc
             # A loop of references says nothing; the validator reads it as true.
             continue
         try:
-            holding = hold(schema)
+            plan = hold(schema)
             judge = Validator(schema)
-            start = walks.start(holding.schema, "llguidance")
+            start = walks.start(plan.schema, "llguidance")
         except (GrammarRefused, GrammarInvalid):
             assert not any(_is_valid(schema, value) for value in values), json.dumps(schema)
             continue
@@ -189,7 +189,7 @@ def _is_valid(schema: Any, value: str) -> bool:
 
 def _satisfies(judge: Validator, value: str) -> bool:
     try:
-        judge.judge(value)
+        judge.validate(value)
     except SchemaNotSatisfied:
         return False
     return True

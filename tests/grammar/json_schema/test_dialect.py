@@ -59,7 +59,7 @@ def test_dependencies_are_asserted_in_any_draft() -> None:
     found = to_newest({"dependencies": {"a": ["b"]}}, param="schema")
     assert found == {"dependentRequired": {"a": ["b"]}}
     assert (
-        plan_enforcement(found, strict=False, param="s", limits=SchemaLimits()).residue[0].keyword
+        plan_enforcement(found, strict=False, param="s", limits=SchemaLimits()).unenforced[0].keyword
         == "dependentRequired"
     )
 

@@ -83,5 +83,5 @@ def test_what_is_proven_is_true_of_random_schemas() -> None:
             continue
         for value in values:
             with pytest.raises(SchemaNotSatisfied):
-                both.judge(value)
+                both.validate(value)
     assert proven > 50

@@ -9,7 +9,7 @@ from loraplex.grammar.backends.vocabulary import byte_vocabulary
 from loraplex.grammar.constraints import SchemaLimits
 from loraplex.grammar.enforcement.planner import plan_enforcement
 from loraplex.grammar.errors import SchemaNotEnforceable, SchemaNotSatisfied
-from loraplex.grammar.json_schema.formats import FORMATS, JUDGED, format_pattern
+from loraplex.grammar.json_schema.formats import FORMATS, VALIDATED_FORMATS, format_pattern
 from loraplex.grammar.json_schema.validator import Validator
 
 USUAL = {
@@ -41,33 +41,33 @@ WRONG = {
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_formats(name: str) -> None:
     schema = {"type": "string", "format": name}
-    holding = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
-    assert holding.backends == {"llguidance"}
+    plan = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
+    assert plan.backends == {"llguidance"}
     walks = Walks(byte_vocabulary())
-    start = walks.start(holding.schema, "llguidance")
+    start = walks.start(plan.schema, "llguidance")
     judge = Validator(schema)
     for text in USUAL[name]:
         assert walks.accepts(start, json.dumps(text)), text
-        judge.judge(json.dumps(text))
+        judge.validate(json.dumps(text))
     for text in WRONG[name]:
         assert not walks.accepts(start, json.dumps(text)), text
 
 
 def test_formats_only_speak_of_strings() -> None:
-    holding = plan_enforcement({"format": "date"}, strict=True, param="schema", limits=SchemaLimits())
+    plan = plan_enforcement({"format": "date"}, strict=True, param="schema", limits=SchemaLimits())
     walks = Walks(byte_vocabulary())
-    start = walks.start(holding.schema, "llguidance")
+    start = walks.start(plan.schema, "llguidance")
     assert walks.accepts(start, "1") and walks.accepts(start, "{}") and not walks.accepts(start, '"x"')
 
 
-@pytest.mark.parametrize("name", sorted(JUDGED))
+@pytest.mark.parametrize("name", sorted(VALIDATED_FORMATS))
 def test_what_no_grammar_holds_the_validator_judges(name: str) -> None:
     assert format_pattern(name) is None
-    holding = plan_enforcement({"format": name}, strict=False, param="schema", limits=SchemaLimits())
-    assert holding.judged is not None and [each.pointer for each in holding.residue] == ["/format"]
+    plan = plan_enforcement({"format": name}, strict=False, param="schema", limits=SchemaLimits())
+    assert plan.validation_schema is not None and [each.pointer for each in plan.unenforced] == ["/format"]
     wrong = {"json-pointer": "a", "relative-json-pointer": "x", "regex": "(", "uri-template": "{"}
     with pytest.raises(SchemaNotSatisfied, match="format"):
-        Validator(holding.judged).judge(json.dumps(wrong.get(name, "\\ \\")))
+        Validator(plan.validation_schema).validate(json.dumps(wrong.get(name, "\\ \\")))
 
 
 def test_an_unknown_format_is_an_annotation_and_no_ground_for_strictness() -> None:

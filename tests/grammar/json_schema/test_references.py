@@ -64,8 +64,8 @@ def test_nothing_outside_is_fetched(reference: str) -> None:
 
 def test_the_standards_own_schema_is_judged() -> None:
     schema = {"$ref": "https://json-schema.org/draft/2020-12/schema"}
-    holding = plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
-    assert holding.enforcement == "validated" and holding.schema == {}
+    plan = plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
+    assert plan.enforcement == "validated" and plan.schema == {}
 
 
 def test_cycles() -> None:
@@ -87,5 +87,5 @@ def test_cycles() -> None:
 def test_a_long_chain_of_references_exhausts_no_stack() -> None:
     chain = {f"d{index}": {"items": {"$ref": f"#/$defs/d{index + 1}"}} for index in range(1_500)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d1500": {"type": "null"}}}
-    holding = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
-    assert holding.enforcement == "full"
+    plan = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
+    assert plan.enforcement == "full"

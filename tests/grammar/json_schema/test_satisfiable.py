@@ -66,9 +66,9 @@ def test_no_document(schema: Any) -> None:
     ],
 )
 def test_documents_without_the_empty_parts(schema: Any, document: str) -> None:
-    holding = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
+    plan = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
     walks = Walks(byte_vocabulary())
-    start = walks.start(holding.schema, "llguidance")
+    start = walks.start(plan.schema, "llguidance")
     assert walks.accepts(start, document)
     assert list(walks.texts(start, 5, 1))
 

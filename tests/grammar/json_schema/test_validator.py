@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loraplex.grammar.errors import GrammarInvalid, SchemaNotSatisfied
-from loraplex.grammar.json_schema.validator import Validator, parse_answer
+from loraplex.grammar.json_schema.validator import Validator, parse_value
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from loraplex.grammar.json_schema.validator import Validator, parse_answer
 )
 def test_not_satisfied(schema: Any, text: str, message: str) -> None:
     with pytest.raises(SchemaNotSatisfied, match=message) as caught:
-        Validator(schema).judge(text)
+        Validator(schema).validate(text)
     assert "secret" not in str(caught.value) and len(str(caught.value)) < 400
 
 
@@ -51,7 +51,7 @@ def test_not_satisfied(schema: Any, text: str, message: str) -> None:
     ],
 )
 def test_satisfied(schema: Any, text: str) -> None:
-    Validator(schema).judge(text)
+    Validator(schema).validate(text)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_backtracking_is_bounded() -> None:
     judge = Validator({"pattern": r"^(x+x+)+y(?!z)(a|aa)+$"})
     started = time.process_time()
     with pytest.raises(SchemaNotSatisfied):
-        judge.judge(json.dumps("x" * 20_000))
+        judge.validate(json.dumps("x" * 20_000))
     assert time.process_time() - started < 2
 
 
 def test_numbers_are_exact() -> None:
-    found = parse_answer("[12345678901234567890123, 0.10000000000000000001]")
+    found = parse_value("[12345678901234567890123, 0.10000000000000000001]")
     assert [str(number) for number in found] == ["12345678901234567890123", "0.10000000000000000001"]

@@ -73,10 +73,10 @@ def tree_of(style: ToolStyle, mode: str, parallel: bool, control_tokens: tuple[s
 def reading_of(style: ToolStyle, mode: str) -> ToolCallFormat:
     syntax = syntax_of(style, beside_json=mode == "beside an answer")
     if mode == "auto" and syntax.marker is not None:
-        calls_may = ToolCallPlacement.FOLLOW_TEXT
+        placement = ToolCallPlacement.FOLLOW_TEXT
     else:
-        calls_may = ToolCallPlacement.BE_ALL if mode == "required" else ToolCallPlacement.REPLACE_TEXT
-    return ToolCallFormat(syntax, calls_may, dict.fromkeys(SCHEMAS))
+        placement = ToolCallPlacement.BE_ALL if mode == "required" else ToolCallPlacement.REPLACE_TEXT
+    return ToolCallFormat(syntax, placement, dict.fromkeys(SCHEMAS))
 
 
 def mask_of(tree: Node, backend: Backend, with_control_tokens: bool) -> LlguidanceMask | XgrammarMask:

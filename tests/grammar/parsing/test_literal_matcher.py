@@ -26,12 +26,12 @@ def test_finds_the_first_marker_and_drops_the_blanks_before_it(deltas: list[str]
     if marker:
         assert passed == before.rstrip(" \n") and read == len(before) + len(marker)
     else:
-        assert passed + finder.release() == text
+        assert passed + finder.flush() == text
 
 
 def test_a_literal_follows_or_does_not() -> None:
     literal = LiteralMatcher("abc")
-    assert literal.match("xab", 1) == 3 and not literal.complete and literal.held == "ab"
+    assert literal.match("xab", 1) == 3 and not literal.complete and literal.matched_text == "ab"
     assert literal.match("d", 0) == 0 and not literal.complete
     assert literal.match("cd", 0) == 1 and literal.complete
 

@@ -76,8 +76,8 @@ def refuse(schema: str, value: str) -> None:
     raise SchemaNotSatisfied(f"{value} by {schema}")
 
 
-def reading(style: ToolStyle, calls_may: ToolCallPlacement, names: Sequence[str] = NAMES) -> ToolCallFormat:
-    return ToolCallFormat(syntax_of(style), calls_may, dict.fromkeys(names))
+def reading(style: ToolStyle, placement: ToolCallPlacement, names: Sequence[str] = NAMES) -> ToolCallFormat:
+    return ToolCallFormat(syntax_of(style), placement, dict.fromkeys(names))
 
 
 def read(of: ToolCallFormat, deltas: Sequence[str], reason: EngineReason = "stop") -> Read:
@@ -150,21 +150,21 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 def test_reads_what_was_meant_however_it_is_cut(
     answer: tuple[ToolStyle, ToolCallPlacement, str, list[WrittenCall], str], places: list[int]
 ) -> None:
-    style, calls_may, before, meant, text = answer
+    style, placement, before, meant, text = answer
     expected = Read(before, meant, "tool_calls" if meant else "stop")
     for deltas in ([text], list(text), cut(text, places)):
-        assert read(reading(style, calls_may), deltas) == expected
+        assert read(reading(style, placement), deltas) == expected
 
 
 @given(answers(), st.integers(0, 10_000))
 def test_a_truncated_answer_gives_a_beginning_of_what_was_meant(
     answer: tuple[ToolStyle, ToolCallPlacement, str, list[WrittenCall], str], place: int
 ) -> None:
-    style, calls_may, _, meant, text = answer
+    style, placement, _, meant, text = answer
     short = text[: place % (len(text) + 1)]
-    whole = read(reading(style, calls_may), [short], "length")
+    whole = read(reading(style, placement), [short], "length")
     assert whole.reason == "length"
-    assert whole == read(reading(style, calls_may), list(short), "length")
+    assert whole == read(reading(style, placement), list(short), "length")
     assert whole.calls == [] or whole.calls[:-1] == meant[: len(whole.calls) - 1]
     if whole.calls:
         last = meant[len(whole.calls) - 1]
@@ -177,12 +177,12 @@ def test_a_truncated_answer_gives_a_beginning_of_what_was_meant(
     st.sampled_from(list(ToolCallPlacement)),
 )
 def test_every_reading_reads_calls_alone(
-    style: ToolStyle, call: WrittenCall, calls_may: ToolCallPlacement
+    style: ToolStyle, call: WrittenCall, placement: ToolCallPlacement
 ) -> None:
-    if calls_may is ToolCallPlacement.FOLLOW_TEXT:
-        calls_may = auto(style)
+    if placement is ToolCallPlacement.FOLLOW_TEXT:
+        placement = auto(style)
     text = render_calls(style, [call, call])
-    assert read(reading(style, calls_may), list(text)) == Read("", [call, call], "tool_calls")
+    assert read(reading(style, placement), list(text)) == Read("", [call, call], "tool_calls")
 
 
 @given(st.text() | st.sampled_from(NASTY), styles, st.lists(st.integers(0, 1000), max_size=5))
@@ -265,13 +265,13 @@ def test_a_stop_token_that_the_user_wants_to_see_is_no_content(style: ToolStyle)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-@pytest.mark.parametrize("calls_may", ToolCallPlacement)
+@pytest.mark.parametrize("placement", ToolCallPlacement)
 @pytest.mark.parametrize("style", ToolStyle)
 def test_the_rest_of_a_cut_answer_is_dropped_after_a_call(
-    style: ToolStyle, calls_may: ToolCallPlacement, reason: EngineReason
+    style: ToolStyle, placement: ToolCallPlacement, reason: EngineReason
 ) -> None:
-    if calls_may is ToolCallPlacement.FOLLOW_TEXT:
-        calls_may = auto(style)
+    if placement is ToolCallPlacement.FOLLOW_TEXT:
+        placement = auto(style)
     first = WrittenCall("get", '{"a": "}"}')
     text = render_calls(style, [first, first])
     syntax = syntax_of(style)
@@ -279,10 +279,10 @@ def test_the_rest_of_a_cut_answer_is_dropped_after_a_call(
         '"', text.index(syntax.separator + syntax.before_name) + len(syntax.before_name) + 2
     )
     for length in range(text.index(first.arguments) + len(first.arguments), second_name):
-        cut_off = read(reading(style, calls_may), list(text[:length]), reason)
+        cut_off = read(reading(style, placement), list(text[:length]), reason)
         assert (cut_off.content, cut_off.calls) == ("", [first])
     with pytest.raises(SchemaNotSatisfied):
-        read(reading(style, calls_may), [text[: second_name - 1] + "nope" + text[second_name:]])
+        read(reading(style, placement), [text[: second_name - 1] + "nope" + text[second_name:]])
 
 
 def test_judges_finished_arguments_and_no_others() -> None:

@@ -65,9 +65,9 @@ def specs(case: HostileGrammar) -> Iterator[GrammarSpec]:
             continue
 
 
-async def outcome(trials: CompileCache, namespace: bytes, spec: GrammarSpec) -> str:
+async def outcome(cache: CompileCache, namespace: bytes, spec: GrammarSpec) -> str:
     try:
-        await trials.check(namespace, spec)
+        await cache.check(namespace, spec)
     except (GrammarInvalid, GrammarTooCostly) as refused:
         assert str(refused).isprintable() and len(str(refused)) < 500
         return str(refused)
@@ -90,10 +90,10 @@ async def test_every_hostile_grammar_ends_in_time(tokenizer: Path) -> None:
         limits=LIMITS,
         environment=dict(os.environ),
     )
-    trials = CompileCache(options)
-    await trials.start()
-    await outcome(trials, b"warm", next(specs(HOSTILE_GRAMMARS[0])))
-    before = own_bytes(trials.pid)
+    cache = CompileCache(options)
+    await cache.start()
+    await outcome(cache, b"warm", next(specs(HOSTILE_GRAMMARS[0])))
+    before = own_bytes(cache.pid)
     outcomes: dict[tuple[str, str], str] = {}
     late: dict[str, float] = {}
 
@@ -101,7 +101,7 @@ async def test_every_hostile_grammar_ends_in_time(tokenizer: Path) -> None:
         for case in cases:
             for spec in specs(case):
                 started = time.monotonic()
-                outcomes[case.name, spec.backend] = await outcome(trials, bytes([slot]), spec)
+                outcomes[case.name, spec.backend] = await outcome(cache, bytes([slot]), spec)
                 if (waited := time.monotonic() - started) > LIMITS.deadline_s + SLACK_S:
                     late[case.name] = waited
 
@@ -110,9 +110,9 @@ async def test_every_hostile_grammar_ends_in_time(tokenizer: Path) -> None:
     assert late == {}
     assert len({name for name, _ in outcomes}) > len(HOSTILE_GRAMMARS) * 0.8
     await asyncio.sleep(0.5)
-    assert children(trials.pid) == []
-    assert own_bytes(trials.pid) - before < 16 * MIB
-    assert trials.stats.restarts == 0
+    assert children(cache.pid) == []
+    assert own_bytes(cache.pid) - before < 16 * MIB
+    assert cache.stats.restarts == 0
     for key, value in outcomes.items():
         print(*key, value[:150])
-    await trials.close()
+    await cache.close()

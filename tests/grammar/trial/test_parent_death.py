@@ -16,9 +16,9 @@ import asyncio, os, sys
 from loraplex.grammar.backends import emit_xgrammar
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tree import JsonValue
-from loraplex.grammar.trial.messages import TrialLimits
-from loraplex.grammar.trial.worker import TrialWorkerOptions
-from loraplex.grammar.trial.trials import Trials
+from loraplex.grammar.trial.messages import SandboxLimits
+from loraplex.grammar.trial.worker import CompileWorkerConfig
+from loraplex.grammar.trial.trials import CompileCache
 
 async def main():
     assert not {"torch", "xgrammar", "transformers"} & set(sys.modules)
@@ -27,13 +27,13 @@ async def main():
         branch = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
         schema = {"oneOf": [schema, branch]}
     spec = GrammarSpec(backend="xgrammar", source=emit_xgrammar.emit(JsonValue(schema)))
-    options = TrialWorkerOptions(
+    options = CompileWorkerConfig(
         tokenizer=sys.argv[1], vocab_size=257, end_token_ids=(256,),
-        limits=TrialLimits(deadline_s=60, cpu_s=60), environment=dict(os.environ),
+        limits=SandboxLimits(deadline_s=60, cpu_s=60), environment=dict(os.environ),
     )
-    trials = Trials(options)
-    await trials.start()
-    await trials.check(b"a", spec)
+    cache = CompileCache(options)
+    await cache.start()
+    await cache.check(b"a", spec)
 
 asyncio.run(main())
 """
@@ -59,7 +59,7 @@ def until_a_trial_runs(gateway: "subprocess.Popen[bytes]") -> list[int]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and gateway.poll() is None:
         for process in children(gateway.pid):
-            if trials := children(process):
-                return [process, *trials]
+            if checks := children(process):
+                return [process, *checks]
         time.sleep(0.02)
     raise AssertionError("no trial ever ran")

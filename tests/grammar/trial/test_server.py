@@ -11,9 +11,9 @@ from tests.grammar.process_table import children, command_line
 
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.spec import GrammarSpec
-from loraplex.grammar.trial.messages import Cancel, CompileResult, Order, SandboxLimits, Try, encode
+from loraplex.grammar.trial.messages import Cancel, CompileResult, Order, SandboxLimits, StartCheck, encode
 from loraplex.grammar.trial.orders import OrderSource
-from loraplex.grammar.trial.server import TrialServer
+from loraplex.grammar.trial.server import ForkServer
 
 MIB = 1 << 20
 LIMITS = SandboxLimits(deadline_s=10.0, cpu_s=1, memory_bytes=64 * MIB, grammar_bytes=4 * MIB)
@@ -79,23 +79,23 @@ def descriptors(spec: GrammarSpec) -> int:
 kept: list[mmap.mmap] = []
 
 
-def verdicts(
+def results(
     first_mask: Callable[[GrammarSpec], int],
     *orders: Order,
     expected: int = 1,
     limits: SandboxLimits = LIMITS,
 ) -> list[CompileResult]:
-    """What a server answers until it has given `expected` verdicts."""
+    """What a server answers until it has given `expected` results."""
     reading, writing = os.pipe()
     os.write(writing, b"".join(encode(order) + b"\n" for order in orders))
     told: list[CompileResult] = []
 
-    def report(verdict: CompileResult) -> None:
-        told.append(verdict)
+    def report(result: CompileResult) -> None:
+        told.append(result)
         if len(told) == expected:
             os.close(writing)
 
-    TrialServer(first_mask, limits, report).serve(OrderSource(reading))
+    ForkServer(first_mask, limits, report).serve(OrderSource(reading))
     os.close(reading)
     return told
 
@@ -106,8 +106,8 @@ def forks() -> list[int]:
     return [child for child in children(os.getpid()) if command_line(child) in (mine, b"")]
 
 
-def a_try(trial_id: int = 7) -> Try:
-    return Try(trial_id, GrammarSpec(backend="llguidance", source=""))
+def a_try(check_id: int = 7) -> StartCheck:
+    return StartCheck(check_id, GrammarSpec(backend="llguidance", source=""))
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def a_try(trial_id: int = 7) -> Try:
     ],
 )
 def test_outcome(first_mask: Callable[[GrammarSpec], int], outcome: str) -> None:
-    (verdict,) = verdicts(first_mask, a_try())
-    assert (verdict.trial_id, verdict.outcome) == (7, outcome)
-    assert verdict.wall_s < LIMITS.deadline_s
+    (result,) = results(first_mask, a_try())
+    assert (result.check_id, result.outcome) == (7, outcome)
+    assert result.wall_s < LIMITS.deadline_s
     assert forks() == []
 
 
@@ -138,13 +138,13 @@ def test_a_deadline_is_the_grammars_only_if_it_had_time(
     first_mask: Callable[[GrammarSpec], int], outcome: str
 ) -> None:
     limits = SandboxLimits(deadline_s=0.8, cpu_s=2)
-    (verdict,) = verdicts(first_mask, a_try(), limits=limits)
-    assert verdict.outcome == outcome
-    assert 0.8 <= verdict.wall_s < 3
+    (result,) = results(first_mask, a_try(), limits=limits)
+    assert result.outcome == outcome
+    assert 0.8 <= result.wall_s < 3
 
 
 def test_an_error_text_is_cleaned() -> None:
-    assert verdicts(refuse, a_try())[0].text == "[2Jno such rule"
+    assert results(refuse, a_try())[0].text == "[2Jno such rule"
 
 
 def test_without_a_process_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,15 +152,15 @@ def test_without_a_process_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> 
         raise BlockingIOError("no process")
 
     monkeypatch.setattr(os, "fork", fork)
-    (verdict,) = verdicts(burn, a_try())
-    assert (verdict.outcome, verdict.text) == ("starved", "no process")
+    (result,) = results(burn, a_try())
+    assert (result.outcome, result.text) == ("starved", "no process")
 
 
 def test_trials_run_side_by_side_and_are_cancelled() -> None:
     started = time.monotonic()
-    orders = [a_try(trial_id) for trial_id in range(4)] + [Cancel(trial_id) for trial_id in (0, 1, 2, 3, 99)]
-    told = verdicts(sleep, *orders, expected=4)
-    assert {(verdict.trial_id, verdict.outcome) for verdict in told} == {(i, "cancelled") for i in range(4)}
+    orders = [a_try(check_id) for check_id in range(4)] + [Cancel(check_id) for check_id in (0, 1, 2, 3, 99)]
+    told = results(sleep, *orders, expected=4)
+    assert {(result.check_id, result.outcome) for result in told} == {(i, "cancelled") for i in range(4)}
     assert time.monotonic() - started < LIMITS.deadline_s
 
 
@@ -169,7 +169,7 @@ def test_the_end_of_input_ends_running_trials() -> None:
     os.write(writing, encode(a_try()) + b"\n")
     os.close(writing)
     told: list[CompileResult] = []
-    TrialServer(sleep, LIMITS, told.append).serve(OrderSource(reading))
+    ForkServer(sleep, LIMITS, told.append).serve(OrderSource(reading))
     os.close(reading)
     assert told == []
     assert forks() == []

@@ -65,12 +65,12 @@ async def running(tokenizer: Path, limits: SandboxLimits = LIMITS) -> AsyncItera
         limits=limits,
         environment=dict(os.environ),
     )
-    trials = CompileCache(options)
-    await trials.start()
+    cache = CompileCache(options)
+    await cache.start()
     try:
-        yield trials
+        yield cache
     finally:
-        await trials.close()
+        await cache.close()
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def trials(tokenizer: Path) -> AsyncIterator[CompileCache]:
-    async with running(tokenizer) as trials:
-        yield trials
+async def cache(tokenizer: Path) -> AsyncIterator[CompileCache]:
+    async with running(tokenizer) as cache:
+        yield cache
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
@@ -93,8 +93,8 @@ async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
         await asyncio.sleep(0.01)
 
 
-def forks(trials: CompileCache) -> list[int]:
-    return children(trials.pid)
+def forks(cache: CompileCache) -> list[int]:
+    return children(cache.pid)
 
 
 async def timed(trial: Awaitable[None]) -> float:
@@ -103,23 +103,23 @@ async def timed(trial: Awaitable[None]) -> float:
     return time.monotonic() - started
 
 
-async def test_the_process_has_one_thread_and_no_priority(trials: CompileCache) -> None:
-    await trials.check(b"a", by_llguidance(an_object("first")))
-    assert trials.pid is not None
-    assert len(os.listdir(f"/proc/{trials.pid}/task")) == 1
-    assert os.getpriority(os.PRIO_PROCESS, trials.pid) == max(7, os.getpriority(os.PRIO_PROCESS, 0))
-    assert os.getpgid(trials.pid) == trials.pid and os.getsid(trials.pid) == os.getsid(0)
+async def test_the_process_has_one_thread_and_no_priority(cache: CompileCache) -> None:
+    await cache.check(b"a", by_llguidance(an_object("first")))
+    assert cache.pid is not None
+    assert len(os.listdir(f"/proc/{cache.pid}/task")) == 1
+    assert os.getpriority(os.PRIO_PROCESS, cache.pid) == max(7, os.getpriority(os.PRIO_PROCESS, 0))
+    assert os.getpgid(cache.pid) == cache.pid and os.getsid(cache.pid) == os.getsid(0)
 
 
 @pytest.mark.parametrize("emit", [by_llguidance, by_xgrammar])
 async def test_what_compiles_passes_and_is_remembered_for_its_tenant(
-    trials: CompileCache, emit: Callable[[dict[str, Any]], GrammarSpec]
+    cache: CompileCache, emit: Callable[[dict[str, Any]], GrammarSpec]
 ) -> None:
     spec = emit(an_object("remembered"))
-    before = trials.stats.trials
+    before = cache.stats.checks
     for namespace in (b"a", b"a", b"b"):
-        await trials.check(namespace, spec)
-    assert trials.stats.trials == before + 2
+        await cache.check(namespace, spec)
+    assert cache.stats.checks == before + 2
 
 
 @pytest.mark.parametrize("emit", [by_llguidance, by_xgrammar])
@@ -132,81 +132,81 @@ async def test_what_compiles_passes_and_is_remembered_for_its_tenant(
     ],
 )
 async def test_what_does_not_compile_is_refused_with_its_field(
-    trials: CompileCache, emit: Callable[[dict[str, Any]], GrammarSpec], schema: dict[str, Any], message: str
+    cache: CompileCache, emit: Callable[[dict[str, Any]], GrammarSpec], schema: dict[str, Any], message: str
 ) -> None:
-    refusals = trials.stats.refusals.total()
+    refusals = cache.stats.refusals.total()
     for param in ("response_format", "tools.0"):
         with pytest.raises(GrammarInvalid, match=message) as refused:
-            await trials.check(b"a", emit(schema), param=param)
+            await cache.check(b"a", emit(schema), param=param)
         assert refused.value.param == param
         assert ".cc" not in str(refused.value) and len(str(refused.value)) < 500
-    assert trials.stats.refusals.total() == refusals + 2
+    assert cache.stats.refusals.total() == refusals + 2
 
 
-async def test_what_takes_too_much_time_is_refused_in_time(trials: CompileCache) -> None:
+async def test_what_takes_too_much_time_is_refused_in_time(cache: CompileCache) -> None:
     started = time.monotonic()
     with pytest.raises(GrammarTooCostly, match="1 s of CPU time") as refused:
-        await trials.check(b"a", slow(), param="response_format")
+        await cache.check(b"a", slow(), param="response_format")
     assert refused.value.param == "response_format"
     assert time.monotonic() - started < LIMITS.deadline_s + SLACK_S
     started = time.monotonic()
     with pytest.raises(GrammarTooCostly):
-        await trials.check(b"a", slow())
+        await cache.check(b"a", slow())
     # It is remembered: a second trial would take that second again.
     assert time.monotonic() - started < 1
 
 
-async def test_half_a_surrogate_is_refused(trials: CompileCache) -> None:
+async def test_half_a_surrogate_is_refused(cache: CompileCache) -> None:
     with pytest.raises(GrammarInvalid, match="surrogate"):
-        await trials.check(b"a", GrammarSpec(backend="llguidance", source="\ud800"), param="response_format")
+        await cache.check(b"a", GrammarSpec(backend="llguidance", source="\ud800"), param="response_format")
 
 
-async def test_one_trial_serves_all_who_wait(trials: CompileCache) -> None:
-    before = trials.stats.trials
+async def test_one_trial_serves_all_who_wait(cache: CompileCache) -> None:
+    before = cache.stats.checks
     spec = by_xgrammar(an_object("shared"))
-    await asyncio.gather(*(trials.check(b"a", spec) for _ in range(20)))
-    assert trials.stats.trials == before + 1
+    await asyncio.gather(*(cache.check(b"a", spec) for _ in range(20)))
+    assert cache.stats.checks == before + 1
 
 
-async def test_a_trial_goes_on_while_somebody_waits(trials: CompileCache) -> None:
+async def test_a_trial_goes_on_while_somebody_waits(cache: CompileCache) -> None:
     spec = slow(seed=1)
-    first, second = (asyncio.create_task(trials.check(b"a", spec)) for _ in range(2))
-    await until(lambda: len(forks(trials)) == 1)
+    first, second = (asyncio.create_task(cache.check(b"a", spec)) for _ in range(2))
+    await until(lambda: len(forks(cache)) == 1)
     first.cancel()
     with pytest.raises(GrammarTooCostly):
         await second
     assert first.cancelled()
 
 
-async def test_a_trial_nobody_waits_for_is_killed(trials: CompileCache) -> None:
-    waiter = asyncio.create_task(trials.check(b"a", slow(seed=2)))
-    await until(lambda: len(forks(trials)) == 1)
+async def test_a_trial_nobody_waits_for_is_killed(cache: CompileCache) -> None:
+    waiter = asyncio.create_task(cache.check(b"a", slow(seed=2)))
+    await until(lambda: len(forks(cache)) == 1)
     started = time.monotonic()
     waiter.cancel()
-    await until(lambda: not forks(trials) and trials.stats.running == 0)
+    await until(lambda: not forks(cache) and cache.stats.running == 0)
     assert time.monotonic() - started < 0.5
-    await trials.check(b"a", by_llguidance(an_object("after")))
+    await cache.check(b"a", by_llguidance(an_object("after")))
 
 
-async def test_a_tenants_line_is_bounded(trials: CompileCache) -> None:
+async def test_a_tenants_line_is_bounded(cache: CompileCache) -> None:
     waiters = [
-        asyncio.create_task(trials.check(b"a", slow(seed=10 + number)))
+        asyncio.create_task(cache.check(b"a", slow(seed=10 + number)))
         for number in range(LIMITS.queued_per_tenant + 1)
     ]
     await asyncio.sleep(0)
     with pytest.raises(WorkersUnavailable, match="4 new grammars of this tenant"):
-        await trials.check(b"a", by_llguidance(an_object("too many")))
+        await cache.check(b"a", by_llguidance(an_object("too many")))
     for waiter in waiters:
         waiter.cancel()
     await asyncio.gather(*waiters, return_exceptions=True)
-    await until(lambda: trials.stats.running == trials.stats.waiting == 0)
+    await until(lambda: cache.stats.running == cache.stats.waiting == 0)
 
 
-async def test_a_flooding_tenant_leaves_a_slot_to_others(trials: CompileCache) -> None:
-    flood = [asyncio.create_task(trials.check(b"flood", slow(seed=20 + number))) for number in range(4)]
-    await until(lambda: trials.stats.running == 1)
+async def test_a_flooding_tenant_leaves_a_slot_to_others(cache: CompileCache) -> None:
+    flood = [asyncio.create_task(cache.check(b"flood", slow(seed=20 + number))) for number in range(4)]
+    await until(lambda: cache.stats.running == 1)
     waits = [
-        await timed(trials.check(b"quiet", by_llguidance(an_object(f"quiet{number}")))) for number in range(4)
+        await timed(cache.check(b"quiet", by_llguidance(an_object(f"quiet{number}")))) for number in range(4)
     ]
     assert max(waits) < 1.0
     assert not any(waiter.done() for waiter in flood[1:])
@@ -215,62 +215,62 @@ async def test_a_flooding_tenant_leaves_a_slot_to_others(trials: CompileCache) -
     await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_a_killed_process_is_replaced_and_its_trial_tried_again(trials: CompileCache) -> None:
-    waiter = asyncio.create_task(trials.check(b"a", slow(seed=30)))
-    await until(lambda: trials.stats.running == 1 and len(forks(trials)) == 1)
-    (orphan,) = forks(trials)
-    old, restarts = trials.pid, trials.stats.restarts
+async def test_a_killed_process_is_replaced_and_its_trial_tried_again(cache: CompileCache) -> None:
+    waiter = asyncio.create_task(cache.check(b"a", slow(seed=30)))
+    await until(lambda: cache.stats.running == 1 and len(forks(cache)) == 1)
+    (orphan,) = forks(cache)
+    old, restarts = cache.pid, cache.stats.restarts
     assert old is not None
     os.kill(old, signal.SIGKILL)
     with pytest.raises(GrammarTooCostly):
         await waiter
-    assert trials.pid != old and trials.stats.restarts == restarts + 1
+    assert cache.pid != old and cache.stats.restarts == restarts + 1
     await until(lambda: not alive(orphan))
-    await trials.check(b"a", by_xgrammar(an_object("after the kill")))
+    await cache.check(b"a", by_xgrammar(an_object("after the kill")))
 
 
 async def test_a_process_that_hangs_is_replaced(tokenizer: Path) -> None:
     limits = SandboxLimits(deadline_s=1.0, hang_grace_s=2.0)
-    async with running(tokenizer, limits) as trials:
-        await trials.check(b"a", by_llguidance(an_object("before")))
-        hung = trials.pid
+    async with running(tokenizer, limits) as cache:
+        await cache.check(b"a", by_llguidance(an_object("before")))
+        hung = cache.pid
         assert hung is not None
         os.kill(hung, signal.SIGSTOP)
-        await trials.check(b"a", by_llguidance(an_object("after")))
-        assert trials.pid != hung and not alive(hung)
+        await cache.check(b"a", by_llguidance(an_object("after")))
+        assert cache.pid != hung and not alive(hung)
 
 
 async def test_budgets_of_memory_and_size(tokenizer: Path) -> None:
     limits = SandboxLimits(memory_bytes=48 * MIB, grammar_bytes=2 * MIB)
     words = [f"{number:x}" * 12 for number in range(40_000)]
-    async with running(tokenizer, limits) as trials:
+    async with running(tokenizer, limits) as cache:
         with pytest.raises(GrammarTooCostly, match="more than 48 MiB of memory"):
-            await trials.check(b"a", by_llguidance({"enum": words * 4}))
+            await cache.check(b"a", by_llguidance({"enum": words * 4}))
         with pytest.raises(GrammarTooCostly, match="allowed are 2 MiB"):
-            await trials.check(b"a", by_llguidance({"enum": words[:16_000]}))
-        await until(lambda: not forks(trials))
+            await cache.check(b"a", by_llguidance({"enum": words[:16_000]}))
+        await until(lambda: not forks(cache))
 
 
 async def test_without_a_tokenizer_nothing_can_be_tried(tmp_path: Path) -> None:
-    async with running(tmp_path / "missing") as trials:
+    async with running(tmp_path / "missing") as cache:
         with pytest.raises(WorkersUnavailable):
-            await trials.check(b"a", by_llguidance(an_object("never")))
+            await cache.check(b"a", by_llguidance(an_object("never")))
         with pytest.raises(WorkersUnavailable):
-            await timed_refusal(trials)
+            await timed_refusal(cache)
 
 
-async def timed_refusal(trials: CompileCache) -> None:
+async def timed_refusal(cache: CompileCache) -> None:
     started = time.monotonic()
     try:
-        await trials.check(b"a", by_llguidance(an_object("at once")))
+        await cache.check(b"a", by_llguidance(an_object("at once")))
     finally:
         assert time.monotonic() - started < 0.2
 
 
 async def test_who_waits_at_the_end_is_told(tokenizer: Path) -> None:
-    async with running(tokenizer) as trials:
-        waiter = asyncio.create_task(trials.check(b"a", slow()))
+    async with running(tokenizer) as cache:
+        waiter = asyncio.create_task(cache.check(b"a", slow()))
         await asyncio.sleep(0)
     with pytest.raises(WorkersUnavailable, match="shutting down"):
         await waiter
-    assert trials.pid is None
+    assert cache.pid is None

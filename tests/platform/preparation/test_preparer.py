@@ -67,7 +67,7 @@ async def test_a_composition_reads_and_notes_as_one_made_here(preparer: RequestA
         assert composed.composition.enforcement == "validated" and composed.composition.spec is not None
     composed = await preparer.compose(ONE, pack_form(form, ToolStyle.GENERIC))
     noted: list[tuple[str, str]] = []
-    reader = composed.composition.reader(lambda schema, value: noted.append((schema, value)))
+    reader = composed.composition.parser(lambda schema, value: noted.append((schema, value)))
     pieces = reader.feed('<tool_call>{"name": "g", "arguments": {"a": [1, 1]}}</tool_call>')
     assert len(pieces) >= 2 and reader.finish("stop")[1] == "tool_calls"
     assert [value for _, value in noted] == ['{"a": [1, 1]}']

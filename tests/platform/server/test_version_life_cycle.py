@@ -81,7 +81,7 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
         assert engine.probed[0].namespace == namespace_of(tenant_id)
         assert refused_by_engines(engines) == []
         engine.last_stats = EngineStats(quarantined_adapters=[(namespace_of(tenant_id), ready.digest)])
-        await life_cycle.follow_quarantines()
+        await life_cycle.apply_quarantines()
         assert (await version()).state == "quarantined"
 
 

@@ -31,8 +31,8 @@ async def prepare(database: Database) -> UUID:
     return tenant_id
 
 
-def gateway(database: Database, home: Path, claim_s: float) -> UploadHome:
-    return UploadHome(database, home, None, UploadConfig(claim_s=claim_s))
+def gateway(database: Database, home: Path, lease_s: float) -> UploadHome:
+    return UploadHome(database, home, None, UploadConfig(lease_s=lease_s))
 
 
 def slow(home: UploadHome, seconds: float) -> UploadHome:
@@ -50,15 +50,15 @@ def slow(home: UploadHome, seconds: float) -> UploadHome:
 async def test_the_key_of_a_process_that_died_is_free_when_its_claim_is_over(
     database: Database, tmp_path: Path
 ) -> None:
-    assert UploadConfig().claim_s <= 60
-    tenant_id, upload_id, claim_s = await prepare(database), uuid4(), 1.5
+    assert UploadConfig().lease_s <= 60
+    tenant_id, upload_id, lease_s = await prepare(database), uuid4(), 1.5
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / '.src'}{os.pathsep}{ROOT}"}
-    arguments = (database.url, str(tmp_path), str(tenant_id), str(upload_id), str(claim_s))
+    arguments = (database.url, str(tmp_path), str(tenant_id), str(upload_id), str(lease_s))
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", DIE, *arguments, cwd=ROOT, env=environment
     )
     assert await child.wait() == -signal.SIGKILL
-    died, home = time.monotonic(), gateway(database, tmp_path, claim_s)
+    died, home = time.monotonic(), gateway(database, tmp_path, lease_s)
     refused = 0
     while time.monotonic() - died < 20:
         try:
@@ -68,7 +68,7 @@ async def test_the_key_of_a_process_that_died_is_free_when_its_claim_is_over(
             refused += 1
             await asyncio.sleep(0.1)
     assert version.version == 1 and refused > 0
-    assert time.monotonic() - died < claim_s + 3
+    assert time.monotonic() - died < lease_s + 3
 
 
 async def test_a_request_that_lives_keeps_its_key_beyond_the_first_lease(

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS
 
-from loraplex.adapters.versions.pending_folders import HELD_FOLDER
+from loraplex.adapters.versions.pending_folders import PENDING_FOLDER
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -97,7 +97,7 @@ def hash_of(path: Path) -> str:
 
 def newest(home: Path) -> str:
     """The hash of the weights that the life cycle took over last."""
-    taken = (home / "home" / "adapters" / HELD_FOLDER).glob(f"*/{WEIGHTS}")
+    taken = (home / "home" / "adapters" / PENDING_FOLDER).glob(f"*/{WEIGHTS}")
     return hash_of(max(taken, key=lambda path: path.stat().st_mtime))
 
 

@@ -92,7 +92,7 @@ def die() -> None:
         raise AssertionError
 
     async def run() -> None:
-        home = UploadHome(Database(url), Path(folder), None, UploadConfig(claim_s=float(seconds)))
+        home = UploadHome(Database(url), Path(folder), None, UploadConfig(lease_s=float(seconds)))
         home.life_cycle.register = kill  # type: ignore[method-assign]
         await submit_whole(home, UUID(tenant), UUID(upload))
 

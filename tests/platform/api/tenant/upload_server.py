@@ -43,17 +43,17 @@ class FakeLifeCycle:
         created_by: str | None,
     ) -> RegisteredVersion:
         version_id = uuid4()
-        held = PendingFolders(self.root).hold(staged, version_id)
+        pending = PendingFolders(self.root).add(staged, version_id)
         record = await AdapterRepository(session, tenant_id).add_unjudged(
             name, version_id=version_id, size_bytes=1000, created_by=created_by
         )
         if self.error is not None:
-            held.release()
+            pending.discard()
             raise self.error
-        return RegisteredVersion(record, held)
+        return RegisteredVersion(record, pending)
 
-    def start(self, begun: RegisteredVersion) -> None:
-        self.taken.append(begun.held.folder)
+    def start(self, registered: RegisteredVersion) -> None:
+        self.taken.append(registered.pending.folder)
 
 
 @dataclass

@@ -51,7 +51,7 @@ class Judges:
     def __init__(self) -> None:
         self.judged: list[tuple[bytes, str, str]] = []
 
-    async def judge(self, namespace: bytes, schema: str, value: str) -> None:
+    async def validate(self, namespace: bytes, schema: str, value: str) -> None:
         self.judged.append((namespace, schema, value))
 
 
