@@ -1,1 +1,1 @@
-"""Constrained decoding: request forms to grammars, and grammars to next-token masks."""
+"""Structured output: output constraints of a request to grammars, and grammars to next-token masks."""

@@ -1,7 +1,7 @@
-"""How each schema of a list is held, and which documents go through: the same way as a request, without a model.
+"""Checks a list of schemas as a request would, without a model: how each is enforced and which documents it accepts.
 
-Invariant: a document is accepted if the grammar lets exactly its text through to the end, token by token, and the validator,
-where one is used, is satisfied too. The backends are imported when the checker is made.
+Invariant: a document is accepted if the grammar accepts exactly its text, token by token, and the validator, where
+one is used, accepts its value. Creating a `Checker` imports the backends.
 """
 
 import json
@@ -31,7 +31,7 @@ NAMESPACE = b"check"
 
 
 class BadLine(ValueError):
-    """A line of the list is not what it should be; the message names its number."""
+    """A line of the list is malformed; the message has its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class SchemaReport:
-    """`refused_at`: for refused the JSON Pointer of the reason, if it has one; `reason` its text. `compile_ms` counts both."""
+    """The result for one schema.
+
+    `refused_at` is the JSON Pointer of the reason for a refusal, if it has one, and `reason` its text. `compile_ms`
+    includes planning and compiling.
+    """
 
     enforcement: Literal["full", "validated", "refused"]
     backend: Literal["xgrammar", "llguidance", "none"]
@@ -54,7 +58,7 @@ class SchemaReport:
     reason: str | None = None
 
     def as_line(self) -> dict[str, Any]:
-        """The line of the contract."""
+        """Return the line that `loraplex grammar check` writes."""
         return {
             "enforcement": self.enforcement,
             "backend": self.backend,
@@ -65,7 +69,7 @@ class SchemaReport:
 
 
 class Checker:
-    """Holds schemas for one vocabulary."""
+    """Checks schemas against one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, limits: SchemaLimits | None = None) -> None:
         from loraplex.grammar.backends.compiler import MaskCompiler
@@ -73,11 +77,11 @@ class Checker:
         self._compiler = MaskCompiler(vocabulary)
         self._limits = limits or SchemaLimits()
         self._tokenizer = vocabulary.tokenizer
-        # The text of a control token is text here, as it would be in a model's answer.
+        # A document may contain the text of a control token; a model would write it as ordinary text.
         self._tokenizer.encode_special_tokens = True
 
     def check(self, case: Case, *, strict: bool = False) -> SchemaReport:
-        """Refusals are verdicts, not errors."""
+        """Plan, compile and try one schema. A refusal is a result, not an error."""
         started = perf_counter()
         try:
             plan = plan_enforcement(case.schema, strict=strict, param="schema", limits=self._limits)
@@ -128,7 +132,7 @@ def _satisfies(validator: Validator | None, text: str) -> bool:
 
 
 def read_cases(lines: Iterable[str]) -> Iterator[Case]:
-    """Blank lines are skipped. Raises `BadLine`."""
+    """Yield the cases of a list; blank lines are skipped. Raises `BadLine`."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield _read_case(line, number)

@@ -1,8 +1,8 @@
-"""Child processes that work for this one in the background, spoken to over their standard input and output.
+"""Background child processes with pipes on standard input and output.
 
-Invariant: they share this process's session, inside which their low priority counts, but not its group: what a terminal
-sends to the group does not reach them. Between fork and exec nothing runs but `setpgrp`, which takes no lock (uvloop does not
-know `process_group`).
+Invariant: a child shares this process's session, in which its low priority counts, but has its own process group, so
+that terminal signals do not reach it. Only `setpgrp`, which takes no lock, runs between fork and exec (uvloop has no
+`process_group`).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ READ_AHEAD: Final = 1 << 20
 
 
 async def spawn_child(module: str, *arguments: str, environment: Mapping[str, str]) -> Process:
-    """`python -m module arguments`. A line of its output has at most `READ_AHEAD` bytes. Raises `OSError`."""
+    """Start `python -m module arguments`. A line of its output has at most `READ_AHEAD` bytes. Raises `OSError`."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
         stdin=PIPE,
@@ -29,7 +29,7 @@ async def spawn_child(module: str, *arguments: str, environment: Mapping[str, st
 
 
 async def end_child(process: Process) -> None:
-    """Kill and reap it."""
+    """Kill the process and reap it."""
     with suppress(ProcessLookupError):
         process.kill()
     await process.wait()

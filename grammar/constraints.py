@@ -1,4 +1,4 @@
-"""`OutputConstraints`: what a request asks its answer to be, read from the request and nothing decided yet."""
+"""`OutputConstraints`: what a request demands of its output, parsed from the request; no backend is chosen yet."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -13,7 +13,7 @@ class JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """`strict`: refuse what the grammar alone cannot hold. `param` is the field the schema came from."""
+    """`strict`: refuse the schema if no grammar enforces all of it. `param` is the request field of the schema."""
 
     schema: JsonSchemaValue
     strict: bool
@@ -22,21 +22,21 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """The whole answer matches (Rust syntax: no look-around, no back-references)."""
+    """The whole output matches (Rust syntax: no look-around, no back-references)."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The answer is one of these texts."""
+    """The output is one of these texts."""
 
     options: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ContextFreeGrammar:
-    """Lark as llguidance reads it, or GBNF-style EBNF (rules with `::=`) as xgrammar does."""
+    """A grammar in Lark as llguidance reads it, or in GBNF-style EBNF (rules with `::=`) as xgrammar reads it."""
 
     text: str
 
@@ -53,7 +53,9 @@ OutputFormat: TypeAlias = JsonObject | JsonSchema | Regex | Choice | ContextFree
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One function a model may call. `parameters` is the schema of its arguments; `param` the place of that schema."""
+    """One function that a model may call. `parameters` is the schema of its arguments; `param` is the place of that
+    schema in the request.
+    """
 
     name: str
     description: str
@@ -64,9 +66,11 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraints:
-    """`tool_choice` none means that no call can be written; named is `required` with the one tool in `tools`.
+    """The format and the tool calls that a request allows.
 
-    `tools` are those that may be called. `parallel` allows more than one call per answer.
+    `tool_choice` none means that no call can be written. A named tool is `required` with that one tool in `tools`.
+
+    `tools` are those that may be called. `parallel` allows more than one call in one output.
     """
 
     format: OutputFormat | None = None
@@ -79,9 +83,10 @@ class OutputConstraints:
 
 @dataclass(frozen=True, slots=True)
 class SchemaLimits:
-    """Bounds checked before anything is compiled; every refusal names the number.
+    """Limits that are tested before anything is compiled; every refusal contains the number.
 
-    `max_nodes_together` and `max_patterns_bytes` are for all schemas of a request, `max_pattern_bytes` for one pattern.
+    `max_nodes_together` and `max_patterns_bytes` are for all schemas of a request, `max_pattern_bytes` for one
+    pattern.
     """
 
     max_bytes: int = 262_144

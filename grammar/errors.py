@@ -1,15 +1,15 @@
 """Every error of this package. Nothing here knows HTTP.
 
 GrammarError
-├── GrammarRefused            the asked-for form cannot be held: names the place in the request
-│   ├── GrammarTooLarge       a bound on bytes, depth, nodes, enum or pattern is exceeded
-│   ├── SchemaNotHeld         `strict`, and a keyword that neither backend enforces; names it by JSON Pointer
-│   ├── GrammarInvalid        not a schema, a regular expression or a grammar at all
-│   └── GrammarTooCostly      the trial compilation passed its deadline or its memory
-├── TrialsUnavailable         the worker of trial compilations is down or its queue is full
-├── AnswerNotSatisfied        a finished value that only the validator could judge failed
-└── MatcherFailed             a compiled grammar broke down while decoding: its request ends, the others go on
-    └── MatcherTooCostly      its work limit is spent: also a `TimeoutError`, by which the engine tells it
+├── GrammarRefused            the output constraints cannot be enforced: names the request field
+│   ├── GrammarTooLarge       a limit on bytes, depth, nodes, enum or pattern is exceeded
+│   ├── SchemaNotEnforceable  `strict`, and a keyword that neither backend enforces; names it by JSON Pointer
+│   ├── GrammarInvalid        not a schema, a regular expression or a grammar
+│   └── GrammarTooCostly      the compile check exceeded its deadline, CPU time or memory
+├── WorkersUnavailable        a worker process is down or its queue is full
+├── SchemaNotSatisfied        a finished value does not satisfy its schema
+└── MatcherFailed             a compiled grammar failed while decoding; only its own request ends
+    └── MatcherTooCostly      its work limit is spent; a `TimeoutError` too, by which the engine recognises it
 """
 
 

@@ -1,6 +1,6 @@
-"""A child that the kernel ends with its parent (Linux).
+"""Ends a child process when its parent dies (Linux).
 
-Invariant: after `die_with_parent` returned, the parent was alive when the death signal was already armed.
+Invariant: when `die_with_parent` has returned, the parent was alive after the death signal was armed.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ PARENT_GONE_STATUS: Final = 75
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Arm SIGKILL upon the parent's death (Linux); exit at once if it is dead already."""
+    """Arm SIGKILL for the parent's death (Linux); exit at once if the parent is dead already."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,5 +1,7 @@
-"""`GrammarSpec`: what crosses from gateway to engine. Invariant: it names its backend and holds that backend's own source
-text, so that the engine decides nothing and compiles exactly what was tried.
+"""`GrammarSpec`: the grammar that a gateway sends to an engine.
+
+Invariant: it names its backend and contains that backend's source text, so the engine compiles exactly what was
+checked.
 """
 
 from typing import Literal, TypeAlias
@@ -10,7 +12,10 @@ Backend: TypeAlias = Literal["xgrammar", "llguidance"]
 
 
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`source`: for llguidance its grammar (Lark text or the JSON list of grammars), for xgrammar a structural tag as JSON.
+    """A backend and its source.
+
+    `source`: for llguidance its grammar (Lark text or the JSON list of grammars), for xgrammar a structural tag as
+    JSON.
 
     `fast_forward` lets the engine append tokens that must follow. `close` makes it end the document within the last
     tokens instead of truncating it.
@@ -23,10 +28,10 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_spec(spec: GrammarSpec) -> bytes:
-    """The bytes of `EngineRequest.grammar`."""
+    """Return the bytes of `EngineRequest.grammar`."""
     return msgspec.msgpack.encode(spec)
 
 
 def decode_spec(data: bytes) -> GrammarSpec:
-    """Raises `msgspec.DecodeError` on anything else."""
+    """Parse the bytes of `encode_spec`. Raises `msgspec.DecodeError`."""
     return msgspec.msgpack.decode(data, type=GrammarSpec)

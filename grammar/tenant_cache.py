@@ -1,5 +1,7 @@
-"""What is remembered for tenants, by bytes. Invariants: a key is looked up in its own tenant's entries only; a tenant within its
-fair share (the cache divided by the tenants in it) never loses an entry to another.
+"""`TenantCache`: an LRU cache per tenant, bounded by bytes.
+
+Invariants: a lookup sees its own tenant's entries only; a tenant within its fair share (the cache divided by its
+tenants) never loses an entry to another tenant.
 """
 
 from collections import OrderedDict
@@ -19,7 +21,10 @@ class _Tenant(Generic[Value]):
 
 
 class TenantCache(Generic[Value]):
-    """`max_bytes` for all tenants, `max_tenant_bytes` for one; what exceeds either alone is not kept. Not for threads."""
+    """At most `max_bytes` for all tenants and `max_tenant_bytes` for one; a larger entry is not cached.
+
+    Not safe to use from several threads.
+    """
 
     def __init__(self, max_bytes: int, max_tenant_bytes: int, size_of: Callable[[Value], int]) -> None:
         self._max_bytes = max_bytes
@@ -29,7 +34,7 @@ class TenantCache(Generic[Value]):
         self.size_bytes = 0
 
     def get(self, namespace: bytes, key: Hashable) -> Value | None:
-        """What this tenant had put there, if it is still kept."""
+        """Return this tenant's value of `key`, or None."""
         tenant = self._tenants.get(namespace)
         if tenant is None or key not in tenant.entries:
             return None
@@ -37,7 +42,7 @@ class TenantCache(Generic[Value]):
         return tenant.entries[key]
 
     def put(self, namespace: bytes, key: Hashable, value: Value) -> None:
-        """Keep `value` in place of what was there; older entries are forgotten as needed."""
+        """Store `value` in place of an earlier one and evict older entries as needed."""
         tenant = self._tenants.setdefault(namespace, _Tenant())
         if key in tenant.entries:
             self._count(tenant, -self._size_of(tenant.entries.pop(key)))

@@ -1,6 +1,6 @@
-"""The one language in which answers are composed, before a backend is chosen; each backend has an emitter for it.
+"""The backend-independent grammar AST; each backend has an emitter for it.
 
-Invariant: a tree says everything: whatever text it generates is a well-formed answer, and nothing else is.
+Invariant: every text that a tree generates is a well-formed output, and every well-formed output is generated.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class SpecialToken:
-    """One control token of the tokenizer by its text, for instance `[TOOL_CALLS]`."""
+    """One control token of the tokenizer, given by its text, for instance `[TOOL_CALLS]`."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class JsonValue:
-    """A JSON value of the schema. `whitespace` flexible allows the usual blanks, compact none.
+    """A JSON value of the schema. `whitespace` flexible allows the usual blanks, compact allows none.
 
-    spaced writes one blank behind every comma and colon and none elsewhere, as models learn their calls: what stands
-    between two values is then certain, and need not be sampled.
+    `spaced` writes one blank after every comma and colon and none elsewhere, as models learn their calls. The text
+    between two values is then certain and need not be sampled.
     """
 
     schema: JsonSchemaValue
@@ -45,7 +45,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class FreeText:
-    """Any text, also none, in which none of `without` occurs."""
+    """Any text, also the empty one, that contains none of `without`."""
 
     without: tuple[str, ...] = ()
 
@@ -64,7 +64,7 @@ class Alternation:
 
 @dataclass(frozen=True, slots=True)
 class Separated:
-    """`part` at least `least` times and at most `most` (None: any number), `separator` (may be empty) between."""
+    """`part` at least `least` and at most `most` times (None: unbounded), with `separator` (may be empty) between."""
 
     part: "Node"
     separator: str
@@ -74,10 +74,10 @@ class Separated:
 
 @dataclass(frozen=True, slots=True)
 class Triggered:
-    """Free text; each time `trigger` has been written, a whole `part` follows, which begins with `trigger`.
+    """Free text; after each `trigger` in it a whole `part` follows, which begins with `trigger`.
 
-    With `most` the text after that many parts cannot hold the trigger. `trigger` may be a control token's text.
-    `ends`: the answer ends with the first part, no text follows it.
+    With `most` the text after that many parts cannot contain the trigger. `trigger` may be a control token's text.
+    `ends`: the output ends with the first part, no text follows it.
     """
 
     trigger: str

@@ -1,1 +1,1 @@
-"""A tree as a backend's source, and that source as masks of tokens."""
+"""xgrammar and llguidance: a grammar tree as backend source, and that source as token masks."""

@@ -1,7 +1,7 @@
-"""`MaskCompiler`: compiles a `GrammarSpec` to a mask at the start of its grammar; the engine's `TokenMaskFactory`.
+"""`MaskCompiler`: compiles a `GrammarSpec` to a token mask at the grammar's start; the engine's `TokenMaskFactory`.
 
-Invariant: one build per key runs at a time, its result is cached per tenant (`tenant_cache.py`); what one tenant compiles
-neither evicts nor speeds up another tenant's.
+Invariant: one build per key runs at a time and is cached per tenant (`tenant_cache.py`). A tenant's grammars neither
+evict nor speed up another tenant's.
 """
 
 import threading
@@ -36,7 +36,7 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class CompiledCache(Generic[Value]):
-    """`max_bytes` for all tenants, `max_tenant_bytes` for one. Safe to use from several threads."""
+    """At most `max_bytes` for all tenants, `max_tenant_bytes` for one. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int, max_tenant_bytes: int) -> None:
         self._lock = threading.Lock()
@@ -45,16 +45,16 @@ class CompiledCache(Generic[Value]):
 
     @property
     def size_bytes(self) -> int:
-        """What all tenants hold."""
+        """Bytes of all tenants' entries."""
         return self._kept.size_bytes
 
     def peek(self, namespace: bytes, key: Hashable) -> Value | None:
-        """The value of `key` if it is there; never waits for a build."""
+        """Return the cached value of `key` or None; never wait for a build."""
         with self._lock:
             return self._kept.get(namespace, key)
 
     def get(self, namespace: bytes, key: Hashable, build: Callable[[], Value]) -> Value:
-        """The value of `key`, built at most once however many threads ask. What `build` raises, each of them raises."""
+        """Return the value of `key`, built once even for concurrent threads. Each of them gets the error of `build`."""
         with self._lock:
             known = self._kept.get(namespace, key)
             if known is not None:
@@ -82,7 +82,7 @@ class CompiledCache(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class CompilerConfig:
-    """Bytes of compiled grammars kept, and the work llguidance may do."""
+    """Bytes of compiled grammars in the cache, and llguidance's work limits."""
 
     cache_bytes: int = 512 * 2**20
     tenant_cache_bytes: int = 128 * 2**20
@@ -91,7 +91,7 @@ class CompilerConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Backends:
-    """Both libraries' view of the vocabulary."""
+    """Both libraries' form of the vocabulary."""
 
     llguidance: LlguidanceCompiler
     xgrammar: XgrammarCompiler
@@ -103,7 +103,9 @@ class _Backends:
 
 
 class MaskCompiler:
-    """For one vocabulary. Safe to use from several threads; every call may take long and belongs on a side thread."""
+    """Compiles for one vocabulary. Safe to use from several threads; each call may be slow and belongs on a side
+    thread.
+    """
 
     def __init__(self, vocabulary: Vocabulary, limits: CompilerConfig | None = None) -> None:
         self._vocabulary = vocabulary
@@ -115,11 +117,11 @@ class MaskCompiler:
         )
 
     def warm_up(self) -> None:
-        """Build what every grammar needs, so that the first request does not wait for it: seconds for 128k tokens."""
+        """Build what every grammar needs before the first request: seconds for 128k tokens."""
         self._ready()
 
     def compile(self, namespace: bytes, data: bytes) -> LlguidanceMask | XgrammarMask:
-        """A mask at the start of the grammar. Raises `GrammarInvalid`, also for bytes that are no spec."""
+        """Return a mask at the grammar's start. Raises `GrammarInvalid`, also for bytes that are no spec."""
         try:
             spec = decode_spec(data)
         except msgspec.DecodeError as error:

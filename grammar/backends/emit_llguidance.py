@@ -1,5 +1,7 @@
-"""A tree as Lark text for llguidance. Invariant: a text of a tenant stands only inside a quoted string, an escaped regular
-expression or a JSON object, so that it can never become syntax.
+"""Emits a grammar tree as Lark text for llguidance.
+
+Invariant: a tenant's text stands only inside a quoted string, an escaped regular expression or a JSON object, so it
+cannot become syntax.
 """
 
 import json
@@ -24,29 +26,31 @@ from loraplex.grammar.tree import (
 )
 
 CONTROL_TOKENS = "// control tokens: "
-"""How the last line of a source begins; then the JSON list of the texts that the rules `control_token_<index>` stand for."""
+"""The start of a source's last line; a JSON list follows with the texts of the rules `control_token_<index>`."""
 
 MAX_BLANKS = 32
-"""Blanks behind a line break: 16 levels of indentation. Elsewhere one: a model cannot fill its answer with blank lines."""
+"""Blanks after a line break: 16 levels of indentation. Elsewhere one, so a model cannot fill its output with blank lines."""
 
 WRITTEN_ESCAPES = 'nrbtf\\"'
-"""Without `u`: spelled with it, a declared property would pass as an additional one and escape its own schema."""
+"""`u` is left out: spelled with it, a declared property would pass as an additional one and escape its schema."""
 
 ANY_TEXT = "/(?s:.*)/"
 
 
 def emit(node: Node) -> str:
-    """Raises `GrammarInvalid` for a text that is not Unicode or a part that does not begin with its trigger."""
+    """Emit the source. Raises `GrammarInvalid` for text that is not Unicode or a part without its trigger at the
+    start.
+    """
     return _Emitter(needs_lexemes(node)).source(node)
 
 
 def lark_source(text: str) -> str:
-    """A tenant's own grammar, with no control tokens of ours."""
+    """Return a tenant's own grammar, without generated control-token rules."""
     return f"{text}\n{CONTROL_TOKENS}[]"
 
 
 class _Emitter:
-    """Collects rules. Parts that are regular become one terminal each, since the lexer takes the longest match."""
+    """Collects rules. Regular parts become one terminal each, since the lexer takes the longest match."""
 
     def __init__(self, by_lexemes: bool) -> None:
         self._by_lexemes = by_lexemes
@@ -59,7 +63,7 @@ class _Emitter:
         return "\n".join((f"start: {start}", *self._lines, CONTROL_TOKENS + json.dumps(self._control_tokens)))
 
     def _rule(self, node: Node) -> str:
-        """An expression for the right side of a rule."""
+        """Return an expression for the right side of a rule."""
         text = _literal_text(node) if self._by_lexemes else ""
         if text:
             return " ".join(map(quoted, json_lexemes(text)))
@@ -82,7 +86,7 @@ class _Emitter:
         raise TypeError(f"not a node of the tree: {node!r}")
 
     def _named(self, node: Node) -> str:
-        """The name of a rule or terminal for `node`."""
+        """Return the name of a rule or terminal for `node`."""
         expression = self._rule(node)
         return expression if expression.isidentifier() else self._add("rule_{}", expression)
 
@@ -112,7 +116,7 @@ class _Emitter:
 
 
 def is_regular(node: Node) -> bool:
-    """Whether the texts of `node` are a regular language that one terminal can hold."""
+    """Return whether the texts of `node` are a regular language that one terminal can express."""
     match node:
         case Literal() | Pattern() | FreeText():
             return True
@@ -124,7 +128,7 @@ def is_regular(node: Node) -> bool:
 
 
 def quoted(text: str) -> str:
-    """A string of the grammar's syntax, which is that of JSON without control characters."""
+    """Return a string literal of the grammar syntax, which is that of JSON without control characters."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -133,7 +137,7 @@ def quoted(text: str) -> str:
 
 
 def delimited(regex: str) -> str:
-    """A regular expression between slashes."""
+    """Return a regular expression between slashes."""
     if not regex:
         return '""'
     parts: list[str] = []
@@ -150,7 +154,7 @@ def delimited(regex: str) -> str:
 
 
 def _merged(parts: tuple[Node, ...]) -> list[Node]:
-    """Neighbours that are regular become one."""
+    """Merge adjacent regular parts into one."""
     merged: list[Node] = []
     for regular, neighbours in groupby(parts, is_regular):
         group = tuple(neighbours)
@@ -159,7 +163,7 @@ def _merged(parts: tuple[Node, ...]) -> list[Node]:
 
 
 def _literal_text(node: Node) -> str:
-    """The text of a node that is nothing but literals, otherwise nothing."""
+    """Return the text of a node of literals only, else an empty text."""
     match node:
         case Literal(text):
             return text
@@ -170,7 +174,7 @@ def _literal_text(node: Node) -> str:
 
 
 def _handed_on(parts: list[Node]) -> list[Node]:
-    """A string that a literal begins moves to the part that ends it."""
+    """Move a string that a literal begins to the part that ends it."""
     handed: list[Node] = []
     begun = ""
     for index, part in enumerate(parts):
@@ -214,7 +218,7 @@ def _times(least: int, most: int | None) -> str:
 
 
 def _json_of(schema: JsonSchemaValue, whitespace: str) -> str:
-    """The schema with our options, whatever a tenant wrote in their place."""
+    """Return the schema with the required options, whatever a tenant wrote in their place."""
     options: dict[str, Any] = {
         "coerce_one_of": False,
         "json_allowed_escapes": WRITTEN_ESCAPES,

@@ -1,7 +1,8 @@
-"""A tree as a structural tag for xgrammar, in JSON. Invariant: a text of a tenant is only ever a JSON string or a schema.
+"""Emits a grammar tree as a structural tag for xgrammar, in JSON. Invariant: a tenant's text is only a JSON string or
+a schema.
 
-One format is ours: `open_json_schema` (`json_schema` as the standard reads it, objects open unless closed), since the
-library's own closes every object. `xgrammar_mask.py` turns it into one of the library's.
+The format `open_json_schema` is loraplex's own: a schema as the standard reads it, with objects open unless closed;
+the library closes every object. `xgrammar_mask.py` converts it to a format of the library.
 """
 
 import json
@@ -28,17 +29,19 @@ OPEN_JSON_SCHEMA = "open_json_schema"
 
 
 def emit(node: Node) -> str:
-    """Raises `GrammarInvalid` for a text that is not Unicode or a part that does not begin with its trigger."""
+    """Emit the source. Raises `GrammarInvalid` for text that is not Unicode or a part without its trigger at the
+    start.
+    """
     return _tag(_format_of(node))
 
 
 def ebnf_source(text: str) -> str:
-    """A tenant's own grammar in EBNF, its rules written with `::=` and its first rule named `root`."""
+    """Return a tenant's own EBNF grammar, with rules written with `::=` and a first rule named `root`."""
     return _tag({"type": "grammar", "grammar": text})
 
 
 def structural_tag_source(tag: dict[str, Any]) -> str:
-    """A tenant's own structural tag: `{"type": "structural_tag", "format": …}`."""
+    """Return a tenant's own structural tag: `{"type": "structural_tag", "format": …}`."""
     if tag.get("type") != "structural_tag" or not isinstance(tag.get("format"), dict):
         raise GrammarInvalid('a structural tag is {"type": "structural_tag", "format": {…}}')
     return _dumps(tag)
@@ -94,7 +97,7 @@ def _sequence(*elements: Format) -> Format:
 
 
 def _repeat(content: Format, least: int, most: int | None) -> Format:
-    """The library loses control tokens inside its own `repeat`: such contents are written out."""
+    """Repeat `content`, written out if it has control tokens, which the library's own `repeat` loses."""
     if most is None:
         return _sequence(*[content] * least, {"type": "star", "content": content})
     if not _has_token(content):
@@ -131,7 +134,7 @@ def _by_token(trigger: str, rest: Format, most: int | None, ends: bool) -> Forma
 
 
 def _by_text(trigger: str, rest: Format, most: int | None, ends: bool) -> Format:
-    """A bound is a nest: what follows the first part may hold one part less."""
+    """Nest the parts to bound them: the text after a part may contain one part less."""
     if ends and most != 0:
         return _dispatch(trigger, rest, loop=False)
     if most is None:

@@ -1,6 +1,6 @@
-"""Guaranteed close: a short way from any state of a grammar to the end of a whole document, found by trying.
+"""Forced close: finds a short path from any grammar state to the end of a whole document by search.
 
-Invariant: what is returned was accepted token by token by a copy of the mask, which then was complete.
+Invariant: a returned path was accepted token by token by a copy of the mask, which then was complete.
 """
 
 import time
@@ -25,25 +25,25 @@ MARKS = "@-:._/+,;=!?()[]{}<>|'#$%&*^`~ "
 STRUCTURE = (
     "}])," + DIGITS + "\"ntf[{:;>-abcdeghijklmopqrsuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_/=.+<(|'!?#$%&*@^`~\\ "
 )
-"""Between values: end what is open, go on only if that is not allowed, and take the value with the shortest text."""
+"""Between values: end what is open, continue only if that is not allowed, and choose the value with the shortest text."""
 AFTER_MARK = '"' + DIGITS + LETTERS + MARKS + "\\"
 """Inside a string: end it, or write something until it may end."""
 AFTER_LETTER = '"' + MARKS + DIGITS + LETTERS + "\\"
 """The same after a letter or digit: a pattern of several words needs what stands between them."""
 LETTERS_FIRST = '"' + MARKS + LETTERS + DIGITS + "\\"
 ONLY_IN_CONTENT = "abcdghijklmopqsvwxyzABCDGHIJKLMNOPQRSTUVWXYZ_"
-"""Letters that never begin or continue a number, `true`, `false` or `null` where there is a choice."""
+"""Letters that, given a choice, never begin or continue a number, `true`, `false` or `null`."""
 
 LETTERS_PER_TOKEN = 4
-"""The search goes by single letters; a way is so many times longer at most before it is spelled in whole tokens."""
+"""The search uses single letters; its path may be this many times longer before it is spelled in whole tokens."""
 MAX_STEPS = 1024
-"""Letters. Longer ways are not looked for."""
+"""In letters; longer paths are not searched."""
 MAX_SECONDS = 0.05
-"""Processor time of one search, since a decoding step waits for it. An ordinary one takes 1 to 3 ms."""
+"""CPU time of one search, since a decoding step waits for it. An ordinary search takes 1 to 3 ms."""
 
 
 class ClosableMask(Protocol):
-    """What of a `TokenMask` the search uses; `certain_tokens` spell what must follow, however."""
+    """The part of a `TokenMask` that the search uses; `certain_tokens` spell what must follow, in any tokenization."""
 
     def fill(self, bitmask: Tensor, row: int) -> None: ...
 
@@ -58,7 +58,7 @@ class ClosableMask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Policy:
-    """How to write what is not yet allowed to end. `weight`: how many places a letter loses each time it is used."""
+    """A preference among the allowed characters that cannot end yet. `weight`: places that a letter loses per use."""
 
     after_mark: Words
     after_letter: Words
@@ -66,7 +66,7 @@ class _Policy:
 
 
 class CloseFinder:
-    """Orders of one vocabulary's tokens, computed once. Safe to use from several threads."""
+    """Token orders of one vocabulary, computed once. Safe to use from several threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         letters = _single_letters(vocabulary.encoded_tokens)
@@ -85,7 +85,7 @@ class CloseFinder:
         self._by_length = _tokens_by_length(vocabulary)
 
     def find(self, mask: ClosableMask, most: int) -> list[int] | None:
-        """At most `most` tokens to a whole document, or None. `mask` does not advance."""
+        """Return at most `most` tokens to a whole document, or None. `mask` does not advance."""
         deadline = time.thread_time() + MAX_SECONDS
         for policy in self._policies:
             path = self._walk(mask, min(LETTERS_PER_TOKEN * most, MAX_STEPS), policy, deadline)
@@ -113,7 +113,7 @@ class CloseFinder:
         return path
 
     def _choice(self, words: Words, before: int, uses: Uses, policy: _Policy) -> Sequence[int]:
-        """The best of the allowed tokens, nothing if none is. What a value has used already comes later in it."""
+        """Return the best allowed tokens, empty if none is allowed. Letters used before in a value rank lower."""
         in_content = self._in_content(words)
         content = policy.after_letter if before in self._alphanumeric else policy.after_mark
         for order in (content if in_content else self._structure, self._by_length):
@@ -128,13 +128,13 @@ class CloseFinder:
         return ()
 
     def _in_content(self, words: Words) -> bool:
-        """Whether this is the inside of a string: of a document's structure at most one bracket can be next."""
+        """Return whether this is inside a string: of a document's structure at most one bracket can be next."""
         if _allowed(words, self._only_in_content).any():
             return True
         return len(self._brackets) == 2 and bool(_allowed(words, self._brackets).all())
 
     def _spelled(self, mask: ClosableMask, path: list[int]) -> list[int]:
-        """The same text in the tokens a model would use, if those are fewer and the grammar agrees."""
+        """Return the same text in the usual tokens, if those are fewer and the grammar accepts them."""
         text = self._tokenizer.decode(path, skip_special_tokens=False)
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         if len(tokens) >= len(path):
@@ -144,13 +144,13 @@ class CloseFinder:
 
 
 def _allowed(words: Words, token_ids: Words) -> Words:
-    """1 where the token is allowed: [tokens]."""
+    """Return 1 where the token is allowed: [tokens]."""
     allowed: Words = (words[token_ids >> 5] >> (token_ids & 31)) & 1
     return allowed
 
 
 def _single_letters(texts: Sequence[str]) -> dict[str, int]:
-    """Ids by the one printable ASCII letter a token is; a space is spelled in either of two ways."""
+    """Return token ids by their one printable ASCII letter; a space has either of two spellings."""
     by_text = {text: token_id for token_id, text in enumerate(texts) if len(text) == 1}
     space = by_text.get("Ġ", by_text.get("▁"))
     return by_text if space is None else {**by_text, " ": space}
@@ -161,7 +161,7 @@ def _ids(letters: dict[str, int], order: str) -> Words:
 
 
 def _tokens_by_length(vocabulary: Vocabulary) -> Words:
-    """Every token that does not end the answer, the shortest first."""
+    """Return all tokens that do not end the output, the shortest first."""
     ends = vocabulary.end_token_ids
     texts = enumerate(vocabulary.encoded_tokens)
     ranked = sorted((len(text), token_id) for token_id, text in texts if text and token_id not in ends)

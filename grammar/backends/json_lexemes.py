@@ -1,5 +1,7 @@
-"""Literals cut as a lexer of JSON would cut them. Where one alternative is a JSON value and another a literal that looks
-like one, the longest match would otherwise decide for the literal. Invariant: the pieces joined are the literal.
+"""Splits literals as a JSON lexer would.
+
+A literal that looks like a JSON value would otherwise win against that value by longest match. Invariant: the joined
+parts are the literal.
 """
 
 import re
@@ -15,12 +17,12 @@ WHOLE_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 def json_lexemes(text: str) -> list[str]:
-    """The last one may be the beginning of a string."""
+    """Split the literal; the last part may be the start of a string."""
     return LEXEME.findall(text)
 
 
 def needs_lexemes(node: Node) -> bool:
-    """Whether a literal somewhere competes with a JSON value for the same beginning."""
+    """Return whether a literal competes with a JSON value for the same start."""
     match node:
         case Alternation(parts):
             firsts = [first for part in parts for first in _first_leaves(part)]
@@ -38,13 +40,13 @@ def needs_lexemes(node: Node) -> bool:
 
 
 def unfinished(text: str) -> str:
-    """The string that `text` begins and does not end, or nothing."""
+    """Return the unterminated string at the end of `text`, or an empty text."""
     last = json_lexemes(text)[-1]
     return last if last.startswith('"') and not WHOLE_STRING.fullmatch(last) else ""
 
 
 def with_prefix(node: Node, prefix: str) -> Node:
-    """`prefix`, then `node`, with as few literals as can be."""
+    """Return `prefix` followed by `node`, with as few literals as possible."""
     match node:
         case Literal(text):
             return Literal(prefix + text)

@@ -1,6 +1,7 @@
-"""`TokenMask` by llguidance: an Earley parser over lexemes that compiles in milliseconds and keeps control tokens out of texts.
+"""`TokenMask` by llguidance: an Earley parser over lexemes that compiles in milliseconds and keeps control tokens out
+of texts.
 
-Invariant: every limit is a count of work, so that a hostile grammar fails with a message and never hangs.
+Invariant: each limit counts work, so a hostile grammar fails with a message and never hangs.
 """
 
 import json
@@ -24,22 +25,24 @@ EXPRESSIONS_SPENT = "too many expressions"
 """A limit of the library's regular expressions, which it reports as an error like any other."""
 
 NOTHING_CAN_FOLLOW = "NoExtensionBias"
-"""How the library calls it, among its errors."""
+"""The library's name of that limit in its errors."""
 
 QUOTED_LINES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 OUR_PLACE = re.compile(r"^at \d+\(\d+\): (?=failed to compile JSON schema|invalid regex)")
 
 TOKEN_OR_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|(<[^<>\s]+>)', re.DOTALL)
-"""Of Lark: a string, a comment, a regular expression, or in its one group what names a token."""
+"""Lark tokens: a string, a comment, a regular expression, or, in the one group, a token name."""
 
 BYTES_PER_SOURCE_BYTE = 64
-"""What a compiled grammar holds, for each byte of its source: an estimate, the library tells no size."""
+"""Estimated memory of a compiled grammar per byte of its source; the library reports no size."""
 BYTES_AT_LEAST = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class LlguidanceLimits:
-    """Work in the library's units. 50k lexer fuel to build, 14k to step and 20k parser items take about a millisecond each."""
+    """Work in the library's units. 50k lexer fuel to build, 14k to step and 20k parser items take about a millisecond
+    each.
+    """
 
     initial_lexer_fuel: int = 1_000_000
     step_lexer_fuel: int = 200_000
@@ -86,7 +89,7 @@ class LlguidanceMask:
         self._ended = ended
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        """Writes every word of the row of an int32 CPU tensor [rows, words]: zeros where nothing can follow.
+        """Write every word of the row of an int32 CPU tensor [rows, words]; zeros where nothing can follow.
 
         Raises `MatcherFailed`.
         """
@@ -140,7 +143,7 @@ class LlguidanceMask:
         return self.certain_tokens() if self._fast_forward else ()
 
     def certain_tokens(self) -> Sequence[int]:
-        """Tokens without an alternative, whether or not the request wants to skip over them."""
+        """Return the tokens without an alternative, whether or not the request enables fast-forward."""
         tokens: list[int] = [] if self._ended else self._matcher.compute_ff_tokens()
         return tokens
 
@@ -163,7 +166,7 @@ class LlguidanceMask:
 
 
 class CompiledLlguidance:
-    """A grammar at its start, from which masks are made. `end` is the bitmask of the end tokens, int32 [words]."""
+    """A grammar at its start, from which masks are created. `end` is the bitmask of the end tokens, int32 [words]."""
 
     def __init__(self, start: LLMatcher, source: str, end_token_ids: frozenset[int], end: Tensor) -> None:
         self._start = start
@@ -176,7 +179,9 @@ class CompiledLlguidance:
 
 
 class LlguidanceCompiler:
-    """Compiles for one vocabulary; safe to use from several threads. `tokenizer` is the vocabulary as the library holds it."""
+    """Compiles for one vocabulary; safe to use from several threads. `tokenizer` is the library's form of the
+    vocabulary.
+    """
 
     def __init__(self, vocabulary: Vocabulary, limits: LlguidanceLimits) -> None:
         self._vocabulary = vocabulary
@@ -185,7 +190,7 @@ class LlguidanceCompiler:
         self._end = bits_of(vocabulary.end_token_ids, vocabulary.bitmask_words)
 
     def compile(self, source: str) -> CompiledLlguidance:
-        """`source` is what `emit_llguidance.py` makes. Raises `GrammarInvalid`."""
+        """Compile a source of `emit_llguidance.py`. Raises `GrammarInvalid`."""
         grammar = f"{source}\n{self._control_tokens(source)}"
         self._check_named(source)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=self._limits)
@@ -194,7 +199,7 @@ class LlguidanceCompiler:
         return CompiledLlguidance(matcher, source, self._vocabulary.end_token_ids, self._end)
 
     def _control_tokens(self, source: str) -> str:
-        """Rules for the control tokens that the last line lists."""
+        """Return rules for the control tokens that the last line lists."""
         last = source.rpartition("\n")[2]
         if not last.startswith(CONTROL_TOKENS):
             raise GrammarInvalid("the grammar does not end with the list of its control tokens")
@@ -205,7 +210,7 @@ class LlguidanceCompiler:
         return "\n".join(f"control_token_{index}: <[{token_id}]>" for index, token_id in enumerate(ids))
 
     def _check_named(self, source: str) -> None:
-        """Only control tokens by their text, and none that ends the answer: its end is where the grammar ends."""
+        """Allow only control tokens named by their text, none of which ends the output; the grammar's end does that."""
         usable = self._vocabulary.special_tokens
         for match in TOKEN_OR_TEXT.finditer(source):
             name = match[1]
@@ -214,5 +219,5 @@ class LlguidanceCompiler:
 
 
 def without_source(message: str) -> str:
-    """A message of the library without the lines of the grammar that it quotes."""
+    """Return a message of the library without the grammar lines that it quotes."""
     return OUR_PLACE.sub("", QUOTED_LINES.sub("", message)).removesuffix("<non-verbose/>").strip()

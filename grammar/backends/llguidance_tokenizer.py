@@ -1,5 +1,7 @@
-"""A vocabulary as llguidance holds it. Invariant: control tokens are those the tokenizer says, and a text that looks like
-one is spelled in ordinary tokens. The library's own reading takes every added `<…>` for a control token.
+"""Converts a vocabulary to llguidance's tokenizer.
+
+Invariant: control tokens are those of the tokenizer, and text that looks like one is spelled in ordinary tokens. The
+library itself takes every added `<…>` for a control token.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from loraplex.grammar.backends.vocabulary import Vocabulary
 
 
 class _Speller:
-    """What the library asks of a tokenizer: bytes by id, control tokens, and the ids of a text."""
+    """The tokenizer interface that the library needs: bytes by id, control tokens, and the ids of a text."""
 
     bos_token_id: int | None = None
 
@@ -27,7 +29,7 @@ class _Speller:
 
 
 def llguidance_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    """Takes about a second for 50k tokens. Safe to use from several threads."""
+    """Build the tokenizer; takes about a second for 50k tokens. Safe to use from several threads."""
     own_reading = LLTokenizer(vocabulary.tokenizer_json, n_vocab=vocabulary.vocab_size)
     texts = vocabulary.encoded_tokens
     padding = [b""] * (vocabulary.vocab_size - len(texts))

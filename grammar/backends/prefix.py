@@ -1,4 +1,4 @@
-"""What follows a trigger: a tree with a text or a control token taken off its beginning. Invariant: trigger + rest = whole."""
+"""Removes a text or control token from the start of a tree. Invariant: trigger + rest = whole."""
 
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.tree import Alternation, Concatenation, Literal, Node, Separated, SpecialToken
@@ -25,7 +25,7 @@ def after_prefix(node: Node, prefix: str) -> Node:
 
 
 def begins_with_token(node: Node) -> bool:
-    """Whether the first thing in `node` is a control token."""
+    """Return whether `node` begins with a control token."""
     match node:
         case SpecialToken():
             return True
@@ -39,7 +39,7 @@ def begins_with_token(node: Node) -> bool:
 
 
 def _more(part: Node, separator: str, least: int, most: int | None) -> Node:
-    """The parts after the first, each behind a separator."""
+    """Return the parts after the first, each after a separator."""
     if most == 1:
         return NOTHING
     each = Concatenation((Literal(separator), part)) if separator else part

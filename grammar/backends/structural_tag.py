@@ -1,6 +1,6 @@
-"""Reading a structural tag before xgrammar does: which control tokens it names, and our own format turned into the library's.
+"""Reads a structural tag before xgrammar does: finds its control tokens and converts `open_json_schema`.
 
-Invariant: only places that hold formats are walked, so that nothing inside a tenant's schema is taken for one.
+Invariant: only places of formats are walked, so nothing inside a tenant's schema is taken for one.
 """
 
 import json
@@ -17,11 +17,11 @@ from loraplex.grammar.errors import GrammarInvalid
 Format: TypeAlias = dict[str, Any]
 
 BLANK_AFTER_COMMA = re.compile(r'^(basic_(?:array_items|object_properties) ::= \(\()", "', re.MULTILINE)
-"""The library ignores the asked-for separator inside values without a schema."""
+"""The library ignores the requested separator inside values without a schema."""
 
 
 def read_structural_tag(source: str) -> Format:
-    """The whole tag. Raises `GrammarInvalid` when `source` is no JSON object with a format."""
+    """Parse the whole tag. Raises `GrammarInvalid` when `source` is no JSON object with a format."""
     try:
         tag = json.loads(source)
     except (ValueError, RecursionError) as error:
@@ -32,14 +32,14 @@ def read_structural_tag(source: str) -> Format:
 
 
 def formats_of(content: Format) -> Iterator[Format]:
-    """`content` and every format inside it."""
+    """Yield `content` and every format inside it."""
     yield content
     for inner in _inner(content):
         yield from formats_of(inner)
 
 
 def named_tokens(content: Format) -> Iterator[str | int]:
-    """Tokens that a format allows by name."""
+    """Yield the tokens that a format allows by name."""
     for each in formats_of(content):
         if each.get("type") == "token":
             yield each.get("token", "")
@@ -49,7 +49,7 @@ def named_tokens(content: Format) -> Iterator[str | int]:
 
 
 def may_force_without_end(content: Format) -> bool:
-    """Whether more text may be certain than anybody would wait for: `root ::= "a" root`, or a great repetition."""
+    """Return whether the certain text may be endless or huge: `root ::= "a" root`, or a large repetition."""
     return any(
         each.get("type") == "grammar"
         or (each.get("type") == "regex" and "{" in str(each.get("pattern")))
@@ -59,7 +59,7 @@ def may_force_without_end(content: Format) -> bool:
 
 
 def lowered(content: Format) -> Format:
-    """A copy in which every `open_json_schema` is a grammar of the library."""
+    """Return a copy with each `open_json_schema` as a grammar of the library."""
     if content.get("type") == OPEN_JSON_SCHEMA:
         return {"type": "grammar", "grammar": _ebnf(content["json_schema"], content["whitespace"])}
     copy = dict(content)

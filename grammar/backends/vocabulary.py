@@ -20,7 +20,7 @@ END_TEXT = "<|end|>"
 class Vocabulary:
     """`tokenizer_json` is the text of a `tokenizer.json`, `vocab_size` the width of the model's logits.
 
-    `end_token_ids` are the tokens that end an answer; a model may have several.
+    `end_token_ids` are the tokens that end an output; a model may have several.
     """
 
     tokenizer_json: str
@@ -39,7 +39,7 @@ class Vocabulary:
 
     @cached_property
     def text_tokenizer(self) -> Tokenizer:
-        """The same, but what looks like a control token is spelled in ordinary tokens."""
+        """The same tokenizer, but text that looks like a control token is spelled in ordinary tokens."""
         tokenizer = Tokenizer.from_str(self.tokenizer_json)
         tokenizer.encode_special_tokens = True
         return tokenizer
@@ -54,12 +54,12 @@ class Vocabulary:
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """Control tokens by their text, those that end an answer among them."""
+        """Control tokens by their text, including those that end an output."""
         added = self.tokenizer.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items() if token.special}
 
     def token_id(self, token: str | int) -> int:
-        """The id of a token given by text or id. Raises `GrammarInvalid` when the tokenizer has no such token."""
+        """Return the id of a token given by text or id. Raises `GrammarInvalid` when the tokenizer has no such token."""
         found = self.tokenizer.token_to_id(token) if isinstance(token, str) else token
         if found is None or not 0 <= found < len(self.encoded_tokens):
             raise GrammarInvalid(f"the model has no token {token!r}")
@@ -79,12 +79,12 @@ class Vocabulary:
 
 
 def load_vocabulary(folder: Path, vocab_size: int, end_token_ids: frozenset[int]) -> Vocabulary:
-    """The vocabulary of a model folder. Raises `OSError` when it has no `tokenizer.json`."""
+    """Load the vocabulary of a model folder. Raises `OSError` when it has no `tokenizer.json`."""
     return Vocabulary((folder / "tokenizer.json").read_text("utf-8"), vocab_size, end_token_ids)
 
 
 def byte_vocabulary() -> Vocabulary:
-    """One token for each byte and one to end: for checks that need no model."""
+    """Return a vocabulary of one token per byte and an end token, for checks without a model."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: token_id for token_id, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,5 @@
-"""`TokenMask` by xgrammar: a pushdown automaton that compiles slower and steps faster, and reads structural tags and EBNF.
+"""`TokenMask` by xgrammar: a pushdown automaton that compiles slower and steps faster, and reads structural tags and
+EBNF.
 
 Invariant: control tokens that the grammar does not name are cleared from every mask, since the library allows their
 text inside strings.
@@ -32,10 +33,10 @@ from loraplex.grammar.errors import GrammarInvalid, MatcherFailed
 PLACE_IN_SOURCE = re.compile(
     r"^(\[[^\]]*\]\s*)?\S+\.(cc|h|cpp|hpp):\d+:\s*(Check failed: \(.*\) is false: )?"
 )
-"""Where in its C++ source the library raised: no business of a tenant."""
+"""The place in the library's C++ source, which tenants must not see."""
 
 QUICK_S = 0.001
-"""Processor time of a mask that may be filled where a decoding step waits for it."""
+"""Maximum CPU time of a mask that may be filled while a decoding step waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class XgrammarMask:
         self._last_fill_s = 0.0
 
     def fill(self, bitmask: Tensor, row: int) -> None:
-        """Writes every word of the row of an int32 CPU tensor [rows, words]. Raises `MatcherFailed`."""
+        """Write every word of the row of an int32 CPU tensor [rows, words]. Raises `MatcherFailed`."""
         rows, words = bitmask.shape
         if words != len(self._compiled.tokens.end) or not 0 <= row < rows:
             expected = len(self._compiled.tokens.end)
@@ -113,9 +114,10 @@ class XgrammarMask:
         return bool(self._matcher.is_completed())
 
     def is_final(self) -> bool:
-        """False too where the last mask was slow: only a mask tells, and this one would be filled in the decoding step.
+        """Return whether nothing but the end can follow; False too where the last mask was slow.
 
-        Then the end token is sampled like any other.
+        Only a mask answers this, and the decoding step would wait for it. The end token is then sampled like any
+        other.
         """
         if not self._matcher.is_completed() or self._last_fill_s > QUICK_S:
             return False
@@ -129,14 +131,14 @@ class XgrammarMask:
         return self._compiled.surely(text) if text else ()
 
     def certain_tokens(self) -> Sequence[int]:
-        """The text without an alternative in some spelling."""
+        """Return the text without an alternative in some tokenization."""
         text = self._certain_text()
         return self._compiled.spelled(text) if text else ()
 
     def _certain_text(self) -> str:
-        """What must follow, or nothing where that begins or ends inside a letter of several bytes.
+        """Return the text that must follow; empty if it begins or ends inside a character of several bytes.
 
-        Nothing either where it may be without end: the library would write all of it before it returns.
+        Empty too where it may be endless: the library would write all of it before it returns.
         """
         if self._compiled.may_force_without_end or self._matcher.is_terminated():
             return ""
@@ -158,7 +160,7 @@ class XgrammarMask:
 
 
 class CompiledXgrammar:
-    """A grammar at its start, from which masks are made."""
+    """A grammar at its start, from which masks are created."""
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class CompiledXgrammar:
         return XgrammarMask(self._start.fork(), self, closer, fast_forward=fast_forward, closes=closes)
 
     def surely(self, text: str) -> list[int]:
-        """The tokens that begin the tokenization of every text that begins with `text`."""
+        """Return the tokens that begin the tokenization of every text that begins with `text`."""
         tokens: list[int]
         tokens, _ = self._tokenizer.tokenize_partial(text.encode())
         return tokens
@@ -211,7 +213,7 @@ class XgrammarCompiler:
         )
 
     def compile(self, source: str) -> CompiledXgrammar:
-        """`source` is a structural tag in JSON. Raises `GrammarInvalid`."""
+        """Compile a structural tag in JSON. Raises `GrammarInvalid`."""
         tag = read_structural_tag(source)
         try:
             named = self._ids(named_tokens(tag["format"]))
@@ -241,7 +243,7 @@ class XgrammarCompiler:
 
 
 def without_place(error: Exception) -> str:
-    """What a library says about a grammar, in one line."""
+    """Return a library's message about a grammar in one line."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,1 +1,1 @@
-"""What a request asks its answer to be, made one grammar, and the answer's text read back."""
+"""Output constraints of a request to one grammar and the parser of its output."""

@@ -1,4 +1,4 @@
-"""The tree of an answer that has a format, without its calls. Invariant: a format that passes is within its bounds."""
+"""The tree of an output format, without calls. Invariant: an accepted format is within its limits."""
 
 from collections.abc import Sequence
 from typing import Final, TypeAlias
@@ -13,11 +13,11 @@ CHOICE: Final = "structured_outputs.choice"
 REGEX: Final = "structured_outputs.regex"
 
 TreeFormat: TypeAlias = JsonObject | JsonSchema | Regex | Choice
-"""The formats that have a tree, and so can stand beside calls."""
+"""The formats that have a tree, and so can be combined with calls."""
 
 
 def schemas_of(output_format: TreeFormat | None) -> tuple[RequestedSchema, ...]:
-    """The schema an answer in this format is matched_text to, if it is JSON."""
+    """Return the schema of a JSON format, else nothing."""
     match output_format:
         case JsonObject():
             return (RequestedSchema({"type": "object"}, False, "response_format"),)
@@ -27,7 +27,7 @@ def schemas_of(output_format: TreeFormat | None) -> tuple[RequestedSchema, ...]:
 
 
 def text_tree(output_format: Regex | Choice, limits: SchemaLimits) -> Node:
-    """An answer that is not JSON. Raises `GrammarRefused`."""
+    """Return the tree of a format that is not JSON. Raises `GrammarRefused`."""
     if isinstance(output_format, Regex):
         _check_bytes(output_format.pattern, limits.max_pattern_bytes, REGEX)
         return Pattern(output_format.pattern)
@@ -37,7 +37,7 @@ def text_tree(output_format: Regex | Choice, limits: SchemaLimits) -> Node:
 
 
 def check_beside_calls(output_format: TreeFormat, syntax: CallSyntax) -> None:
-    """Raises `GrammarRefused` for a choice that reads as a call."""
+    """Raises `GrammarRefused` for a choice that would be parsed as a call."""
     if isinstance(output_format, Choice) and any(
         option.startswith(syntax.beginning) for option in output_format.options
     ):

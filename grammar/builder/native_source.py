@@ -1,5 +1,6 @@
-"""Formats that are one backend's own language: its text goes there as it is. Invariant: a schema inside a structural tag is
-written as xgrammar is exact for it, or refused.
+"""Formats in a backend's own language, whose text is passed on unchanged.
+
+Invariant: a schema inside a structural tag is one that xgrammar enforces exactly, or the tag is refused.
 """
 
 from typing import Any, Final
@@ -20,12 +21,12 @@ SCHEMA_FORMAT: Final[dict[str, Any]] = {"type": "json_schema", "json_schema": Tr
 
 
 def native_param(native: ContextFreeGrammar | StructuralTag) -> str:
-    """The field of the request it came from."""
+    """Return the request field of the format."""
     return STRUCTURAL_TAG if isinstance(native, StructuralTag) else GRAMMAR
 
 
 def native_source(native: ContextFreeGrammar | StructuralTag, limits: SchemaLimits) -> tuple[Backend, str]:
-    """The one backend that reads this, and its source. Raises `GrammarRefused`."""
+    """Return the one backend that reads the format, and its source. Raises `GrammarRefused`."""
     if isinstance(native, StructuralTag):
         check_bounds(native.tag, limits=limits, param=STRUCTURAL_TAG)
         return "xgrammar", structural_tag_source(_with_exact_schemas(native.tag, limits))
@@ -39,7 +40,7 @@ def native_source(native: ContextFreeGrammar | StructuralTag, limits: SchemaLimi
 
 
 def _with_exact_schemas(value: Any, limits: SchemaLimits) -> Any:
-    """A copy of a tag, no deeper than `limits`, with every schema as xgrammar is exact for it. Schemas are not walked."""
+    """Copy a tag, no deeper than `limits`, with each schema planned for xgrammar. Schemas are not walked."""
     if isinstance(value, list):
         return [_with_exact_schemas(each, limits) for each in value]
     if not isinstance(value, dict):

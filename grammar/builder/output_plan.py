@@ -1,5 +1,6 @@
-"""From what a request asks to one grammar of one backend and the reader of its answers. Invariant: every schema in play
-is held by that backend exactly, or judged on the finished value.
+"""`OutputPlan`: one grammar of one backend for a request, and the parser of its output.
+
+Invariant: each schema of the request is enforced exactly by that backend, or validated on the finished value.
 """
 
 from collections.abc import Collection, Sequence
@@ -41,10 +42,11 @@ from loraplex.grammar.tree import Alternation, JsonValue, Node
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """`spec` None: the answer is unconstrained. `enforcement` None: no schema is in play. Data only: it may cross processes.
+    """Plain data that may cross processes. `spec` None: unconstrained output. `enforcement` None: no schema applies.
 
-    `keep_special_tokens`: calls are marked by control tokens, so the text must be decoded with them. `calls` None: there are
-    none, and `content` is the schema, a JSON text, by which the whole answer is judged, if it is.
+    `keep_special_tokens`: control tokens mark calls, so the text must be decoded with them.
+
+    `calls` None: no calls; `content` is then the schema, a JSON text, that validates the whole output, if any.
     """
 
     spec: GrammarSpec | None
@@ -54,7 +56,9 @@ class OutputPlan:
     content: str | None = None
 
     def parser(self, validate: ValidateValue) -> OutputParser:
-        """A reader of one choice, which has `validate` called for every value that the grammar alone does not hold."""
+        """Create the parser of one choice. It calls `validate` for each value that the grammar alone does not
+        enforce.
+        """
         return (
             ContentParser(self.content, validate)
             if self.calls is None
@@ -69,7 +73,9 @@ def plan_output(
     limits: SchemaLimits,
     control_tokens: Collection[str] = (),
 ) -> OutputPlan:
-    """The grammar of `constraints`. `control_tokens`: the texts of the tokenizer's special tokens. Raises `GrammarRefused`."""
+    """Plan the grammar of a request. `control_tokens`: the texts of the tokenizer's special tokens. Raises
+    `GrammarRefused`.
+    """
     tools = () if constraints.tool_choice == "none" else constraints.tools
     if constraints.tool_choice == "required" and not tools:
         raise GrammarRefused("a call is required and there is no tool to call", param="tool_choice")
@@ -133,7 +139,7 @@ def _with_calls(
         tree = Alternation((calls, _content_tree(content, of_content, limits)))
         placement = ToolCallPlacement.REPLACE_TEXT
 
-    # A regular expression may match what reads as a call: then only judging keeps the arguments right.
+    # A regular expression may match text that is parsed as a call; only validation then checks its arguments.
     ambiguous = isinstance(content, Regex)
     select_schema = value_schema if ambiguous else validation_schema
     argument_schemas = {name: select_schema(plan) for name, plan in of_tools.items()}
@@ -156,7 +162,7 @@ def _content_schema(plans: Sequence[EnforcementPlan]) -> str | None:
 
 
 def _backends_of(content: TreeFormat | None) -> frozenset[Backend]:
-    """Only one backend reads regular expressions as they are documented."""
+    """Return the backends that read the format; only one reads regular expressions as documented."""
     return frozenset({PREFERRED}) if isinstance(content, Regex) else ALL_BACKENDS
 
 

@@ -1,5 +1,6 @@
-"""The schemas of one answer, matched_text by one backend together. Invariant: the backend is exact for each schema as it is then
-compiled, and what was relaxed is validated.
+"""Plans all schemas of one output for one backend.
+
+Invariant: the backend enforces each compiled schema exactly, and relaxed schemas are validated on the finished value.
 """
 
 import json
@@ -19,7 +20,7 @@ PREFERRED: Final[Backend] = PREFERENCE[0]
 
 @dataclass(frozen=True, slots=True)
 class RequestedSchema:
-    """A schema as it stands in the request; `param` is its place there."""
+    """A schema of the request; `param` is its request field."""
 
     schema: JsonSchemaValue
     strict: bool
@@ -28,14 +29,14 @@ class RequestedSchema:
 
 @dataclass(frozen=True, slots=True)
 class SchemaSet:
-    """`plans` in the order in which they were requested."""
+    """`plans` are in the order of the requested schemas."""
 
     backend: Backend
     plans: tuple[EnforcementPlan, ...]
 
     @property
     def enforcement(self) -> Enforcement | None:
-        """validated if any is; None without a schema."""
+        """`validated` if any schema is; None without a schema."""
         if not self.plans:
             return None
         return "full" if all(plan.enforcement == "full" for plan in self.plans) else "validated"
@@ -44,9 +45,10 @@ class SchemaSet:
 def plan_schemas(
     requested: Sequence[RequestedSchema], limits: SchemaLimits, *, backends: frozenset[Backend]
 ) -> SchemaSet:
-    """`backends`: those that can hold the rest of the answer. Raises `GrammarRefused`.
+    """Choose one backend for all schemas; `backends` can express the rest of the output. Raises `GrammarRefused`.
 
-    When no backend is exact for all, those that the preferred one does not hold are relaxed: a strict one is refused.
+    If no backend is exact for all, schemas that the preferred one does not enforce are relaxed; a strict one is
+    refused.
     """
     check_together(((each.schema, each.param) for each in requested), limits=limits)
     plans = tuple(_plan(each, limits, ALL_BACKENDS) for each in requested)
@@ -62,12 +64,12 @@ def plan_schemas(
 
 
 def validation_schema(plan: EnforcementPlan) -> str | None:
-    """What a finished value is judged by, as a JSON text, if the grammar alone does not hold its schema."""
+    """Return the schema that validates the finished value, a JSON text; None if the grammar enforces all of it."""
     return None if plan.validation_schema is None else json.dumps(plan.validation_schema)
 
 
 def value_schema(plan: EnforcementPlan) -> str:
-    """What a finished value is judged by in any case."""
+    """Return the schema of the finished value, whether or not it needs validation."""
     return json.dumps(plan.schema if plan.validation_schema is None else plan.validation_schema)
 
 

@@ -1,1 +1,1 @@
-"""Which keywords of a schema a backend enforces, and what is left of the schema for it."""
+"""Which keywords of a schema a backend enforces, and the relaxed schema that it compiles."""

@@ -1,4 +1,4 @@
-"""How a schema is held: the result of the static analysis that routes it to a backend (see `keywords.py` for its table)."""
+"""`EnforcementPlan`: how a schema is enforced, the result of the static analysis (support table: `keywords.py`)."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -11,7 +11,7 @@ Enforcement: TypeAlias = Literal["full", "validated"]
 
 @dataclass(frozen=True, slots=True)
 class UnenforcedKeyword:
-    """A keyword no grammar enforces here, by JSON Pointer."""
+    """A keyword that the grammar does not enforce at `pointer`, a JSON Pointer."""
 
     keyword: str
     pointer: str
@@ -19,9 +19,10 @@ class UnenforcedKeyword:
 
 @dataclass(frozen=True, slots=True)
 class EnforcementPlan:
-    """`schema` is what is compiled, by any of `backends`, each exact for it. full: it is the schema asked for.
+    """`schema` is what is compiled, by any of `backends`; each enforces it exactly.
 
-    validated: it is a relaxation of `judged`, by which a validator judges the finished value; `unenforced` tells why.
+    full: it means what the requested schema means. validated: it is a relaxation of `validation_schema`, by which a
+    validator checks the finished value; `unenforced` lists the reasons.
     """
 
     enforcement: Enforcement

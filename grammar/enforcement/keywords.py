@@ -1,7 +1,7 @@
-"""The table of JSON Schema's keywords: by which backend, and under which condition, each is enforced exactly.
+"""The support table of JSON Schema keywords: which backend enforces each exactly, and under which condition.
 
-Invariant: a condition speaks of a keyword as `rewrite.py` leaves it, and never asks a backend. The tests hold the
-table against both backends. Exact: whatever the grammar lets through is valid; property order and spelling may be narrower.
+Invariant: exact means that every text the grammar accepts is valid; property order and spelling may be narrower.
+Conditions see keywords as `rewrite.py` leaves them and never run a backend; tests compare the table with both.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from loraplex.grammar.json_schema.pattern import translate
 from loraplex.grammar.json_schema.values import listed_values
 from loraplex.grammar.spec import Backend
 
-# Beyond, a double is not exact, and neither is a backend that reads bounds as doubles.
+# Larger integers are not exact as doubles, and backends read bounds as doubles.
 _LARGEST: Final = 2**53
 # The automaton of a step has as many states as its coefficient.
 _LARGEST_STEP: Final = 10_000
@@ -26,7 +26,7 @@ _ESCAPED: Final = frozenset("\b\t\n\f\r")
 class Site:
     """One keyword in its subschema. `merged`: the backend must intersect this subschema with another one.
 
-    `recursive`: the reference of this subschema can come back to it.
+    `recursive`: the reference of this subschema can lead back to it.
     """
 
     keyword: str
@@ -40,7 +40,7 @@ class Site:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else is asserted beside this keyword."""
+        """Whether the subschema has no other asserting keyword."""
         return all(other == self.keyword for other in self.schema if other != "$defs")
 
 
@@ -49,14 +49,14 @@ Condition: TypeAlias = Callable[[Site], bool]
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """What a backend enforces of a keyword. `drops`: keywords whose meaning hangs on it, which fall with it."""
+    """When each backend enforces a keyword. `drops`: keywords that depend on it and are dropped with it."""
 
     llguidance: Condition
     xgrammar: Condition
     drops: tuple[str, ...] = ()
 
     def enforces(self, backend: Backend, site: Site) -> bool:
-        """Whether the backend enforces the keyword exactly at this site."""
+        """Return whether the backend enforces the keyword exactly at this site."""
         return (self.llguidance if backend == "llguidance" else self.xgrammar)(site)
 
 
@@ -69,12 +69,12 @@ def never(site: Site) -> bool:
 
 
 def alone(site: Site) -> bool:
-    """xgrammar reads the first keyword of this kind that it meets and forgets the others."""
+    """For xgrammar, which reads the first keyword of this kind and ignores the others."""
     return site.alone and not site.merged
 
 
 def only_in(*types: str) -> Condition:
-    """xgrammar reads a type's keywords where `type` names that one type."""
+    """For xgrammar, which reads a type's keywords only where `type` names that one type."""
 
     def condition(site: Site) -> bool:
         return site.schema.get("type") in types and not site.merged and "$ref" not in site.schema
@@ -87,13 +87,13 @@ def one_type(site: Site) -> bool:
 
 
 def declared(site: Site) -> bool:
-    """xgrammar forgets a required name that `properties` lacks."""
+    """For xgrammar, which ignores a required name that `properties` lacks."""
     properties = site.schema.get("properties", {})
     return closed_object(site) and all(name in properties for name in site.value)
 
 
 def closed_object(site: Site) -> bool:
-    """An object with declared properties and no others: xgrammar lets a declared name recur among the others."""
+    """An object with declared properties and no others; xgrammar allows a declared name again among the others."""
     return (
         only_in("object")(site)
         and site.schema.get("additionalProperties") is False
@@ -103,12 +103,12 @@ def closed_object(site: Site) -> bool:
 
 
 def writable(site: Site) -> bool:
-    """Values that can be written without `\\u`, their numbers exact as doubles."""
+    """Values that can be written without `\\u` and whose numbers are exact as doubles."""
     return all(_is_writable(value) for value in listed_values({site.keyword: site.value}) or ())
 
 
 def plain_values(site: Site) -> bool:
-    """xgrammar writes a value in one compact spelling only; of these there is no other."""
+    """Values that have one compact spelling, the only one that xgrammar writes."""
     values = listed_values({site.keyword: site.value}) or ()
     return alone(site) and all(
         value.isprintable()
@@ -119,17 +119,17 @@ def plain_values(site: Site) -> bool:
 
 
 def whole_bound(site: Site) -> bool:
-    """Of bounds xgrammar is proven on whole numbers."""
+    """Whole-number bounds, the only ones for which xgrammar is proven exact."""
     return only_in("integer")(site) and isinstance(site.value, int) and is_exact(site.value)
 
 
 def exact_bound(site: Site) -> bool:
-    """Bounds are read as doubles and written out in decimal."""
+    """Bounds that survive being read as doubles and written in decimal."""
     return is_exact(site.value)
 
 
 def open_bound(site: Site) -> bool:
-    """llguidance lets a whole number through as an excluded bound when both bounds have the same whole part."""
+    """For llguidance, which accepts a whole number at an excluded bound when both bounds have the same whole part."""
     if not is_exact(site.value):
         return False
     if site.schema.get("type") == "integer" or not float(site.value).is_integer():
@@ -145,7 +145,7 @@ def open_bound(site: Site) -> bool:
 
 
 def decimal_step(site: Site) -> bool:
-    """Steps are read as a coefficient of 32 bits and a power of ten; merging two may overflow."""
+    """Steps that fit a 32-bit coefficient and a power of ten; merging two may overflow."""
     return not site.merged and _is_step(site.value)
 
 
@@ -155,7 +155,10 @@ def translatable(site: Site) -> bool:
 
 
 def beside_pattern(site: Site) -> bool:
-    """Whether two patterns have a text in common the backend finds out where they are not long and nothing bounds the text."""
+    """A format next to a pattern, where llguidance can decide whether one text satisfies both.
+
+    It can where the pattern has at most `_LONGEST_BESIDE` characters and no length bound applies.
+    """
     pattern = site.schema.get("pattern")
     if pattern is None:
         return True
@@ -168,9 +171,9 @@ def beside_pattern(site: Site) -> bool:
 
 
 def apart(site: Site) -> bool:
-    """Patterns of names that provably exclude each other; merged, they escape the other side's additionalProperties."""
+    """Name patterns that provably exclude each other; merged ones escape the other subschema's additionalProperties."""
     found = [translate(pattern) for pattern in site.value]
-    # In order: between a prefix and what begins with it there is nothing that does not.
+    # Sorted, all texts with a prefix directly follow it, so comparing neighbours is enough.
     prefixes = sorted(pattern.prefix for pattern in found if pattern is not None)
     if site.merged or len(prefixes) != len(site.value):
         return False
@@ -178,7 +181,10 @@ def apart(site: Site) -> bool:
 
 
 def counts_what_is_free(site: Site) -> bool:
-    """Where all declared names are required the others are counted; a name can recur among these, so at least one only."""
+    """For llguidance, which counts the undeclared names where all declared names are required.
+
+    A name may recur among them, so `minProperties` may demand one undeclared name at most.
+    """
     schema = site.schema
     required = set(schema.get("required", ()))
     if site.merged or not required >= set(schema.get("properties", ())):
@@ -189,12 +195,12 @@ def counts_what_is_free(site: Site) -> bool:
 
 
 def not_back_to_itself(site: Site) -> bool:
-    """Merged with something else, a reference is expanded: one that comes back cannot be."""
+    """Whether a reference can be expanded: merged with other keywords, a recursive one cannot."""
     return not site.recursive or (site.alone and not site.merged)
 
 
 def _is_step(value: Any) -> bool:
-    """Whether the backend's way to a coefficient, times ten until nothing is left, ends where decimals would."""
+    """Whether the backend's conversion, times ten until nothing is left, ends at the exact decimal."""
     if abs(value) > _LARGEST_STEP:
         return False
     scaled, exponent = abs(float(value)), 0
@@ -208,7 +214,7 @@ def _is_step(value: Any) -> bool:
 
 
 def is_exact(value: Any) -> bool:
-    """Whether a number survives as a double and in plain decimals."""
+    """Return whether a number survives as a double and in plain decimals."""
     if isinstance(value, int):
         return abs(value) <= _LARGEST
     return bool(value == 0 or _SMALLEST <= abs(value) <= _LARGEST)
@@ -269,6 +275,7 @@ KEYWORDS: Final[Mapping[str, Keyword]] = {
     "$ref": Keyword(not_back_to_itself, alone),
     "$dynamicRef": Keyword(never, never),
 }
-"""Every keyword that asserts something. What is not here is an annotation, or says nothing by itself. `$format` is a format
-that `schema/formats.py` has a pattern for, `format` any other that the validator knows.
+"""Every keyword that asserts something; all others are annotations or have no meaning alone.
+
+`$format` is a format with a pattern in `json_schema/formats.py`, `format` any other that the validator knows.
 """

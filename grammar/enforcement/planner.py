@@ -1,5 +1,7 @@
-"""How a schema is held: by a backend that enforces all of it, or relaxed and judged. Decided from the schema alone, never by
-trying. Invariant: `full` means that nothing but valid documents can be written.
+"""Plans how a schema is enforced: by a backend that enforces all of it, or relaxed and validated.
+
+Invariants: `full` means that only valid documents can be written; the decision uses the schema alone, never a
+compiler.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,7 @@ from loraplex.grammar.json_schema.values import allowed_types
 from loraplex.grammar.json_schema.walk import walk
 from loraplex.grammar.spec import Backend
 
-# The first that is exact is preferred: it compiles in milliseconds whatever the schema.
+# llguidance comes first: it compiles any schema in milliseconds.
 PREFERENCE: Final[tuple[Backend, ...]] = ("llguidance", "xgrammar")
 ALL_BACKENDS: Final[frozenset[Backend]] = frozenset(PREFERENCE)
 
@@ -34,9 +36,9 @@ def plan_enforcement(
     limits: SchemaLimits,
     backends: frozenset[Backend] = ALL_BACKENDS,
 ) -> EnforcementPlan:
-    """`backends`: those that may be chosen. `param` names the schema's place in the request.
+    """Choose the backends and the schema to compile. `backends` are the candidates, `param` is the request field.
 
-    Raises `GrammarTooLarge`, `GrammarInvalid`, also for a schema that no document satisfies, and with `strict`
+    Raises `GrammarTooLarge`; `GrammarInvalid`, also for a schema that no document satisfies; and with `strict`
     `SchemaNotEnforceable`.
     """
     check_bounds(schema, limits=limits, param=param)
@@ -67,7 +69,7 @@ def plan_enforcement(
 def _each(references: References, param: str, limits: SchemaLimits) -> Iterator[tuple[Backend, Relaxed]]:
     groups, rewriter = recursive_groups(references), Rewriter(references)
     for backend in PREFERENCE:
-        # Only the preferred one is ever given a relaxed schema.
+        # Only the preferred backend ever gets a relaxed schema.
         whole = backend == PREFERENCE[0]
         nodes = 4 * limits.max_nodes
         relaxed = relax(rewriter, groups, backend, param=param, max_nodes=nodes, whole=whole)
@@ -75,7 +77,7 @@ def _each(references: References, param: str, limits: SchemaLimits) -> Iterator[
 
 
 def _inhabited(relaxed: Relaxed, backend: Backend, param: str) -> Relaxed:
-    """Without the parts that no document satisfies. Raises `GrammarInvalid` if that is the whole."""
+    """Remove the parts that no document satisfies. Raises `GrammarInvalid` if that is the whole schema."""
     schema: Any = relaxed.schema
     known: KnownTypes = types_of_definitions(schema) if isinstance(schema, dict) else {}
     schema = without_empty_parts(schema, known)
@@ -95,7 +97,7 @@ def _definitions(found: dict[str, Any], known: KnownTypes) -> dict[str, Any]:
 
 
 def _without_closing(schema: Any) -> Any:
-    """The schema without `additionalProperties: false`, the one false that xgrammar reads."""
+    """Return the schema without `additionalProperties: false`, the only false that xgrammar reads."""
     if isinstance(schema, list):
         return [_without_closing(member) for member in schema]
     if not isinstance(schema, dict):
@@ -108,9 +110,10 @@ def _without_closing(schema: Any) -> Any:
 
 
 def _refuse_unknown_formats(schema: JsonSchemaValue, param: str) -> None:
-    """A format that nobody here knows asserts nothing; who asks for strictness expects that it does.
+    """Refuse formats that are unknown and so would assert nothing under `strict`.
 
-    Unless it says of a number how wide it is, or of a text what a pattern beside it spells out, as zod writes it.
+    Allowed are formats that state the width of a number, and those of a text whose pattern spells them out, as zod
+    writes.
     """
     for pointer, node in walk(schema):
         name = node.get("format") if isinstance(node, dict) else None

@@ -1,7 +1,7 @@
-"""A schema as one backend can hold it: what the table of keywords grants, rewritten; what it does not, left out.
+"""Relaxes a schema for one backend: keeps and rewrites what the keyword table grants, and drops the rest.
 
-Invariant: whatever satisfies the schema satisfies the result, which the backend holds exactly. Nothing below `not`, `if` or
-another keyword that can negate is kept: less inside of it would mean more outside.
+Invariant: every value valid under the schema is valid under the result, which the backend enforces exactly. Nothing
+below `not`, `if` or another negating keyword is kept, since relaxing it would narrow the whole.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _SINGLE: Final = frozenset(("additionalProperties", "items"))
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """`unenforced` is empty if the schema means what the request's schema means."""
+    """`unenforced` is empty if the schema means what the requested schema means."""
 
     schema: JsonSchemaValue
     unenforced: tuple[UnenforcedKeyword, ...]
@@ -43,17 +43,19 @@ def relax(
     max_nodes: int,
     whole: bool = True,
 ) -> Relaxed:
-    """`groups` are those of `recursive_groups`. Without `whole` the first thing that is not held ends the work: the unenforced
-    then is some of it, and the schema of no use.
+    """Relax the rewriter's schema for `backend`; `groups` are those of `recursive_groups`.
 
-    Raises `GrammarInvalid` for a reference to nowhere, `GrammarTooLarge` beyond `max_nodes` subschemas.
+    Without `whole` the work stops at the first unenforced keyword: `unenforced` is then incomplete and the schema
+    unusable.
+
+    Raises `GrammarInvalid` for an unresolved reference, `GrammarTooLarge` beyond `max_nodes` subschemas.
     """
     return _Relaxation(rewriter, groups, backend, param, max_nodes, whole).run()
 
 
 @dataclass(slots=True)
 class _Subschema:
-    """One subschema under way. `merged` is true for its keywords if the backend must intersect it with anything."""
+    """One subschema in progress. `merged`: the backend must intersect its keywords with another subschema."""
 
     place: Target
     rewritten: Rewritten
@@ -130,7 +132,7 @@ class _Relaxation:
         return len(asserted) > 1 and any(keyword in _IN_PLACE for keyword in asserted)
 
     def _left_out(self, node: _Subschema) -> set[str]:
-        """The keywords that this backend does not hold here, and those that fall with them."""
+        """Return the keywords that this backend does not enforce here, and those dropped with them."""
         keywords = node.rewritten.keywords
         recursive = self._comes_back(node.place)
         found: set[str] = set()
@@ -179,7 +181,7 @@ class _Relaxation:
             node.own[keyword] = value
 
     def _soften(self, node: _Subschema, keyword: str) -> None:
-        """What still follows from a keyword that is not held."""
+        """Keep what still follows from an unenforced keyword."""
         keywords = node.rewritten.keywords
         if keyword in ("const", "enum") and "type" not in keywords:
             values = listed_values({keyword: keywords[keyword]}) or []
@@ -204,7 +206,7 @@ class _Relaxation:
         found_in = node.rewritten.place_of(keyword)
         named = name is not None and found_in != "additionalProperties"
         suffix = f"/{escaped(found_in)}" + (f"/{escaped(name)}" if name is not None and named else "")
-        # A declared name that a pattern matches too has both subschemas.
+        # A declared name that also matches a pattern has both subschemas.
         both = keyword in _MAPS and all(node.rewritten.keywords.get(other) for other in _MAPS)
         return self._relaxed(self._references.child(node.place, suffix, schema), node.merged or both)
 
@@ -228,7 +230,10 @@ class _Relaxation:
         return pattern if found is None else found.source
 
     def _joined(self, node: _Subschema) -> Any:
-        """The result in the order in which the request has its properties: own first, unless an applicator comes first."""
+        """Join the parts in the request's order of properties.
+
+        The subschema's own keywords come first, unless an applicator precedes them.
+        """
         made = dict(node.own)
         if len(made.get("type", "")) == 1 and isinstance(made["type"], list):
             made["type"] = made["type"][0]

@@ -1,5 +1,6 @@
-"""Keywords in the words that backends know best, without a change of meaning: a format as a pattern, oneOf of options that
-exclude each other as anyOf. Invariant: the same documents are valid before and after (formats: those `schema/formats` has).
+"""Rewrites keywords to equivalent ones that backends enforce: a format to a pattern, an exclusive oneOf to anyOf.
+
+Invariant: the same documents are valid before and after (formats: as `json_schema/formats.py` defines them).
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from loraplex.grammar.json_schema.values import TYPES, allowed_types, listed_val
 _APPLICATORS: Final = frozenset(
     ("$dynamicRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "not", "oneOf")
 )
-# New name -> the keyword it came from, if the subschema has no keyword of the new name itself.
+# (new name, the keyword it came from); used where the subschema has no keyword of the new name.
 _ORIGINS: Final = (
     ("additionalProperties", "unevaluatedProperties"),
     ("items", "unevaluatedItems"),
@@ -31,13 +32,15 @@ _ORIGINS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The asserting keywords of one subschema. `origin`: what a keyword was called in the request, where that differs."""
+    """The asserting keywords of one subschema. `origin` maps a keyword to its name in the request, where that
+    differs.
+    """
 
     keywords: dict[str, Any]
     origin: dict[str, str]
 
     def place_of(self, keyword: str) -> str:
-        """The keyword as a part of a pointer into the request's schema."""
+        """Return the keyword's name in a pointer into the request's schema."""
         return self.origin.get(keyword, keyword)
 
 
@@ -50,7 +53,10 @@ class Rewriter:
         self._rewritten: dict[str, Rewritten] = {}
 
     def rewrite(self, place: Target) -> Rewritten:
-        """The subschema must be an object. `format` stays where no pattern holds it, else its pattern is `$format`."""
+        """Rewrite the subschema, which must be an object.
+
+        `format` stays where no pattern expresses it; otherwise its pattern is `$format`.
+        """
         found = self._rewritten.get(place.pointer)
         return self._rewritten.setdefault(place.pointer, self._rewrite(place)) if found is None else found
 
@@ -68,7 +74,7 @@ class Rewriter:
         return Rewritten(made, {new: old for new, old in _ORIGINS if new in made and new not in place.schema})
 
     def _names_of(self, place: Target) -> Any:
-        """What `propertyNames` says, or what it refers to if that is all it says."""
+        """Return the value of `propertyNames`, with a lone reference resolved."""
         names = place.schema.get("propertyNames", True)
         reference = names.get("$ref") if isinstance(names, dict) and len(names) == 1 else None
         if reference is None:
@@ -84,7 +90,7 @@ class Rewriter:
             self.references.child(place, f"/oneOf/{index}", option) for index, option in enumerate(options)
         ]
         if len(options) == 1 or self._disjointness.all_disjoint(members):
-            # One anyOf beside another is allOf of both; a single option has no need of either.
+            # A second anyOf would need an allOf of both; a single option needs neither.
             place_of = "allOf" if len(options) == 1 and "allOf" not in made else "anyOf"
             if place_of not in made:
                 _rename(made, "oneOf", place_of)
@@ -99,7 +105,7 @@ def _asserts(keyword: str, schema: dict[str, Any]) -> bool:
 
 
 def _rename(made: dict[str, Any], old: str, new: str) -> None:
-    """In the same place, for the order of keywords is the order of properties."""
+    """Rename a keyword in its place, since the order of keywords is the order of properties."""
     for keyword, value in list(made.items()):
         del made[keyword]
         made[new if keyword == old else keyword] = value
@@ -115,7 +121,7 @@ def _rewrite_format(made: dict[str, Any]) -> None:
 
 
 def _rewrite_unevaluated(made: dict[str, Any]) -> None:
-    """Where nothing else evaluates, unevaluated is additional."""
+    """Treat unevaluated as additional where no other applicator evaluates."""
     if _APPLICATORS & made.keys():
         return
     if "unevaluatedProperties" in made:
@@ -150,7 +156,7 @@ def _rewrite_objects(made: dict[str, Any], names: Any, asked: dict[str, Any]) ->
 
 
 def _rewrite_names(made: dict[str, Any], names: Any, asked: dict[str, Any]) -> None:
-    """`names` is what `propertyNames` says, or refers to. Every name is a string, whatever else is said of its type."""
+    """Rewrite `propertyNames`, resolved in `names`. A name is always a string, so its type needs no test."""
     if not isinstance(names, dict):
         del made["propertyNames"]
         if names is False:

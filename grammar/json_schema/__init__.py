@@ -1,1 +1,1 @@
-"""What a JSON schema says, whatever backend may hold it."""
+"""JSON Schema analysis and validation, independent of any backend."""

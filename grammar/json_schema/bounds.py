@@ -1,5 +1,6 @@
-"""Bounds of a schema, checked before anything is done with it. Invariant: nothing here recurses, so that no schema can
-exhaust the stack, and a schema that passes can be walked recursively.
+"""Tests the size limits of a schema before any other step.
+
+Invariant: nothing here recurses, so no schema exhausts the stack; a schema that passes can be walked recursively.
 """
 
 import json
@@ -26,7 +27,7 @@ _BRACES: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
 def check_bounds(schema: JsonSchemaValue, *, limits: SchemaLimits, param: str) -> None:
-    """Raises `GrammarTooLarge` with the number that is exceeded, `GrammarInvalid` for what JSON cannot say."""
+    """Raises `GrammarTooLarge` with the exceeded number, `GrammarInvalid` for values that JSON cannot express."""
     if not isinstance(schema, dict | bool):
         raise GrammarInvalid(f"{param} is neither an object nor a boolean", param=param, pointer="")
     _check_shape(schema, limits, param)
@@ -41,7 +42,7 @@ def check_bounds(schema: JsonSchemaValue, *, limits: SchemaLimits, param: str) -
 
 
 def check_together(schemas: Iterable[tuple[JsonSchemaValue, str]], *, limits: SchemaLimits) -> None:
-    """Bounds that all schemas of a request share, each given with its `param`. Raises `GrammarTooLarge`."""
+    """Test the limits that all schemas of a request share, each with its `param`. Raises `GrammarTooLarge`."""
     nodes, patterns = 0, 0
     for schema, param in schemas:
         for _, node in walk(schema):
@@ -97,7 +98,7 @@ def _too_many_nodes(limits: SchemaLimits, param: str) -> GrammarTooLarge:
 
 
 def _enum_values(schema: JsonSchemaValue) -> int:
-    """The scalars in enums: they have a bound of their own."""
+    """Count the scalars in enums, which have a limit of their own."""
     lists = (node.get("enum") for _, node in walk(schema) if isinstance(node, dict))
     return sum(
         1
@@ -153,7 +154,7 @@ def _check_pattern(pattern: str, pointer: str, limits: SchemaLimits, param: str)
         )
     for bounds in _BRACES.finditer(pattern):
         for bound in bounds.groups():
-            # The length first: converting a number of thousands of digits is slow.
+            # Test the length first: converting a number of thousands of digits is slow.
             if bound and (len(bound) > 9 or int(bound) > limits.max_repeat):
                 raise GrammarTooLarge(
                     f"{param}: a pattern repeats more than {limits.max_repeat} times",

@@ -1,4 +1,4 @@
-"""Which references can come back to the subschema they are in (strongly connected components, Kosaraju's algorithm)."""
+"""Finds references that can lead back to their own subschema (strongly connected components, Kosaraju's algorithm)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from loraplex.grammar.json_schema.walk import subschemas
 
 
 def recursive_groups(references: References) -> dict[str, int]:
-    """Pointer of each reference's target (and of the root) -> its component: two of one component reach each other."""
+    """Map the pointer of the root and of each reference's target to its component; members of one reach each other."""
     edges = _edges(references)
     order = _postorder(edges)
     reversed_edges: dict[str, list[str]] = {pointer: [] for pointer in edges}
@@ -40,7 +40,7 @@ def _edges(references: References) -> dict[str, list[str]]:
 
 
 def _targets(references: References, place: Target) -> list[Target]:
-    """What the references in the subtree refer to; definitions count only where they are referred to."""
+    """Return the targets of the references in the subtree; definitions count only where they are referenced."""
     found: dict[str, Target] = {}
     stack: list[Target] = [place]
     while stack:

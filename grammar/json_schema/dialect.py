@@ -1,5 +1,6 @@
-"""Older drafts of JSON Schema rewritten as 2020-12, so that everything after knows one dialect. Invariant: the result means
-under 2020-12 what the schema means under the draft that its `$schema` names.
+"""Rewrites older drafts of JSON Schema as 2020-12, so that all other modules know one dialect.
+
+Invariant: the result means under 2020-12 what the schema means under the draft of its `$schema`.
 """
 
 from typing import Any, Final
@@ -17,12 +18,12 @@ DIALECTS: Final = {
     "https://json-schema.org/draft/2019-09/schema": 8,
     NEWEST: 9,
 }
-# Validation keywords of drafts that no validator here reads.
+# Validation keywords of older drafts that the validator does not support.
 _FORGOTTEN: Final = ("disallow", "divisibleBy", "extends")
 
 
 def to_newest(schema: JsonSchemaValue, *, param: str) -> JsonSchemaValue:
-    """Raises `GrammarInvalid` for a dialect or a keyword that is not known."""
+    """Rewrite the schema. Raises `GrammarInvalid` for an unknown dialect or keyword."""
     if isinstance(schema, bool):
         return schema
     draft = _draft(schema, param)
@@ -69,7 +70,7 @@ def _rewrite(node: Any, draft: int) -> Any:
     if not isinstance(node, dict):
         return node
     if draft <= 7 and "$ref" in node:
-        # Up to draft 7 everything beside a reference is ignored; what it can refer to stays.
+        # Up to draft 7 the siblings of a reference are ignored; definitions stay as possible targets.
         node = {key: node[key] for key in ("$schema", "$ref", "definitions", "$defs") if key in node}
     made = {keyword: _rewrite_value(keyword, value, draft) for keyword, value in node.items()}
     if draft <= 6:

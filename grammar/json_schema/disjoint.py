@@ -1,4 +1,7 @@
-"""Whether no value satisfies two subschemas at once: then oneOf means anyOf. Invariant: True is a proof, False is not one."""
+"""Proves that no value satisfies two subschemas at once, so that oneOf means anyOf.
+
+Invariant: True is a proof; False proves nothing.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -8,21 +11,21 @@ from loraplex.grammar.json_schema.values import allowed_types, identity, listed_
 
 _MAX_DEPTH: Final = 6
 _MAX_STEPS: Final = 3_000
-"""Of 15 to 30 µs each: 77 options are compared in pairs."""
+"""A step takes 15 to 30 µs; this many allow 77 options to be compared in pairs."""
 _VALUES_PER_STEP: Final = 16
 
 
 class Disjointness:
-    """Compares subschemas of one schema within a number of steps; out of steps, nothing more is proven."""
+    """Compares subschemas of one schema within a number of steps; after that, nothing more is proven."""
 
     def __init__(self, references: References) -> None:
         self._references = references
         self._steps = 0
-        # By the subschema's address: the references keep all of them.
+        # Keyed by the subschema's address, which stays valid because the references keep all of them.
         self._listed: dict[int, set[Any] | None] = {}
 
     def all_disjoint(self, members: Sequence[Target]) -> bool:
-        """Whether every two of them exclude each other."""
+        """Return whether every two members exclude each other."""
         if self._are_distinguished(members):
             return True
         return len(members) ** 2 <= 2 * _MAX_STEPS and all(
@@ -32,7 +35,7 @@ class Disjointness:
         )
 
     def disjoint(self, first: Target, second: Target, depth: int) -> bool:
-        """Whether no value satisfies both."""
+        """Return whether no value satisfies both."""
         self._steps += 1
         if self._steps > _MAX_STEPS or depth > _MAX_DEPTH:
             return False
@@ -45,7 +48,7 @@ class Disjointness:
         return self._each_option(lefts, second, depth) or self._each_option(rights, first, depth)
 
     def _each_option(self, conjuncts: list[Target], other: Target, depth: int) -> bool:
-        """Whether some anyOf or oneOf has only options that exclude `other`."""
+        """Return whether some anyOf or oneOf has only options that exclude `other`."""
         for conjunct in conjuncts:
             for keyword in ("anyOf", "oneOf"):
                 options = conjunct.schema.get(keyword)
@@ -57,7 +60,7 @@ class Disjointness:
         return False
 
     def _conjuncts(self, place: Target) -> list[Target]:
-        """The subschemas that all hold where `place` holds: itself, what it refers to, its allOf."""
+        """Return the subschemas that apply together with `place`: itself, its reference's target, its allOf."""
         found: list[Target] = []
         waiting = [place]
         while waiting and len(found) < 16:
@@ -81,7 +84,7 @@ class Disjointness:
         return self._references.child(parent, suffix, schema)
 
     def _exclude(self, left: Target, right: Target, depth: int) -> bool:
-        """By the two subschemas' own keywords, without what they refer to."""
+        """Compare the two subschemas' own keywords, without references."""
         first, second = left.schema, right.schema
         shared = allowed_types(first) & allowed_types(second)
         if self._values_exclude(first, second, shared):
@@ -95,7 +98,7 @@ class Disjointness:
         )
 
     def _values_exclude(self, first: dict[str, Any], second: dict[str, Any], shared: frozenset[str]) -> bool:
-        """Lists of values that have none in common, or none of a type that both allow."""
+        """Compare lists of values: they share none, or none of a type that both allow."""
         left, right = (
             None if values is None else {each for each in values if each[0] in shared}
             for values in (self._identities(first), self._identities(second))
@@ -120,7 +123,7 @@ class Disjointness:
         return False
 
     def _property(self, place: Target, name: str) -> Target | None:
-        """What holds for the property, None if nothing is known."""
+        """Return the subschema of the property, None if nothing is known."""
         properties = place.schema.get("properties", {})
         if name in properties:
             escaped = name.replace("~", "~0").replace("/", "~1")
@@ -132,7 +135,7 @@ class Disjointness:
         return None
 
     def _are_distinguished(self, members: Sequence[Target]) -> bool:
-        """Many options, each with its own values, or with its own in the same required property: not compared in pairs."""
+        """Compare many options without pairs: by their own values, or by values of one shared required property."""
         if len(members) < 8:
             return False
         tags: dict[str | None, list[set[Any]]] = {}
@@ -145,7 +148,7 @@ class Disjointness:
         )
 
     def _tags(self, place: Target) -> dict[str | None, set[Any]]:
-        """The values allowed in each required property of a member that is an object; its own under None."""
+        """Return the allowed values of each required property of a member that is an object; its own under None."""
         found: dict[str | None, set[Any]] = {}
         for conjunct in self._conjuncts(place):
             schema = conjunct.schema
@@ -161,7 +164,7 @@ class Disjointness:
         return found
 
     def _identities(self, schema: dict[str, Any]) -> set[Any] | None:
-        """The values of `const` and `enum`, comparable; None if there is neither."""
+        """Return the values of `const` and `enum` in comparable form; None if there is neither."""
         if id(schema) not in self._listed:
             values = listed_values(schema)
             self._listed[id(schema)] = None if values is None else set(map(identity, values))
@@ -171,7 +174,7 @@ class Disjointness:
 
 
 def _kinds_of_number_exclude(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whole numbers against a value that is none."""
+    """Whole numbers against a value that is not whole."""
     for schema, other in ((first, second), (second, first)):
         named = schema.get("type")
         values = listed_values(other)

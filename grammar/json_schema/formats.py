@@ -1,5 +1,7 @@
-"""Formats as patterns (RFC 3339, 4122, 5321, 1123, 3986, ISO 8601). Invariant: a pattern here allows nothing that its RFC
-forbids, so 29 February only in leap years; it may leave out rare spellings (leap seconds, quoted local parts, IPvFuture).
+"""Formats as patterns (RFC 3339, 4122, 5321, 1123, 3986, ISO 8601).
+
+Invariant: a pattern allows nothing that its RFC forbids, so 29 February only in leap years; it may omit rare
+spellings (leap seconds, quoted local parts, IPvFuture).
 """
 
 from typing import Final
@@ -23,7 +25,7 @@ _IN_PATH: Final = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@\-]|%[0-9A-Fa-f]{2})"
 
 
 def _ipv6() -> str:
-    """All eight groups, or one `::` for at least one group of zeros, at each place."""
+    """Return all eight groups, or one `::` for at least one group of zeros, at each place."""
     kinds = [rf"(?:{_HEX}:){{7}}{_HEX}", "::"]
     for before in range(8):
         after = 7 - before
@@ -34,7 +36,7 @@ def _ipv6() -> str:
     return "(?:" + "|".join(kinds) + ")"
 
 
-# In Rust's syntax, to be matched as a whole.
+# In Rust's syntax, matched as a whole.
 FORMATS: Final = {
     "date": _DATE,
     "date-time": f"{_DATE}T{_TIME}",
@@ -51,7 +53,7 @@ FORMATS: Final = {
     ),
     "uuid": r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}",
 }
-# What the validator judges beside these.
+# Formats without a pattern that the validator asserts.
 VALIDATED_FORMATS: Final = frozenset(
     (
         "idn-email",
@@ -65,11 +67,11 @@ VALIDATED_FORMATS: Final = frozenset(
         "uri-template",
     )
 )
-# What says how a text is used and forbids none (OpenAPI, pydantic).
+# Formats that describe the use of a text and forbid none (OpenAPI, pydantic).
 HINTS: Final = frozenset(("binary", "directory-path", "file-path", "password", "path"))
 
 
 def format_pattern(name: str) -> str | None:
-    """The whole pattern of a format, or None if no grammar holds it."""
+    """Return the whole pattern of a format, or None if no grammar expresses it."""
     source = FORMATS.get(name)
     return None if source is None else f"^(?:{source})$"

@@ -1,5 +1,7 @@
-"""Whether a schema is one, by the standard's own schema of schemas. Invariant: the time it takes is proportional to the schema's
-size. Making a validator is not: with `unevaluatedProperties`, eight definitions that refer to each other took it seconds.
+"""Checks that a schema is valid against the standard's metaschema.
+
+Invariant: the time is proportional to the schema's size. Building a validator is not: with `unevaluatedProperties`,
+eight definitions that refer to each other took seconds.
 """
 
 from typing import Final
@@ -11,7 +13,7 @@ from loraplex.grammar.json_schema.dialect import NEWEST
 from loraplex.grammar.json_schema.references import References, unresolved
 from loraplex.grammar.json_schema.validator import invalid_schema
 
-# What a schema holds is its tenant's: errors say where and why, never what.
+# A schema's content belongs to its tenant: errors name place and reason, never content.
 _METASCHEMA: Final = jsonschema_rs.Draft202012Validator(
     {"$ref": NEWEST}, validate_formats=True, offline=True, mask="the value"
 )

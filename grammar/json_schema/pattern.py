@@ -1,7 +1,7 @@
-"""ECMA-262 patterns (what JSON Schema writes) as Rust's regular expressions read them (what the backend does).
+"""Translates ECMA-262 patterns (JSON Schema) to Rust regular expressions (the backend).
 
-Invariant: a translation matches exactly what the original matches under the u flag; what has none, has no translation:
-look-around, back-references, word boundaries, anchors in the middle.
+Invariant: a translation matches exactly what the original matches under the u flag. Look-around, back-references,
+word boundaries and anchors in the middle have no translation.
 """
 
 import re
@@ -23,7 +23,7 @@ _CATEGORIES: Final = frozenset(
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "v": "\v", "f": "\f", "0": "\0"}
 _SYNTAX: Final = "^$\\.*+?()[]{}|/-"
 _MAX_NESTING: Final = 40
-# What widespread clients send, in words without look-around that match the same texts: an address in zod 4.0.
+# Patterns of widespread clients with an equivalent without look-around: an address in zod 4.0.
 _WITHOUT_LOOK_AROUND: Final = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
         r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
@@ -37,7 +37,7 @@ class _NoTranslation(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RustPattern:
-    """`source` is searched for, not matched as a whole. `prefix`: every match begins with it, at the text's begin."""
+    """`source` is searched for, not matched as a whole. `prefix`: every match begins with it, at the text's start."""
 
     source: str
     prefix: str
@@ -45,7 +45,7 @@ class RustPattern:
 
 @dataclass(slots=True)
 class _Branch:
-    """One alternative: `literal` is its text as long as it is nothing but characters."""
+    """One alternative; `literal` is its text while it consists of characters only."""
 
     source: str = ""
     starts: bool = False
@@ -55,7 +55,7 @@ class _Branch:
 
 
 def translate(pattern: str) -> RustPattern | None:
-    """None where no exact translation exists or the pattern is none."""
+    """Return the exact translation; None if there is none or the pattern is invalid."""
     reader = _Reader(_WITHOUT_LOOK_AROUND.get(pattern, pattern))
     try:
         branches = reader.branches(0)
@@ -78,7 +78,7 @@ def _code(character: str) -> str:
 
 
 class _Reader:
-    """A recursive descent over one pattern, bounded in depth."""
+    """A recursive-descent parser of one pattern, bounded in depth."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -130,7 +130,7 @@ class _Reader:
         return [made]
 
     def group(self, made: _Branch, nesting: int) -> list[_Branch] | None:
-        """Appends the group; or, if it holds anchors and is all of its branch, gives its branches instead."""
+        """Append the group; if it contains anchors and is its whole branch, return its branches instead."""
         self.open_group()
         inner = self.branches(nesting + 1)
         if not self.skip(")"):
@@ -181,7 +181,7 @@ class _Reader:
         elif self.skip("{"):
             found = self.braces()
         if found and self.peek() == "?":
-            # Lazy or not, the same texts match.
+            # Laziness does not change which texts match.
             self.take()
         if found and self.peek() and self.peek() in "*+?{":
             raise _NoTranslation
@@ -197,7 +197,7 @@ class _Reader:
         return "{" + least + comma + most + "}"
 
     def escape(self) -> tuple[str | None, str]:
-        """An escape outside of a class: the character it stands for, if it is one, and its translation."""
+        """Read an escape outside of a class: the character that it means, if it is one, and its translation."""
         if self.peek() and self.peek() in "bB123456789k":
             raise _NoTranslation
         members, negated, character = self.escaped()
@@ -206,7 +206,7 @@ class _Reader:
         return None, f"[{'^' if negated else ''}{members}]"
 
     def escaped(self) -> tuple[str, bool, str | None]:
-        """The members of a class escape and whether they are negated, or one character."""
+        """Return the members of a class escape and whether they are negated, or one character."""
         letter = self.take()
         classes = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
         if letter.lower() in classes:
@@ -282,7 +282,7 @@ class _Reader:
         return f"[{'^' if negated else ''}{members}]"
 
     def class_member(self) -> str:
-        """One character, or the members of a class escape (always longer)."""
+        """Return one character, or the members of a class escape (always longer)."""
         character = self.take()
         if character != "\\":
             return character

@@ -1,6 +1,6 @@
-"""References inside one schema: `$id`, `$anchor` and JSON Pointers to subschemas (RFC 3986, RFC 6901).
+"""Resolves references inside one schema: `$id`, `$anchor` and JSON Pointers (RFC 3986, RFC 6901).
 
-Invariant: nothing outside of the schema is ever looked at. The standard's own metaschemas are known to exist, not read.
+Invariant: nothing outside of the schema is read. The standard's metaschemas are known by name only.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Target:
 
 
 class References:
-    """Finds what a `$ref` of `schema` refers to."""
+    """Resolves each `$ref` of `schema`."""
 
     def __init__(self, schema: JsonSchemaValue) -> None:
         self.root = schema
@@ -39,7 +39,7 @@ class References:
         return self._places[""]
 
     def resolve(self, reference: str, base: str) -> Target | None:
-        """None if it leads out of the schema or nowhere."""
+        """Return the target, None if the reference leaves the schema or has no target."""
         key = (reference, base)
         if key not in self._resolved:
             self._resolved[key] = self._resolve(reference, base)
@@ -58,7 +58,7 @@ class References:
         return self._anchors.get((uri, fragment))
 
     def leading_out(self) -> Iterator[tuple[str, str]]:
-        """The references to other documents than the standard's, each with the place it stands in."""
+        """Yield the references to documents other than the standard's, each with its place."""
         for place in self._places.values():
             reference = place.schema.get("$ref") if isinstance(place.schema, dict) else None
             if (
@@ -69,7 +69,7 @@ class References:
                 yield place.pointer, reference
 
     def child(self, parent: Target, suffix: str, schema: Any) -> Target:
-        """The subschema at `suffix` below `parent`; what a rewriting put there instead has the base of `parent`."""
+        """Return the subschema at `suffix` below `parent`; a rewritten one gets the base of `parent`."""
         pointer = parent.pointer + suffix
         found = self._places.get(pointer)
         return found if found is not None and found.schema is schema else Target(pointer, schema, parent.base)
@@ -83,7 +83,7 @@ class References:
                 stack.append(Target(place.pointer + suffix, member, place.base))
 
     def _entered(self, place: Target) -> Target:
-        """The place with the base that its own `$id` gives it, its names noted."""
+        """Return the place with the base of its own `$id`, after indexing its names."""
         node = place.schema
         if not isinstance(node, dict):
             return place
@@ -118,8 +118,8 @@ class References:
 
 
 def _absolute(reference: str, base: str) -> tuple[str, str]:
-    """The URI of the document a reference leads to, and its fragment."""
-    # A base has no fragment; joining is slow, and wrong where the base is a URN.
+    """Return the URI of the referenced document and the fragment."""
+    # A base has no fragment. `urljoin` is slow, and wrong where the base is a URN.
     if reference.startswith("#"):
         return base, reference[1:]
     uri, fragment = urldefrag(urljoin(base, reference))
@@ -127,12 +127,12 @@ def _absolute(reference: str, base: str) -> tuple[str, str]:
 
 
 def is_metaschema(reference: str) -> bool:
-    """A document of the standard, which the validator carries."""
+    """Return whether the reference names a document of the standard, which the validator contains."""
     return reference.startswith(("http://json-schema.org/", "https://json-schema.org/"))
 
 
 def unresolved(reference: str, *, pointer: str, param: str) -> GrammarInvalid:
-    """The error for a reference that leads nowhere; only its first 200 characters are shown."""
+    """Return the error for a reference without a target; only its first 200 characters are quoted."""
     return GrammarInvalid(
         f"{param}: {reference[:200]!r} refers to nothing in this schema, and nothing outside of it is fetched",
         param=param,

@@ -1,6 +1,7 @@
-"""Which parts of a schema no document can satisfy: endless required recursion, loops of references, contradictory bounds.
+"""Finds schema parts that no document satisfies: endless required recursion, reference loops, contradictory bounds.
 
-Invariant: only what is proven empty is called empty. A grammar must not enter an empty part, for it could never leave it.
+Invariant: only what is proven empty is reported empty. A grammar must not enter an empty part, since it could never
+leave it.
 """
 
 from collections import deque
@@ -23,9 +24,9 @@ KnownTypes: TypeAlias = Mapping[str, Types]
 
 
 def types_of_definitions(root: dict[str, Any]) -> dict[str, Types]:
-    """For each reference `#/$defs/…` of a rewritten schema the types of its documents, none if it has no document.
+    """Map each reference `#/$defs/…` of a rewritten schema to the types of its documents; none if it has no document.
 
-    The least fixed point: a definition has a type once one is found without going round in a circle.
+    Computes the least fixed point: a definition gets a type once one is found without a cycle.
     """
     definitions = {f"#/$defs/{name}": schema for name, schema in root.get("$defs", {}).items()}
     known: dict[str, Types] = dict.fromkeys(definitions, frozenset())
@@ -49,9 +50,9 @@ def types_of_definitions(root: dict[str, Any]) -> dict[str, Types]:
 def possible_types(
     schema: Any, known: KnownTypes, read: list[str] | None = None, found: dict[int, Types] | None = None
 ) -> Types:
-    """The types that documents of the schema may have. `read` collects the references that were looked up.
+    """Return the types that documents of the schema may have. `read` collects the references that were looked up.
 
-    `found` keeps answers by the subschema's address, as long as `known` stays the same: parts are asked for again and again.
+    `found` caches results by the subschema's address while `known` is unchanged: parts are evaluated again and again.
     """
     if isinstance(schema, bool):
         return TYPES if schema else frozenset()
@@ -85,7 +86,9 @@ def _types(schema: Any, known: KnownTypes, read: list[str] | None, found: dict[i
 
 
 def contradicts_itself(keywords: Mapping[str, Any]) -> bool:
-    """Whether a subschema's own bounds, names and values leave nothing, whatever its parts and references mean."""
+    """Return whether a subschema's own bounds, names and values allow nothing, whatever its parts and references
+    mean.
+    """
     own = {keyword: value for keyword, value in keywords.items() if keyword in _BOUNDS}
     for keyword in ("properties", "patternProperties"):
         if keyword in keywords:
@@ -151,7 +154,9 @@ def _has_object(schema: dict[str, Any], inhabited: Inhabited) -> bool:
 
 
 def without_empty_parts(schema: Any, known: KnownTypes, found: dict[int, Types] | None = None) -> Any:
-    """The same schema with `false` for each part that is empty, so that no backend enters it. `found`: see above."""
+    """Return the schema with `false` for each empty part, so that no backend enters it. `found`: see
+    `possible_types`.
+    """
     found = {} if found is None else found
     if isinstance(schema, bool):
         return schema

@@ -1,6 +1,6 @@
-"""The judge of finished values, where the grammar alone does not hold a schema. Invariant: it never opens a connection.
+"""Validates finished values where the grammar does not enforce all of a schema.
 
-Neither making nor using one is bounded in time, whatever bounds its patterns have: see `judge/judges.py`.
+Invariant: it opens no connection. Neither its creation nor its use is bounded in time: see `judge/judges.py`.
 """
 
 import json
@@ -20,10 +20,10 @@ _LONGEST_NUMBER: Final = 4_000
 
 
 class Validator:
-    """Judges values by one schema of draft 2020-12, formats asserted."""
+    """Validates values against one schema of draft 2020-12; formats are asserted."""
 
     def __init__(self, schema: JsonSchemaValue, *, param: str | None = None) -> None:
-        """Raises `GrammarInvalid` for what is not a schema or refers to something outside of itself."""
+        """Raises `GrammarInvalid` for an invalid schema or one that refers to another document."""
         try:
             self._validator = jsonschema_rs.Draft202012Validator(
                 schema,
@@ -39,7 +39,7 @@ class Validator:
             raise GrammarInvalid(f"not a JSON schema: {str(error)[:200]}", param=param) from error
 
     def validate(self, value_text: str) -> None:
-        """`value_text` is the whole answer. Raises `SchemaNotSatisfied` with the keyword and the place in the value."""
+        """Validate the whole output text. Raises `SchemaNotSatisfied` with the keyword and the place in the value."""
         value = parse_value(value_text)
         try:
             self._validator.validate(value)
@@ -48,11 +48,11 @@ class Validator:
                 f"{error.kind.name} is not satisfied at {pointer_to(error.instance_path)!r}"
             ) from error
         except ValueError as error:
-            raise SchemaNotSatisfied("the value cannot be judged") from error
+            raise SchemaNotSatisfied("the value cannot be validated") from error
 
 
 def parse_value(text: str) -> Any:
-    """One JSON value, numbers exact. Raises `SchemaNotSatisfied`, also for a key that occurs twice in an object."""
+    """Parse one JSON value with exact numbers. Raises `SchemaNotSatisfied`, also for a repeated key in an object."""
     try:
         return json.loads(
             text,
@@ -68,7 +68,7 @@ def parse_value(text: str) -> Any:
 
 
 def pointer_to(path: list[str | int]) -> str:
-    """A JSON Pointer of at most 200 characters."""
+    """Return a JSON Pointer of at most 200 characters."""
     return "".join(f"/{escaped(str(part))}" for part in path)[:200]
 
 
@@ -87,7 +87,7 @@ def _integer(text: str) -> int:
 
 def _decimal(text: str) -> Decimal:
     exponent = text.lower().partition("e")[2]
-    # Beyond this a Decimal cannot be made, or only one that fills the memory when it is compared.
+    # A larger exponent makes no Decimal, or one that exhausts the memory when compared.
     if len(text) > _LONGEST_NUMBER or len(exponent) > 8 or abs(int(exponent or 0)) > _LARGEST_EXPONENT:
         raise SchemaNotSatisfied(f"a number beyond 1e±{_LARGEST_EXPONENT} or of too many digits")
     return Decimal(text)
@@ -98,7 +98,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def invalid_schema(error: jsonschema_rs.ValidationError, param: str | None) -> GrammarInvalid:
-    """What is wrong with a schema and where, in a message that shows 200 characters of it at most."""
+    """Return the error with reason and place; its message quotes at most 200 characters of the schema."""
     pointer = pointer_to(error.instance_path)
     return GrammarInvalid(
         f"not a JSON schema at {pointer!r}: {error.message[:200]}", param=param, pointer=pointer

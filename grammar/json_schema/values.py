@@ -19,7 +19,7 @@ def type_of(value: Any) -> str:
 
 
 def identity(value: Any) -> Any:
-    """A hashable that is equal for equal JSON values alone."""
+    """Return a hashable that is equal only for equal JSON values."""
     if isinstance(value, dict):
         return "object", frozenset((key, identity(member)) for key, member in value.items())
     if isinstance(value, list):
@@ -28,7 +28,7 @@ def identity(value: Any) -> Any:
 
 
 def allowed_types(schema: dict[str, Any]) -> frozenset[str]:
-    """The types that `type` leaves, "integer" counted as "number"."""
+    """Return the types that `type` allows, "integer" counted as "number"."""
     named = schema.get("type")
     if named is None:
         return TYPES
@@ -37,7 +37,7 @@ def allowed_types(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def listed_values(schema: dict[str, Any]) -> list[Any] | None:
-    """The values of `const` and `enum`, None if there is neither."""
+    """Return the values of `const` and `enum`, None if there is neither."""
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")

@@ -1,5 +1,6 @@
-"""Where subschemas are inside a schema. Invariant: a place that only looks like a schema (an enum's value, a default, an
-unknown keyword) is never visited.
+"""Finds the subschemas of a schema.
+
+Invariant: a value that only looks like a schema (an enum's value, a default, an unknown keyword) is never visited.
 """
 
 from collections.abc import Iterator
@@ -28,17 +29,17 @@ MAPS: Final = frozenset(
 
 
 def escaped(part: str) -> str:
-    """One reference token of a JSON Pointer (RFC 6901)."""
+    """Return one reference token of a JSON Pointer (RFC 6901)."""
     return part.replace("~", "~0").replace("/", "~1")
 
 
 def is_schema(value: object) -> bool:
-    """Whether the value can stand where a schema is due."""
+    """Return whether the value is an object or a boolean, as a schema must be."""
     return isinstance(value, dict | bool)
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The direct subschemas with their pointers relative to `schema`."""
+    """Yield the direct subschemas with their pointers relative to `schema`."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():
@@ -55,7 +56,7 @@ def subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def walk(schema: Any, pointer: str = "") -> Iterator[tuple[str, Any]]:
-    """`schema` and everything below it, parents first, with pointers. The order is not that of the text."""
+    """Yield `schema` and all subschemas, parents first, with pointers; siblings are in no textual order."""
     stack = [(pointer, schema)]
     while stack:
         place, node = stack.pop()

@@ -1,1 +1,1 @@
-"""Finished values result in processes that can be killed."""
+"""Value validation in processes that can be killed."""

@@ -1,7 +1,8 @@
-"""`ValueValidators`: finished values are result in processes that can be killed, since one judgement cannot be bounded from inside:
-`anyOf` of references to `anyOf` doubles its work with each line, and holds the interpreter's lock.
+"""`ValueValidators`: validates finished values in worker processes, off the event loop.
 
-Invariant: one judgement per tenant at a time, each within a deadline; a process that missed it is never asked again.
+One validation cannot be bounded from inside: `anyOf` of references to `anyOf` doubles its work with each line and
+holds the interpreter's lock. Invariant: one validation per tenant at a time, each within a deadline; a process that
+missed it is killed.
 """
 
 import asyncio
@@ -23,9 +24,9 @@ MODULE: Final = "loraplex.grammar.judge.process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatorPoolConfig:
-    """`environment` is what the processes see. They are started when there is something to judge, `processes` at most.
+    """`environment` is the processes' environment. At most `processes` are started, on demand.
 
-    `deadline_s` bounds one judgement, `queue_timeout_s` the whole wait for it.
+    `deadline_s` bounds one validation, `queue_timeout_s` the whole wait for it.
     """
 
     environment: Mapping[str, str]
@@ -36,7 +37,7 @@ class ValidatorPoolConfig:
 
 
 class ValueValidators:
-    """Made and used on one event loop."""
+    """Created and used on one event loop."""
 
     def __init__(self, options: ValidatorPoolConfig) -> None:
         self._options = options
@@ -45,8 +46,10 @@ class ValueValidators:
         self._idle: list[Process] = []
 
     async def validate(self, namespace: bytes, schema: str, value: str) -> None:
-        """`schema` and `value` are JSON texts. Raises `SchemaNotSatisfied`, also for what could not be validated in time,
-        and `WorkersUnavailable` when there is no process to ask.
+        """Validate `value` against `schema`, both JSON texts.
+
+        Raises `SchemaNotSatisfied`, also for a value that could not be validated in time, and `WorkersUnavailable`
+        without a process.
         """
         try:
             async with asyncio.timeout(self._options.queue_timeout_s):
@@ -58,7 +61,7 @@ class ValueValidators:
             raise SchemaNotSatisfied(violation)
 
     async def close(self) -> None:
-        """End the processes that wait; nothing may be asked any more."""
+        """End the idle processes; the validators must not be used afterwards."""
         for process in self._idle:
             await end_child(process)
         self._idle.clear()
@@ -69,7 +72,7 @@ class ValueValidators:
             return await self._ask(self._take_idle() or await self._start(), request)
 
     def _take_idle(self) -> Process | None:
-        """A process that waits. One that was killed meanwhile says nothing about a value."""
+        """Return an idle process that still lives; one that was killed says nothing about a value."""
         while self._idle:
             process = self._idle.pop()
             if process.returncode is None:
@@ -95,7 +98,7 @@ class ValueValidators:
         return result.violation
 
     async def _start(self) -> Process:
-        """A process that has is_answered once, so that its start is not counted to what it is asked."""
+        """Start a process and wait for a first reply, so that its start does not count towards a deadline."""
         try:
             process = await spawn_child(MODULE, str(os.getpid()), environment=self._options.environment)
         except OSError as error:

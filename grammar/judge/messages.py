@@ -1,4 +1,4 @@
-"""What a gateway asks of a process that judges, and what it is told: one JSON line each."""
+"""Messages between a gateway and a validation process, one JSON line each."""
 
 from typing import Final
 

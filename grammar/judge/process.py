@@ -1,7 +1,7 @@
-"""Entry point of the processes that judge finished values: `python -m loraplex.grammar.judge.process PARENT_PID`.
+"""Entry point of the value-validation processes: `python -m loraplex.grammar.judge.process PARENT_PID`.
 
-Invariant: one request a line on standard input, one result a line on standard output; whoever asks kills it when it takes
-too long, since a schema of a kilobyte can ask for more work than ends. No value is told to a log.
+Invariant: one request per line of standard input, one result per line of standard output, and no value in any log.
+The parent kills the process at its deadline, since a schema of a kilobyte can demand endless work.
 """
 
 import json
@@ -22,13 +22,13 @@ MEMORY_BYTES = 1 << 30
 
 
 def main(parent_pid: int) -> None:
-    """Judge until standard input ends."""
+    """Validate until standard input ends."""
     die_with_parent(parent_pid)
-    # Whoever stops a server's processes all at once stops this one by stopping its parent, which may still have to ask.
+    # A signal to all of a server's processes must not end this one: its parent may still need it, and ends it.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     lower_priority()
-    # What breaks down inside a library may show the value.
+    # Error output of a library may quote the value.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):
         resource.setrlimit(kind, (bound, bound))
@@ -39,7 +39,7 @@ def main(parent_pid: int) -> None:
 
 
 def validate_value(request: ValidationRequest) -> ValueResult:
-    """Whether the value satisfies the schema."""
+    """Return whether the value satisfies the schema."""
     try:
         Validator(json.loads(request.schema)).validate(request.value)
     except (SchemaNotSatisfied, GrammarInvalid) as error:

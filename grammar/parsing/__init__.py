@@ -1,1 +1,1 @@
-"""Output text, read while it streams: content and tool calls."""
+"""Parsers of streamed output text: content and tool calls."""

@@ -1,4 +1,7 @@
-"""The reader of answers without calls. Invariant: content is the text as it came, and costs nothing unless it is judged."""
+"""The parser of outputs without tool calls.
+
+Invariant: content is the text unchanged; it is kept only if it will be validated.
+"""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -7,11 +10,11 @@ from loraplex.grammar.parsing.deltas import AnswerReason, ContentDelta, EngineRe
 from loraplex.grammar.parsing.json_scanner import whole_value
 
 ValidateValue: TypeAlias = Callable[[str, str], None]
-"""(schema, finished value), both JSON texts. Raises `SchemaNotSatisfied`, or only notes what is to be judged."""
+"""(schema, finished value), both JSON texts. Raises `SchemaNotSatisfied`, or only records the value for later validation."""
 
 
 class ContentParser:
-    """Every text is content. With `schema`, a JSON text, the whole of it is one JSON value, judged when the answer ended
+    """Every text is content. With `schema`, a JSON text, all of it is one JSON value, validated if generation stopped
     by itself.
     """
 
@@ -21,13 +24,13 @@ class ContentParser:
         self._texts: list[str] = []
 
     def feed(self, text: str) -> list[OutputDelta]:
-        """The text as it is."""
+        """Return the text unchanged as a delta."""
         if self._schema is not None:
             self._texts.append(text)
         return [ContentDelta(text)] if text else []
 
     def finish(self, reason: EngineReason) -> tuple[list[OutputDelta], AnswerReason]:
-        """Raises `SchemaNotSatisfied`. A value that a stop string of the user cut off is not judged."""
+        """Validate the value, unless a stop string of the user cut it off. Raises `SchemaNotSatisfied`."""
         if self._schema is not None and reason == "stop":
             value = whole_value("".join(self._texts))
             if value is not None:

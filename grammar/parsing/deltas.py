@@ -1,5 +1,6 @@
-"""What a reader makes of an answer's text: content and tool calls in deltas. Invariant: for one text the deltas joined are
-the same however the text was cut.
+"""The deltas that a parser makes of output text: content and tool calls.
+
+Invariant: joined, the deltas of one text are the same however the text was split.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More text of the arguments of call `index`, never empty; joined they are one JSON object as it was written."""
+    """More text of the arguments of call `index`, never empty; joined, the deltas are one JSON object as it was
+    written.
+    """
 
     index: int
     text: str
@@ -37,12 +40,12 @@ OutputDelta: TypeAlias = ContentDelta | ToolCallStart | ArgumentsDelta
 
 
 class OutputParser(Protocol):
-    """Reads one choice."""
+    """Parses one choice."""
 
     def feed(self, text: str) -> list[OutputDelta]:
-        """The deltas that `text` completes."""
+        """Return the deltas that `text` completes."""
         ...
 
     def finish(self, reason: EngineReason) -> tuple[list[OutputDelta], AnswerReason]:
-        """What was matched_text back, and why the choice ended. Raises `SchemaNotSatisfied`."""
+        """Return the text held back as deltas, and why the choice ended. Raises `SchemaNotSatisfied`."""
         ...

@@ -1,12 +1,13 @@
-"""Where one JSON value ends in text that comes in deltas (RFC 8259). Invariant: each character is looked at once, and the
-state is three fields, whatever the length.
+"""Finds the end of one JSON value in streamed text (RFC 8259).
+
+Invariant: each character is read once, and the state is three fields whatever the length.
 """
 
 BLANKS = " \t\r\n"
 
 
 class ValueScanner:
-    """Follows depth, strings and escapes only: that the value is well formed is the grammar's work."""
+    """Tracks depth, strings and escapes only; the grammar guarantees that the value is well formed."""
 
     __slots__ = ("_depth", "_escaped", "_in_string", "closed")
 
@@ -17,9 +18,10 @@ class ValueScanner:
         self.closed = False
 
     def scan(self, text: str, start: int = 0) -> int:
-        """The position after the last character of `text` that belongs to the value; `closed` tells whether it ended.
+        """Return the position after the last character of `text` that belongs to the value; `closed` is true once it
+        ended.
 
-        A number or a word at the top has no end of its own: it stays open.
+        A number or a word at the top level has no end of its own: it stays open.
         """
         for position in range(start, len(text)):
             self._take(text[position])
@@ -49,7 +51,7 @@ class ValueScanner:
 
 
 def whole_value(text: str) -> str | None:
-    """The JSON value `text` begins with, without what follows it. None: an object, array or string that has no end."""
+    """Return the JSON value at the start of `text`. None: an object, array or string without an end."""
     scanner = ValueScanner()
     end = scanner.scan(text)
     unbounded = text.lstrip(BLANKS)[:1] not in ("", "{", "[", '"')

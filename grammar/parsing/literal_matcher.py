@@ -1,12 +1,13 @@
-"""Fixed text in text that comes in deltas: one literal that must follow, and a marker anywhere. Invariant: what is matched_text back
-may still become the literal or the marker, or is the blanks before one.
+"""Matches fixed text in streamed text: a literal that must follow, and a marker anywhere.
+
+Invariant: text is held back only while it may become the literal or the marker, or is the blanks before a marker.
 """
 
 from loraplex.grammar.parsing.json_scanner import BLANKS
 
 
 class LiteralMatcher:
-    """Matches one literal, `matched` characters of it so far."""
+    """Matches one literal; `matched` counts the characters matched so far."""
 
     __slots__ = ("literal", "matched")
 
@@ -23,7 +24,7 @@ class LiteralMatcher:
         return self.literal[: self.matched]
 
     def match(self, text: str, start: int) -> int:
-        """The position up to which `text` follows. Before its end, with `complete` false: it does not follow."""
+        """Return the position up to which `text` matches; a mismatch leaves `complete` false before the end."""
         position = start
         while position < len(text) and not self.complete and text[position] == self.literal[self.matched]:
             position += 1
@@ -32,9 +33,9 @@ class LiteralMatcher:
 
 
 class MarkerFinder:
-    """Parts text from the first `marker` in it, whose first character occurs in it only once and is no blank.
+    """Splits text at the first `marker`, whose first character occurs in it only once and is no blank.
 
-    The blanks before the marker belong to neither: templates write their own there.
+    The blanks before the marker belong to neither side: templates write their own there.
     """
 
     __slots__ = ("_blanks", "_marker")
@@ -48,7 +49,9 @@ class MarkerFinder:
         return self._marker.complete
 
     def find(self, text: str, start: int) -> tuple[str, int]:
-        """Text that is certainly before any marker, and the position after what was read: the end, or the marker's."""
+        """Return the text certainly before any marker, and the position after what was read: the end, or the
+        marker's.
+        """
         passed: list[str] = []
         position = start
         while position < len(text) and not self.found:
@@ -59,7 +62,7 @@ class MarkerFinder:
         return "".join(passed), position
 
     def flush(self) -> str:
-        """What is matched_text back, when no more text comes."""
+        """Return the text that is held back when the input has ended."""
         return "".join(self._blanks) + self._marker.matched_text
 
     def _extend(self, text: str, start: int, passed: list[str]) -> int:

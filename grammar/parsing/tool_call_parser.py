@@ -1,5 +1,6 @@
-"""From an answer's text to content and tool calls, following the same `CallSyntax` its grammar was made of. Invariant: a
-deterministic machine over characters; each is looked at a bounded number of times.
+"""Parses output text into content and tool calls by the `CallSyntax` that built its grammar.
+
+Invariant: a deterministic machine over characters, each of which is read a bounded number of times.
 """
 
 import secrets
@@ -28,7 +29,7 @@ def new_call_id() -> str:
 
 
 class ToolCallPlacement(Enum):
-    """Where an answer can hold calls."""
+    """Where an output may contain calls."""
 
     FOLLOW_TEXT = "text without the marker, then calls, or none"
     REPLACE_TEXT = "the whole answer is calls, or it begins differently and has none"
@@ -37,9 +38,9 @@ class ToolCallPlacement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """What a reader knows of the grammar. `tools`: the names, each with the schema its arguments are judged by, if any.
+    """What the parser knows of the grammar. `tools`: each name, with the schema that validates its arguments, if any.
 
-    `content`: the schema of content that is no call, if it is judged. Schemas are JSON texts.
+    `content`: the schema that validates content, if any. Schemas are JSON texts.
     """
 
     syntax: CallSyntax
@@ -65,7 +66,9 @@ class _Call:
 
 
 class ToolCallParser:
-    """Content, then calls. A state is the method that reads on from a position and returns the position it came to."""
+    """Parses content, then calls. A state is the method that reads from a position and returns the position it
+    reached.
+    """
 
     def __init__(
         self, call_format: ToolCallFormat, validate: ValidateValue, call_id: Callable[[], str] = new_call_id
@@ -85,7 +88,7 @@ class ToolCallParser:
         self._read: Callable[[str, int], int] = self._read_text if follows else self._read_beginning
 
     def feed(self, text: str) -> list[OutputDelta]:
-        """The deltas that `text` completes."""
+        """Return the deltas that `text` completes."""
         position = 0
         while position < len(text):
             position = self._read(text, position)
@@ -93,10 +96,11 @@ class ToolCallParser:
         return deltas
 
     def finish(self, reason: EngineReason) -> tuple[list[OutputDelta], AnswerReason]:
-        """`tool_calls` when the answer ended by itself after whole calls. Raises `SchemaNotSatisfied`.
+        """End the choice: `tool_calls` if generation stopped by itself after whole calls. Raises
+        `SchemaNotSatisfied`.
 
-        A call cut off by the bound on tokens ends with `length`, by a stop string of the user with `stop`; its deltas
-        stay as they are and nothing is judged.
+        A call cut off by the token limit ends with `length`, by a stop string of the user with `stop`. Its deltas
+        stay and nothing is validated.
         """
         self._flush()
         deltas, self._deltas = self._deltas, []
@@ -137,11 +141,11 @@ class ToolCallParser:
         return len(text)
 
     def _read_nothing(self, text: str, start: int) -> int:
-        """The text left the language: no grammar lets that happen, and no reader guesses."""
+        """Ignore text outside the language: no grammar allows it, and the parser does not guess."""
         return len(text)
 
     def _read_beginning(self, text: str, start: int) -> int:
-        """What stands before a name."""
+        """Read the text before a name."""
         position = self._match_literal(text, start)
         if self._literal.complete:
             self._name = ""
@@ -193,7 +197,9 @@ class ToolCallParser:
         return position
 
     def _read_after_arguments(self, text: str, start: int) -> int:
-        """The first character closes the object around the arguments: with it the call is whole."""
+        """Read the text after the arguments. Its first character closes the object around them, which makes the call
+        whole.
+        """
         position = self._match_literal(text, start)
         self._calls[-1].whole = self._literal.matched > 0
         if self._literal.complete:
@@ -208,7 +214,10 @@ class ToolCallParser:
         return self._read(text, start)
 
     def _read_closing(self, text: str, start: int) -> int:
-        """Behind the end of all calls stands at most what stopped the answer, if the user wants to see it: no content."""
+        """Read the end of all calls.
+
+        At most the stop string that ended the output may follow, if the user wants to see it; it is no content.
+        """
         position = self._match_literal(text, start)
         return len(text) if self._literal.complete else position
 
@@ -223,7 +232,7 @@ class ToolCallParser:
         return position
 
     def _reject_call(self, matched_text: str) -> None:
-        """The text does not go the way of a call."""
+        """Treat the text as content where that is allowed, since it is not a call."""
         if self._may_be_content:
             self._add_content(matched_text)
             self._read = self._read_content

@@ -1,1 +1,1 @@
-"""Tools of a request, and how models spell calls of them."""
+"""Tools of a request, and how each model family spells calls of them."""

@@ -1,5 +1,6 @@
-"""How models spell tool calls: one `CallSyntax` per style. Invariant: grammar, reader and prompt text are all made of it,
-so that none of them can disagree with another.
+"""How models spell tool calls: one `CallSyntax` per style.
+
+Invariant: grammar, parser and prompt text are all built from it, so they cannot disagree.
 """
 
 from collections.abc import Collection
@@ -9,7 +10,7 @@ from typing import Final
 
 
 class ToolStyle(StrEnum):
-    """The styles a base model or an adapter version can name. `generic` is for models that were taught none."""
+    """The styles that a base model or an adapter version can name. `generic` is for models trained on none."""
 
     HERMES = "hermes"
     LLAMA3 = "llama3"
@@ -19,11 +20,13 @@ class ToolStyle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The calls of an answer are `opening`, one or more calls with `separator` between, `closing`.
+    """The calls of an output are `opening`, one or more calls with `separator` between, `closing`.
 
     A call is `before_name`, the name, `before_arguments`, one JSON object, `after_arguments`.
-    `marker` begins the calls and occurs in no text before them; without one the calls are the whole answer, and
-    text cannot begin as `opening` and `before_name` do. Its first character occurs in it only once.
+
+    `marker` begins the calls and occurs in no text before them; its first character occurs in it only once. Without a
+    marker the calls are the whole output, and text cannot begin as `opening` and `before_name` do.
+
     `tokens`: parts of this text that are one control token in some tokenizers.
     """
 
@@ -37,12 +40,12 @@ class CallSyntax:
     tokens: tuple[str, ...] = ()
 
     def head(self, name: str) -> str:
-        """What stands before the arguments of a call of `name`."""
+        """Return the text before the arguments of a call of `name`."""
         return f"{self.before_name}{name}{self.before_arguments}"
 
     @property
     def beginning(self) -> str:
-        """How an answer of calls begins, up to the first name."""
+        """The start of an output of calls, up to the first name."""
         return self.opening + self.before_name
 
 
@@ -97,23 +100,23 @@ _LLAMA3_TAGGED: Final = replace(
 
 
 def syntax_of(style: ToolStyle, *, beside_json: bool = False) -> CallSyntax:
-    """The spelling of calls in `style`.
+    """Return the spelling of calls in `style`.
 
-    `beside_json`: the answer may be a JSON document instead. A call that is a bare JSON object itself could not be told
-    from it, so it stands behind Llama 3's own token for calls then.
+    `beside_json`: the output may be a JSON document instead. A bare JSON object could then not be distinguished from
+    a call, so Llama 3's own token for calls precedes it.
     """
     return _LLAMA3_TAGGED if beside_json and style is ToolStyle.LLAMA3 else _SYNTAX[style]
 
 
 def style_of_template(template: str | None, added_tokens: Collection[str] = ()) -> ToolStyle:
-    """The style a chat template teaches, by text search; `generic` when it does not render tools or not in a known way.
+    """Find the style of a chat template by text search; `generic` if it renders no tools or in an unknown way.
 
     `added_tokens`: the texts of the tokenizer's added tokens. A template is read, never run.
     """
     if not renders_tools(template):
         return ToolStyle.GENERIC
     text = template or ""
-    # The models with XML arguments have `<tool_call>` too, but no member "arguments".
+    # Models with XML arguments have `<tool_call>` too, but no member "arguments".
     if "<tool_call>" in text and ('arguments"' in text or 'arguments\\"' in text):
         return ToolStyle.HERMES
     if "[TOOL_CALLS]" in text:
@@ -125,5 +128,5 @@ def style_of_template(template: str | None, added_tokens: Collection[str] = ()) 
 
 
 def renders_tools(template: str | None) -> bool:
-    """Whether a chat template shows `tools` to the model at all: many silently ignore them."""
+    """Return whether a chat template mentions `tools` at all: many silently ignore them."""
     return template is not None and "tools" in template

@@ -1,5 +1,6 @@
-"""The tree of an answer with calls, out of a `CallSyntax`. Invariant: no text of the tree can be read in two ways by
-`ToolCallParser`.
+"""The tree of an output with calls, built from a `CallSyntax`.
+
+Invariant: `ToolCallParser` can parse each text of the tree in one way only.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +29,7 @@ def calls_tree(
     parallel: bool,
     control_tokens: Collection[str] = (),
 ) -> Node:
-    """One call or, if `parallel`, more, and nothing else. `tools`: the schema of each tool's arguments by name."""
+    """Build one call or, if `parallel`, several, and nothing else. `tools`: the arguments schema by name."""
     tokens = tuple(token for token in syntax.tokens if token in control_tokens)
     call = Concatenation(
         (
@@ -43,14 +44,17 @@ def calls_tree(
 
 
 def text_or_calls_tree(syntax: CallSyntax, calls: Node) -> Node:
-    """`calls` after free text, or free text alone. Without a marker: instead of text, which then begins with no brace."""
+    """Build free text, optionally followed by `calls`.
+
+    Without a marker, calls replace the text, which then cannot begin with a brace.
+    """
     if syntax.marker is None:
         return Alternation((calls, Pattern(_TEXT_WITHOUT_BRACE)))
     return Triggered(syntax.marker, calls, most=1, ends=True)
 
 
 def _spelled(text: str, tokens: tuple[str, ...]) -> tuple[Node, ...]:
-    """`text` with each of `tokens` in it as the control token."""
+    """Return `text` with each of `tokens` in it as the control token."""
     for token in tokens:
         if token in text:
             before, _, after = text.partition(token)

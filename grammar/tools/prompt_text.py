@@ -1,5 +1,6 @@
-"""Tools, calls and results as plain text, for chat templates that do not know them. Invariant: a call is written here
-letter by letter as the grammar of its style lets the model write it.
+"""Tools, calls and results as plain text, for chat templates without tool support.
+
+Invariant: a call is spelled exactly as the grammar of its style lets the model write it.
 """
 
 import json
@@ -19,7 +20,7 @@ class WrittenCall:
 
 
 def render_tools(style: ToolStyle, tools: Sequence[Tool]) -> str:
-    """The system text that shows `tools` and how to call them."""
+    """Return the system text that lists `tools` and explains how to call them."""
     example = _written(style, [("FUNCTION_NAME", "{ARGUMENTS}")])
     lines = [
         "You can call functions. These are the functions, one per line, each with the JSON schema of its arguments:",
@@ -36,12 +37,12 @@ def render_tools(style: ToolStyle, tools: Sequence[Tool]) -> str:
 
 
 def render_calls(style: ToolStyle, calls: Sequence[WrittenCall]) -> str:
-    """What the assistant wrote when it made `calls`."""
+    """Return the text that the assistant wrote for `calls`."""
     return _written(style, [(call.name, call.arguments) for call in calls])
 
 
 def render_result(name: str, content: str) -> str:
-    """The result of a call as the text of a message. Content is a JSON string, so it cannot end its frame by a new line."""
+    """Return a call's result as a message. Content is a JSON string, so a line break cannot end its frame."""
     result = json.dumps({"name": name, "content": content}, ensure_ascii=False)
     return f"<tool_response>\n{result}\n</tool_response>"
 

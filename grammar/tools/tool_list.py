@@ -1,5 +1,6 @@
-"""The tools of a request before anything is compiled: names, number, and arguments that are an object. Invariant: what
-passes has names the reader can tell apart and schemas that no argument but an object satisfies.
+"""Checks the tools of a request before anything is compiled: their number, names and argument schemas.
+
+Invariant: accepted names are unique for the parser, and only objects satisfy the argument schemas.
 """
 
 import string
@@ -14,7 +15,7 @@ MAX_NAME: Final = 64
 
 
 def check_tools(tools: Sequence[Tool], limits: SchemaLimits) -> None:
-    """Raises `GrammarRefused` that names `tools[i].function.name`, or `GrammarTooLarge`."""
+    """Raises `GrammarRefused` naming `tools[i].function.name`, or `GrammarTooLarge`."""
     if len(tools) > limits.max_tools:
         raise GrammarTooLarge(f"{len(tools)} tools are given, {limits.max_tools} are allowed", param="tools")
     seen: set[str] = set()
@@ -28,7 +29,7 @@ def check_tools(tools: Sequence[Tool], limits: SchemaLimits) -> None:
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of the tool's arguments, which are an object always. Raises `GrammarRefused` if they never can be."""
+    """Return the schema of the tool's arguments, always an object. Raises `GrammarRefused` if they never can be one."""
     schema = tool.parameters
     if schema is True:
         return {"type": "object"}

@@ -1,1 +1,1 @@
-"""Whether a grammar compiles within its budget, found out in a process that can be killed."""
+"""Compile checks: whether a grammar compiles within its budget, tested in a process that can be killed."""

@@ -1,6 +1,6 @@
-"""One trial, in a process forked for it alone: confine, compile, make the first mask, write a result, end.
+"""One compile check in a process forked for it: confine, compile, fill the first mask, write the result, exit.
 
-Invariant: a compiled grammar never leaves this process, and it never returns to the code it was forked from.
+Invariant: a compiled grammar never leaves this process, and the process never returns to the code that forked it.
 """
 
 import gc
@@ -18,19 +18,19 @@ from loraplex.grammar.trial.error_texts import clean, ran_out_of_memory
 from loraplex.grammar.trial.messages import CheckResult, SandboxLimits, encode
 
 FirstMask: TypeAlias = Callable[[GrammarSpec], int]
-"""Compiles and makes the first mask; 0 when it allows no token. Raises `GrammarError` or an error of a library."""
+"""Compiles and fills the first mask; returns 0 when no token is allowed. Raises `GrammarError` or a library's error."""
 
 DONE_STATUS: Final = 0
 BROKEN_STATUS: Final = 70
 STANDARD_STREAMS: Final = 3
 NO_TOKEN: Final = "NoExtension"
-"""How llguidance says that its first mask would be empty."""
+"""llguidance's error for an empty first mask."""
 
 
 def run_check(
     first_mask: FirstMask, spec: GrammarSpec, limits: SandboxLimits, pipe: int, parent_pid: int
 ) -> NoReturn:
-    """The whole life of the forked process. `pipe` takes the result; without one, the way it ended tells."""
+    """Run the forked process to its end. `pipe` takes the result; without one, the parent uses the exit status."""
     status = BROKEN_STATUS
     try:
         gc.disable()
@@ -45,11 +45,11 @@ def run_check(
 
 
 def check_spec(first_mask: FirstMask, spec: GrammarSpec, limits: SandboxLimits) -> CheckResult:
-    """StartCheck `spec`. Whatever a library raises becomes a result."""
+    """Check `spec`. Any error of a library becomes a result."""
     before = resident_bytes()
     try:
         allowed = first_mask(spec)
-    # A panic of a Rust library is no `Exception`.
+    # A panic of a Rust library is not an `Exception`.
     except BaseException as error:  # noqa: BLE001
         return _result_of_error(error)
     kept = max(0, resident_bytes() - before)
@@ -66,11 +66,13 @@ def _result_of_error(error: BaseException) -> CheckResult:
 
 
 def _close_all_but(pipe: int) -> None:
-    """Standard streams become nothing: libraries write a tenant's text there, as much as it likes."""
+    """Close all descriptors but `pipe` and point standard streams to /dev/null: libraries write unbounded tenant text
+    there.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(STANDARD_STREAMS):
         os.dup2(nothing, stream)
-    # One by one: not every Python closes a range at once, and in a container it may have a thousand million numbers.
+    # One by one: some Python builds close a range number by number, and a container may allow 10^9 of them.
     for name in os.listdir("/proc/self/fd"):
         if int(name) >= STANDARD_STREAMS and int(name) != pipe:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a trial does: compile by the engine's own compiler and make the first mask. Imports torch and both libraries."""
+"""Compiles with the engine's own compiler and fills the first mask. Imports torch and both libraries."""
 
 import torch
 
@@ -11,7 +11,7 @@ NAMESPACE = b""
 
 
 def first_mask_of(vocabulary: Vocabulary) -> FirstMask:
-    """Builds both libraries' view of the vocabulary."""
+    """Build both libraries' form of the vocabulary and return the check function."""
     compiler = MaskCompiler(vocabulary)
     compiler.warm_up()
 

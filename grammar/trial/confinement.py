@@ -1,6 +1,6 @@
-"""What holds a trial inside its budget: kernel limits set on itself before it reads anything of a tenant's.
+"""Confines a compile check: kernel limits that a process sets on itself before it reads any tenant data.
 
-Invariant: after `confine` returned, the parent was alive when the death signal was already armed.
+Invariant: when `confine` has returned, the parent was alive after the death signal was armed.
 """
 
 import ctypes
@@ -17,17 +17,17 @@ OOM_SCORE_ADJ = "1000"
 
 
 def lower_priority(priority: int = BACKGROUND_PRIORITY) -> None:
-    """Run where nobody else wants to, this process and all it starts, and else with a small share: a tenth of a core.
+    """Lower the priority of this process and its children: by default to a tenth of a busy core.
 
-    Niceness counts inside a session alone where the kernel groups tasks by session (Linux, autogroup): a process with a
-    session of its own takes half of a busy machine at any niceness (measured). So whoever shares cores with an engine
-    shares its session and has but a process group of its own. At 19, 20 ms of work took 0.7 s.
+    With autogroup (Linux) niceness counts inside a session only: a process with its own session takes half of a busy
+    machine at any niceness (measured). A process that shares cores with an engine therefore shares its session and
+    has only its own process group. At 19, 20 ms of work took 0.7 s.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(priority, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def confine(limits: SandboxLimits, parent_pid: int) -> None:
-    """Bound this process: no core dump, no file written, CPU seconds, memory and stack. Raises OSError, ValueError."""
+    """Limit this process: no core dump, no file written, CPU seconds, memory and stack. Raises OSError, ValueError."""
     die_with_parent(parent_pid)
     bounds = {
         resource.RLIMIT_CORE: 0,
@@ -42,29 +42,29 @@ def confine(limits: SandboxLimits, parent_pid: int) -> None:
 
 
 def prefer_for_oom_kill() -> None:
-    """When the machine runs out of memory, this process goes first."""
+    """Make this process the kernel's first choice when the machine runs out of memory."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJ)
 
 
 def return_free_memory() -> None:
-    """Give back what was freed (glibc): a trial that filled it would seem to keep nothing."""
+    """Return freed memory to the kernel (glibc): a check that reuses it would seem to allocate nothing."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def allocated_bytes() -> int:
-    """Private writable memory mapped by this process, which is what RLIMIT_DATA counts."""
+    """Return the private writable memory mapped by this process, which RLIMIT_DATA counts."""
     return _status_bytes("VmData")
 
 
 def resident_bytes() -> int:
-    """Resident memory that is no file's: what this process holds of its own or shares with the one it was forked from."""
+    """Return the anonymous resident memory of this process, including pages shared with its parent."""
     return _status_bytes("RssAnon")
 
 
 def threads() -> int:
-    """How many threads this process has."""
+    """Return the number of threads of this process."""
     return len(os.listdir("/proc/self/task"))
 
 

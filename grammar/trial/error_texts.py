@@ -1,4 +1,6 @@
-"""Error texts of grammar libraries as a tenant may read them: one bounded line, no control character, no place in their source."""
+"""Cleans error texts of grammar libraries for tenants: one bounded line, no control character, no place in library
+source.
+"""
 
 import re
 from typing import Final
@@ -15,7 +17,7 @@ _MARKS_OF_EXHAUSTION: Final = ("bad_alloc", "memory allocation", "cannot allocat
 
 
 def clean(text: str) -> str:
-    """`text` on one line of at most 400 characters."""
+    """Return `text` on one line of at most 400 characters."""
     text_left = _LISTING.sub("", _FAILED_CHECK.sub("", _SOURCE_PLACE.sub("", text)))
     text_left = _LARK_PLACE.sub(r"line \1, column \2: ", text_left)
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text_left).split())
@@ -23,6 +25,6 @@ def clean(text: str) -> str:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether a library's error says that it could not allocate."""
+    """Return whether a library's error reports a failed allocation."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(mark in text for mark in _MARKS_OF_EXHAUSTION)

@@ -1,5 +1,7 @@
-"""Whose trial is next: tenants in turn, each tenant's own in order. Invariant: a tenant's running trials stay within its share,
-and while another tenant waits it starts at most one before that one's next.
+"""A fair queue: tenants in turn, each tenant's items in order.
+
+Invariant: a tenant's running items stay within its share. While another tenant waits, it starts at most one before
+that tenant's next item.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -27,27 +29,27 @@ class TenantFairQueue(Generic[Waiting]):
         return sum(map(len, self._tenants.values()))
 
     def waiting(self, namespace: bytes) -> int:
-        """How many of this tenant wait."""
+        """Return how many items of this tenant wait."""
         return len(self._tenants.get(namespace, ()))
 
     def put(self, item: Waiting) -> None:
-        """At the end of its tenant's line."""
+        """Add an item at the end of its tenant's line."""
         self._tenants.setdefault(item.namespace, deque()).append(item)
 
     def put_back(self, item: Waiting) -> None:
-        """At the front: it was taken and could not be finished."""
+        """Return a taken item that could not be finished to the front of its line."""
         self.done(item.namespace)
         self._tenants.setdefault(item.namespace, deque()).appendleft(item)
 
     def remove(self, item: Waiting) -> None:
-        """It waits no more. Raises ValueError when it does not wait."""
+        """Remove a waiting item. Raises ValueError when it does not wait."""
         line = self._tenants.get(item.namespace, deque())
         line.remove(item)
         if not line:
             self._tenants.pop(item.namespace)
 
     def take(self) -> Waiting | None:
-        """The next to start, None when nothing may."""
+        """Return the next item to start, None when none may start."""
         if self._running.total() >= self._concurrent:
             return None
         for namespace, line in self._tenants.items():
@@ -63,7 +65,7 @@ class TenantFairQueue(Generic[Waiting]):
         return item
 
     def done(self, namespace: bytes) -> None:
-        """One that was taken has ended."""
+        """Record that a taken item has ended."""
         self._running[namespace] -= 1
         if self._running[namespace] == 0:
             del self._running[namespace]

@@ -1,6 +1,6 @@
-"""What a gateway and its process of trial compilations tell each other, one JSON line each.
+"""Messages between a gateway and its compile-check process, one JSON line each.
 
-Invariant: an answer is a result only. No compiled grammar and nothing of the tokenizer crosses.
+Invariant: a reply is a result only. Neither compiled grammars nor tokenizer data cross.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,14 @@ Outcome: TypeAlias = Literal["accepted", "starved", "cancelled"] | Refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What one trial may cost, how many run and wait, and what is remembered of them.
+    """Limits of one check, of the queue, and of cached results.
 
-    `deadline_s` counts from the start of the trial, `cpu_s` is whole seconds. `memory_bytes` is what a trial may
-    allocate beyond the warm process it starts from, `grammar_bytes` what the compiled grammar and its first mask may
-    keep. `stack_bytes` is half of what a thread of the engine has, so that recursion which passes here passes there.
-    A process that gives no result `hang_grace_s` after the deadline is killed and started again.
-    `queue_timeout_s` bounds a request's whole wait, the queue and a restart included. `cache_*` bound remembered verdicts.
+    `deadline_s` counts from the start of the check, `cpu_s` is whole seconds. `memory_bytes` is what a check may
+    allocate beyond the warm process it is forked from. `grammar_bytes` is what the compiled grammar and its first
+    mask may keep. `stack_bytes` is half of an engine thread's stack, so recursion that passes here passes there.
+
+    A process without a result `hang_grace_s` after the deadline is killed and restarted. `queue_timeout_s` bounds a
+    request's whole wait, including the queue and a restart. `cache_*` bound cached results.
     """
 
     deadline_s: float = 5.0
@@ -54,27 +55,27 @@ class CompileSpawn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartCheck(msgspec.Struct, frozen=True, tag="try"):
-    """Compile this now."""
+    """Start the check of `spec`."""
 
     check_id: int
     spec: GrammarSpec
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody waits for this trial any more."""
+    """Kill this check: no request waits for it any more."""
 
     check_id: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Trials are taken. `seconds` is what the start took, `bytes` the resident memory."""
+    """The process accepts checks. `seconds` is the duration of its start, `bytes` its resident memory."""
 
     seconds: float
     bytes: int
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What a trial found out itself. `bytes` is what it kept allocated, `cpu_s` what it took."""
+    """The forked process's own result. `bytes` is the memory that the grammar keeps, `cpu_s` its CPU time."""
 
     outcome: Outcome
     text: str = ""
@@ -83,7 +84,7 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 class CompileResult(msgspec.Struct, frozen=True, tag="result"):
-    """The end of a trial. Times in seconds; `text` is the library's own words, cleaned."""
+    """The end of a check. Times in seconds; `text` is the library's error text, cleaned."""
 
     check_id: int
     outcome: Outcome

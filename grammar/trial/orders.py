@@ -1,4 +1,4 @@
-"""The orders of a gateway as they arrive on a descriptor, and reports back to it. Invariant: whole lines only."""
+"""Reads a gateway's orders from a descriptor and writes reports back. Invariant: whole lines only."""
 
 import os
 from typing import BinaryIO, Final
@@ -17,14 +17,14 @@ READ_BYTES: Final = 1 << 20
 
 
 class OrderSource:
-    """Reads its descriptor only when asked, so that a poll on it is never wrong about what has arrived."""
+    """Reads its descriptor only on request, so that a poll on it always shows what has arrived."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._rest = b""
 
     def spawn(self) -> CompileSpawn | None:
-        """The first line, None when the other end is gone. Blocks."""
+        """Return the first line, None when the other end is closed. Blocks."""
         while b"\n" not in self._rest:
             if not self._receive():
                 return None
@@ -32,7 +32,7 @@ class OrderSource:
         return decode_spawn(line)
 
     def read(self) -> list[Order] | None:
-        """The orders that one read completes, None at the end of input. Raises ValueError for an endless line."""
+        """Return the orders that one read completes, None at the end of input. Raises ValueError for an endless line."""
         if not self._receive():
             return None
         *lines, self._rest = self._rest.split(b"\n")
@@ -47,7 +47,7 @@ class OrderSource:
 
 
 class Reporter:
-    """Takes standard output for itself; whatever libraries print there goes to standard error instead."""
+    """Takes standard output over; output of libraries goes to standard error instead."""
 
     def __init__(self) -> None:
         self._pipe: BinaryIO = os.fdopen(os.dup(1), "wb", buffering=0)

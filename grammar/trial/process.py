@@ -1,6 +1,7 @@
-"""Entry point of the process of trial compilations: `python -m loraplex.grammar.trial.process`, told on standard input.
+"""Entry point of the compile-check process: `python -m loraplex.grammar.trial.process`, configured on standard input.
 
-Invariant: it has one thread whenever it forks, and it ends with its parent. The libraries are imported once, here.
+Invariant: it has one thread whenever it forks, and it ends with its parent. Libraries are imported once, before any
+fork.
 """
 
 import gc
@@ -27,7 +28,7 @@ from loraplex.grammar.trial.server import ForkServer
 
 STANDARD_INPUT: Final = 0
 PRIORITY: Final = 7
-"""A sixth of a busy core: at 10, a tenth, a trial of half a second missed its deadline of five where two engines shared two cores."""
+"""A sixth of a busy core. At 10 (a tenth), a half-second check missed its 5 s deadline while two engines shared two cores."""
 ANY_OBJECT: Final = JsonValue({"type": "object"})
 WARM_UP: Final = (
     GrammarSpec(backend="llguidance", source=emit_llguidance.emit(ANY_OBJECT)),
@@ -36,10 +37,10 @@ WARM_UP: Final = (
 
 
 def main() -> None:
-    """Prepare, then try what is ordered until standard input ends."""
+    """Prepare, then run checks until standard input ends."""
     started = time.monotonic()
     report = Reporter()
-    # Whoever stops a server's processes all at once stops this one by stopping its parent, which may still have to ask.
+    # A signal to all of a server's processes must not end this one: its parent may still need it, and ends it.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     orders = OrderSource(STANDARD_INPUT)
@@ -48,14 +49,14 @@ def main() -> None:
         return
     die_with_parent(spawn.parent_pid)
     first_mask = prepare(spawn)
-    # Before this line it starts as fast as it can, once; after it, it is nobody's rival.
+    # The start runs at full priority, once; checks must not compete with engines.
     lower_priority(PRIORITY)
     report(Ready(time.monotonic() - started, resident_bytes()))
     ForkServer(first_mask, spawn.limits, report).serve(orders)
 
 
 def prepare(spawn: CompileSpawn) -> FirstMask:
-    """Import, build the tokenizers and compile once by each library, so that a fork finds nothing left to set up."""
+    """Import, build the tokenizers and compile once with each library, so that a fork needs no set-up."""
     vocabulary = read_vocabulary(spawn)
     from loraplex.grammar.trial.compilation import first_mask_of
 
@@ -63,7 +64,7 @@ def prepare(spawn: CompileSpawn) -> FirstMask:
     for spec in WARM_UP:
         first_mask(spec)
     if threads() != 1:
-        raise RuntimeError(f"{threads()} threads after the start: a forked trial could hang on a lock")
+        raise RuntimeError(f"{threads()} threads after the start: a forked check could hang on a lock")
     gc.collect()
     gc.freeze()
     return_free_memory()
@@ -71,7 +72,7 @@ def prepare(spawn: CompileSpawn) -> FirstMask:
 
 
 def read_vocabulary(spawn: CompileSpawn) -> Vocabulary:
-    """`spawn.tokenizer` is a model folder or a `tokenizer.json`. Raises `OSError` or `ValueError`."""
+    """Read a model folder or a `tokenizer.json`. Raises `OSError` or `ValueError`."""
     given = Path(spawn.tokenizer)
     file = given / "tokenizer.json" if given.is_dir() else given
     return Vocabulary(file.read_text("utf-8"), spawn.vocab_size, frozenset(spawn.end_token_ids))

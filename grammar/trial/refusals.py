@@ -1,4 +1,4 @@
-"""What a result means to the one who asked: nothing, or an error that names the budget with its number."""
+"""Maps the result of a compile check to an error that names the exceeded limit, or to None."""
 
 from loraplex.grammar.errors import GrammarError, GrammarInvalid, GrammarTooCostly, WorkersUnavailable
 from loraplex.grammar.trial.messages import CompileResult, SandboxLimits
@@ -7,12 +7,12 @@ MIB = 1 << 20
 
 
 def refusal(result: CompileResult, limits: SandboxLimits, param: str | None) -> GrammarError | None:
-    """None when the grammar may be used."""
+    """Return the error of a result; None when the grammar may be used."""
     match result.outcome:
         case "accepted":
             return None
         case "invalid":
-            reason = result.text or "its library tells no reason"
+            reason = result.text or "its library gives no reason"
             return GrammarInvalid(f"the grammar does not compile: {reason}", param=param)
         case "unsatisfiable":
             return GrammarInvalid("no text satisfies the grammar", param=param)
@@ -20,10 +20,10 @@ def refusal(result: CompileResult, limits: SandboxLimits, param: str | None) -> 
             return GrammarTooCostly(_budget(result, limits), param=param)
         case "starved":
             return WorkersUnavailable(
-                f"this machine was too busy to try the grammar within {limits.deadline_s:g} s"
+                f"this machine was too busy to check the grammar within {limits.deadline_s:g} s"
             )
         case "cancelled":
-            return WorkersUnavailable("the trial of the grammar was given up")
+            return WorkersUnavailable("the check of the grammar was cancelled")
 
 
 def _budget(result: CompileResult, limits: SandboxLimits) -> str:
@@ -38,4 +38,4 @@ def _budget(result: CompileResult, limits: SandboxLimits) -> str:
             taken, allowed = result.bytes // MIB, limits.grammar_bytes // MIB
             return f"the compiled grammar takes {taken} MiB, allowed are {allowed} MiB"
         case _:
-            return "the grammar compiler broke down on the grammar; it may be nested too deep"
+            return "the grammar compiler crashed on the grammar; it may be nested too deep"

@@ -1,6 +1,6 @@
-"""The warm process's loop: orders in, one forked child per check, verdicts out.
+"""The warm process's loop: reads orders, forks one child per check, reports results.
 
-Invariant: no child outlives its deadline, and every order to try is is_reported by exactly one result.
+Invariant: no child outlives its deadline, and each order to check gets exactly one result.
 """
 
 import os
@@ -35,7 +35,7 @@ STARVED_SHARE: Final = 0.1
 
 @dataclass(slots=True)
 class RunningCheck:
-    """A child. `pipe` is where its result comes; `end` is what it was killed for, `is_reported` that its result is out."""
+    """A forked child. `pipe` delivers its result; `end` is why it was killed; `is_reported`: its result was sent."""
 
     check_id: int
     pid: int
@@ -47,7 +47,7 @@ class RunningCheck:
 
 
 class ForkServer:
-    """Runs trials until its input ends. `report` tells the gateway; `first_mask` is what a child does."""
+    """Runs checks until its input ends. `report` sends a result to the gateway; `first_mask` runs in the child."""
 
     def __init__(
         self, first_mask: FirstMask, limits: SandboxLimits, report: Callable[[CompileResult], None]
@@ -59,7 +59,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
 
     def serve(self, orders: OrderSource) -> None:
-        """Returns when `orders` end; every child is dead then."""
+        """Return when `orders` end; all children are dead then."""
         self._selector.register(orders.descriptor, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select(self._until_next_deadline()):
@@ -97,7 +97,7 @@ class ForkServer:
         self._selector.register(reading, selectors.EVENT_READ, check)
 
     def _receive_from(self, check: RunningCheck) -> None:
-        """A result is passed on before its process has ended, which takes as long as a small check itself."""
+        """Report a result before its process has ended, which takes as long as a small check."""
         if data := os.read(check.pipe, READ_BYTES):
             check.written += data
             self._pass_on(check)
@@ -114,7 +114,7 @@ class ForkServer:
         try:
             result = decode_check_result(check.written)
         except msgspec.DecodeError:
-            return  # the rest is still to come, or the way it ends will tell
+            return  # incomplete; the rest follows, or the exit status decides
         if check.end is None and not check.is_reported:
             self._report_result(check, result, result.cpu_s)
 
@@ -149,7 +149,7 @@ class ForkServer:
                 self._kill(check, "deadline")
 
     def _kill(self, check: RunningCheck, end: Outcome) -> None:
-        """The child is not reaped before its pipe has ended, so its id cannot be another's."""
+        """Kill the child. It is not reaped before its pipe has ended, so its id cannot be reused."""
         if check.end is None:
             check.end = end
             os.kill(check.pid, signal.SIGKILL)
@@ -161,14 +161,14 @@ class ForkServer:
 
 
 def fork_failed(check_id: int, error: OSError) -> CompileResult:
-    """No process could be made for it: nothing is known of the grammar."""
+    """Return the result for a failed fork, which says nothing about the grammar."""
     return CompileResult(
         check_id=check_id, outcome="starved", text=clean(str(error)), wall_s=0.0, cpu_s=0.0, bytes=0
     )
 
 
 def _outcome_of_status(status: int) -> Outcome:
-    """Why a child ended without a result. A library that cannot allocate may abort."""
+    """Return why a child ended without a result. A library that cannot allocate may abort."""
     if not os.WIFSIGNALED(status):
         return "crashed"
     match os.WTERMSIG(status):

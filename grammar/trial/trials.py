@@ -1,6 +1,6 @@
-"""`CompileCache`: whether a grammar compiles within its budget, found out in another process before an engine is asked anything.
+"""`CompileCache`: checks in another process whether a grammar compiles within its budget, before an engine gets it.
 
-Invariant: at most one trial of a spec runs per tenant, and none that nobody waits for any more.
+Invariant: at most one check of a spec runs per tenant, and a check that no request waits for is killed.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from loraplex.grammar.trial.worker import CompileWorker, CompileWorkerConfig
 
 DIGEST_BYTES = 32
 ENTRY_BYTES = 512
-"""What a remembered result takes beside its text: key, result, and places in the tables."""
+"""Bytes of a cached result without its text: key, result, and table entries."""
 MAX_ATTEMPTS = 2
-DOWN = "the process of trial compilations does not run"
+DOWN = "the compile-check process does not run"
 
 
 @dataclass(slots=True)
 class CompileCheckStats:
-    """Counts since the start. `seconds` is CPU time of trials; `refusals` are by outcome of the trial."""
+    """Counts since the start. `seconds` is CPU time of checks; `refusals` are counted by the outcome of the check."""
 
     checks: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class CompileCheckStats:
 
 @dataclass(slots=True, eq=False)
 class PendingCheck:
-    """One trial for all who wait for it."""
+    """One check, shared by all requests that wait for it."""
 
     check_id: int
     namespace: bytes
@@ -55,7 +55,7 @@ class PendingCheck:
 
 
 class CompileCache:
-    """Made and used on one event loop. `check` may be called before the process is ready; it waits then."""
+    """Created and used on one event loop. `check` may be called before the process is ready; it waits then."""
 
     def __init__(self, options: CompileWorkerConfig) -> None:
         limits = self._limits = options.limits
@@ -83,20 +83,20 @@ class CompileCache:
 
     @property
     def ready(self) -> bool:
-        """Whether the process takes trials now."""
+        """Whether the process accepts checks now."""
         return self._worker.ready is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the process of trial compilations, None while there is none."""
+        """The id of the compile-check process, None while there is none."""
         return self._worker.pid
 
     async def start(self) -> None:
-        """Begin to start the process, which takes seconds; returns at once."""
+        """Start the process in the background, which takes seconds; returns at once."""
         self._worker.start()
 
     async def close(self) -> None:
-        """End the process; who still waits gets `WorkersUnavailable`."""
+        """End the process; waiting calls get `WorkersUnavailable`."""
         self._closed = True
         self._fail_all("this server is shutting down")
         await self._worker.close()
@@ -104,7 +104,7 @@ class CompileCache:
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
         """Return when `spec` compiles within the budget, for the tenant of `namespace`.
 
-        Raises `GrammarInvalid` or `GrammarTooCostly` naming `param`, or `WorkersUnavailable` when there is no result.
+        Raises `GrammarInvalid` or `GrammarTooCostly` naming `param`, or `WorkersUnavailable` without a result.
         """
         digest = _digest(spec, param)
         result = self._cache.get(namespace, digest)
@@ -133,7 +133,7 @@ class CompileCache:
                 return await asyncio.shield(pending.result)
         except TimeoutError:
             raise self._unavailable(
-                f"no grammar could be tried for {self._limits.queue_timeout_s:g} s"
+                f"no grammar could be checked for {self._limits.queue_timeout_s:g} s"
             ) from None
         finally:
             pending.waiters -= 1
@@ -165,7 +165,7 @@ class CompileCache:
             self._worker.send(StartCheck(pending.check_id, pending.spec))
 
     def _abandon(self, pending: PendingCheck) -> None:
-        """Nobody waits for it: a running one keeps its slot until the process says that it has ended."""
+        """Give up a check that no request waits for. A running one keeps its slot until the process reports its end."""
         self._forget(pending)
         pending.result.cancel()
         if pending.check_id in self._running:
@@ -205,13 +205,13 @@ class CompileCache:
         self._dispatch()
 
     def on_lost(self) -> None:
-        """See `WorkerListener`. A trial is tried once more, since it was hardly the trial that ended the process."""
+        """See `WorkerListener`. Each check is retried once, since it is unlikely to have ended the process."""
         for pending in list(self._running.values()):
             del self._running[pending.check_id]
             self._stop_watchdog(pending)
             if pending.result.done() or pending.attempts >= MAX_ATTEMPTS:
                 self._queue.done(pending.namespace)
-                self._fail(pending, "the process of trial compilations ended")
+                self._fail(pending, "the compile-check process ended")
             else:
                 self._queue.put_back(pending)
 
@@ -231,7 +231,9 @@ class CompileCache:
             pending.watchdog = None
 
     def _is_cacheable(self, result: CompileResult) -> bool:
-        """A deadline passed with little CPU time may be the machine's fault, and is tried again when asked again."""
+        """Return whether a result is final. A deadline missed with little CPU time may be the machine's fault and is
+        not cached.
+        """
         match result.outcome:
             case "starved" | "cancelled":
                 return False
@@ -245,9 +247,9 @@ def _digest(spec: GrammarSpec, param: str | None) -> bytes:
     try:
         return blake2b(encode_spec(spec), digest_size=DIGEST_BYTES).digest()
     except UnicodeEncodeError:
-        raise GrammarInvalid("the grammar holds a lone surrogate, which is no text", param=param) from None
+        raise GrammarInvalid("the grammar has a lone surrogate, which is no text", param=param) from None
 
 
 def cached_bytes(result: CompileResult) -> int:
-    """What a result takes in the memory of verdicts."""
+    """Return the bytes that a result takes in the cache."""
     return ENTRY_BYTES + len(result.text.encode())

@@ -1,6 +1,6 @@
-"""`CompileWorker`: the process of trial compilations as the gateway sees it: started, spoken to, started again when it dies.
+"""`CompileWorker`: the compile-check process as the gateway sees it: start, messages, restart.
 
-Invariant: at most one lives at a time, and `on_lost` is called once for each that was ready and is no more.
+Invariant: at most one process lives at a time, and `on_lost` is called once for each ready process that ended.
 """
 
 import asyncio
@@ -39,15 +39,17 @@ ENVIRONMENT: Final = {
     "CUDA_VISIBLE_DEVICES": "",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""A process that forks must have one thread: another's lock would stay locked in the child for ever. No device either.
+"""A process that forks must have one thread: another thread's lock would stay locked in the child for ever. No device either.
 
-Huge pages halve the price of a fork, which is most of a small trial (measured: 7 to 4 ms, and as much for its end).
+Huge pages halve the cost of a fork, which is most of a small check (measured: 7 to 4 ms, and as much for its end).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileWorkerConfig:
-    """`tokenizer` is a model folder or a `tokenizer.json`. `environment` is what the process sees, without our secrets."""
+    """`tokenizer` is a model folder or a `tokenizer.json`. `environment` is the process's environment, without
+    secrets.
+    """
 
     tokenizer: str
     vocab_size: int
@@ -58,7 +60,7 @@ class CompileWorkerConfig:
 
 
 class WorkerListener(Protocol):
-    """Who is told what happens; called on the event loop."""
+    """Receives the process's events on the event loop."""
 
     def on_ready(self) -> None: ...
 
@@ -89,26 +91,26 @@ class CompileWorker:
 
     @property
     def down(self) -> bool:
-        """Whether it failed again and again, so that waiting for it is in vain."""
+        """Whether the process failed repeatedly, so that waiting is useless."""
         return self.ready is None and self._failures >= DOWN_AFTER_FAILURES
 
     def start(self) -> None:
-        """Begin to start the process; `on_ready` tells when trials are taken."""
+        """Start the process in the background; `on_ready` reports when it accepts checks."""
         self._supervision = asyncio.create_task(self._supervise())
 
     async def close(self) -> None:
-        """End the process; it takes its trials with it."""
+        """End the process and its checks."""
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
 
     def send(self, order: StartCheck | Cancel) -> None:
-        """Give an order to a process that is ready; one that is just dying never answers."""
+        """Send an order to a ready process; a dying process never replies."""
         if self._process is not None and self._process.stdin is not None and self.ready is not None:
             self._process.stdin.write(encode(order) + b"\n")
 
     def kill(self) -> None:
-        """End a process that hangs; it is started again."""
+        """Kill a process that hangs; it is restarted."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -121,13 +123,13 @@ class CompileWorker:
             self._failures = 1 if lived_s > SETTLED_S else self._failures + 1
             self.restarts += 1
             delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (self._failures - 1))
-            self._log.error("trial compilations lost", reason=reason, restart_in_s=delay_s)
+            self._log.error("compile-check process lost", reason=reason, restart_in_s=delay_s)
             if self.down:
                 self._listener.on_down()
             await asyncio.sleep(delay_s)
 
     async def _run_process(self) -> str:
-        """One process from its start to its end. Returns why it ended; it is reaped then, also when cancelled."""
+        """Run one process from start to end and return why it ended. It is reaped then, also on cancellation."""
         try:
             process = self._process = await self._spawn()
         except OSError as error:
@@ -141,7 +143,7 @@ class CompileWorker:
         except TimeoutError:
             return f"it was not ready within {self._options.start_timeout_s:g} s"
         except (msgspec.MsgspecError, ValueError) as error:
-            return f"it said something else than a report: {error}"
+            return f"it sent something other than a report: {error}"
         finally:
             await self._reap(process)
 
@@ -159,7 +161,7 @@ class CompileWorker:
         return process
 
     def _receive_from(self, line: bytes) -> bool:
-        """True when the process has become ready."""
+        """Return True when the process has become ready."""
         match decode_report(line):
             case Ready() as ready:
                 self.ready = ready
@@ -170,7 +172,7 @@ class CompileWorker:
                 return False
 
     async def _reap(self, process: Process) -> None:
-        """Its standard input ends first, so that it can end its children itself."""
+        """Close its standard input first, so that it can end its children itself, then kill and reap it."""
         was_ready, self.ready = self.ready, None
         if process.stdin is not None:
             process.stdin.close()
