@@ -1,1 +1,1 @@
-"""A tenant's LoRA files: parsed, validated, stored by content, and handed to the engine."""
+"""A tenant's LoRA files: validated, stored by content, and loaded for the engine."""

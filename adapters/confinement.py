@@ -1,6 +1,6 @@
-"""What holds a validation inside its budget: limits and a filter that the kernel keeps, set before a stranger's byte is read.
+"""Confines a validation process: kernel limits and a system-call filter, set before any untrusted byte is read.
 
-Invariant: nothing is read unless all of them hold; a machine that cannot confine validates nothing.
+Invariant: nothing is read unless all of them are in place; a machine that cannot confine validates nothing.
 """
 
 import os
@@ -16,15 +16,15 @@ from loraplex.grammar.trial.confinement import lower_priority, prefer_for_oom_ki
 
 MIN_PRIORITY: Final = 19
 CPU_GRACE_S: Final = 2
-"""From the signal at the limit to the one that nothing survives."""
+"""Time from SIGXCPU at the soft limit to SIGKILL at the hard limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What one validation may cost, and how many run and wait.
+    """Limits of one validation, and how many run and wait.
 
-    `cpu_s` is whole seconds, enough to read the largest adapter some times over; `deadline_s` counts from its start, on a
-    machine where it has the lowest priority. `memory_bytes` is address space beyond that of the started process.
+    `cpu_s` is whole seconds, enough to read the largest adapter several times. `deadline_s` counts from the process's
+    start at the lowest priority. `memory_bytes` is address space beyond that of the started process.
     """
 
     cpu_s: int = 120
@@ -41,7 +41,7 @@ DEFAULT_VALIDATION_LIMITS: Final = SandboxLimits()
 
 
 def confine(limits: SandboxLimits, parent_pid: int) -> None:
-    """Bound this process. Raises `OSError`, `ValueError` where the system refuses."""
+    """Limit this process. Raises `OSError` or `ValueError` where the system refuses."""
     die_with_parent(parent_pid)
     if threads() != 1:
         raise OSError(f"{threads()} threads after the start: the filter would hold for one of them alone")
@@ -62,7 +62,7 @@ def confine(limits: SandboxLimits, parent_pid: int) -> None:
 
 
 def status_bytes(name: str) -> int:
-    """A number of /proc/self/status: VmSize is the address space, VmHWM the most resident memory so far."""
+    """Return a number of /proc/self/status: VmSize is the address space, VmHWM the peak resident memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -70,7 +70,7 @@ def status_bytes(name: str) -> int:
 
 
 def discard_standard_error() -> None:
-    """What a library says of a stranger's bytes is nobody's to read."""
+    """Discard standard error: messages of libraries may quote untrusted content."""
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 2)
     os.close(nothing)

@@ -3,19 +3,19 @@
 AdaptersError
 ├── AdapterRejected         bytes that are not an adapter for this base model: check, subject, message
 │   ├── FolderRejected      a file is missing, too large, a link or not a regular file
-│   ├── ManifestRejected    adapter_config.json; the subject is the field
+│   ├── PeftConfigRejected  adapter_config.json; the subject is the field
 │   ├── HeaderRejected      the safetensors header; the subject is the tensor, or the file
-│   └── TensorsRejected     the tensors do not fit the manifest or the base model; carries the report so far
-├── ValidationUnavailable   nobody can tell now: too many wait, or this machine cannot validate
+│   └── TensorsRejected     the tensors do not fit the configuration or the base model; has the report so far
+├── ValidationUnavailable   no result now: too many uploads wait, or this machine cannot validate
 ├── MalformedJson           bytes that are not one strict JSON document
-├── UploadRefused           files on their way here that are not what was declared or allowed; the subject is the file
+├── UploadRefused           uploaded files that are not as declared or allowed; the subject is the file
 │   ├── UploadTooLarge
 │   ├── PartRefused         a number or size that the upload's files do not have
 │   ├── ChecksumMismatch
 │   └── PartsMissing        the upload cannot be completed yet
 └── StorageError
     ├── BlobMissing         no stored adapter under this tenant and digest
-    ├── BlobCorrupt         a stored adapter whose content is no longer what its digest says
+    ├── BlobCorrupt         a stored adapter whose content does not match its digest
     └── BlobStoreUnavailable  the folder or bucket of blobs cannot be read or written now
 """
 

@@ -20,11 +20,12 @@ DEFAULT_LIMITS = AdapterLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadConfig:
-    """`max_open` uploads of a tenant; a gateway reads `max_in_flight` bodies at once, `max_in_flight_per_tenant` of one tenant.
+    """Uploads: `max_open` per tenant; `max_in_flight` bodies at once per gateway, `max_in_flight_per_tenant` of one
+    tenant.
 
-    A body that stalls for `stall_s`, takes longer than `body_s`, or after `grace_s` has been slower than
-    `min_bytes_per_s` on average is refused. Parts are put together within `completion_s`. What works on an upload claims it
-    for `lease_s` and renews that: a dead one's upload is free again so much later.
+    A body is refused if it stalls for `stall_s`, takes longer than `body_s`, or is slower than `min_bytes_per_s` on
+    average after `grace_s`. Parts are assembled within `completion_s`. A request that works on an upload leases it
+    for `lease_s` and renews the lease; after a crash the upload is free again when the lease ends.
     """
 
     part_bytes: int = 16 << 20

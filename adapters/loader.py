@@ -1,7 +1,7 @@
-"""`PeftAdapterSource`: an adapter's stored blob -> the engine's normalised LoRA tensors on the CPU.
+"""`PeftAdapterSource`: loads a stored adapter as the engine's normalised LoRA tensors on the CPU.
 
-The blob was validated when it was pushed; its structure is matched again here, because a kernel trusts the shapes, and
-its content is hashed again, because the digest is what the gateway compares and the tenant is told.
+The blob was validated when it was stored. Its structure is matched again, because kernels trust shapes, and its
+content is hashed again, because gateways and tenants rely on the digest.
 """
 
 from pathlib import Path
@@ -29,9 +29,9 @@ _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloa
 
 
 class PeftAdapterSource:
-    """Satisfies the engine's `AdapterSource`. Tensors have `dtype`; the scale is folded into B in float32 first.
+    """The engine's `AdapterSource`. Tensors have `dtype`; the scale is first multiplied into B in float32.
 
-    Without `base_model_digest` digests are taken as they are told: for folders that no registry stored.
+    Without `base_model_digest` digests are not verified: for folders that no registry stored.
     """
 
     def __init__(

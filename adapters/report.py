@@ -1,4 +1,4 @@
-"""`ValidationReport`: what was checked about an adapter, check by check, in the order of checking."""
+"""`ValidationReport`: the checks of an adapter, in the order in which they ran."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. A warning passed, but deserves to be read."""
+    """One check. A warning has passed but should be read."""
 
     name: str
     passed: bool
@@ -30,5 +30,5 @@ class ValidationReport:
         return ValidationReport((*self.checks, check))
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """The form that is stored with the version and shown by the API."""
+        """Return the report as it is stored with the version and returned by the API."""
         return [asdict(check) for check in self.checks]

@@ -1,7 +1,7 @@
-"""What a process that reads a stranger's file may not ask of the kernel, as a seccomp filter (Linux, seccomp(2)).
+"""A seccomp filter for processes that read untrusted files (Linux, seccomp(2)).
 
-Invariant: a refused call fails with EPERM, one for another architecture ends the process, and no later call undoes it. Files
-open for reading alone.
+Invariant: a refused call fails with EPERM, a call of another architecture ends the process, and no later call removes
+the filter. Files open for reading only.
 """
 
 import ctypes
@@ -17,13 +17,13 @@ PR_SET_NO_NEW_PRIVS = 38
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET, ARGUMENT_BYTES = 0, 4, 16, 8
-"""In `struct seccomp_data`; the lower half of an argument, all that the kernel reads of flags and commands, comes first on both machines."""
+"""Offsets in `struct seccomp_data`. The kernel reads only the lower half of flags and commands, which comes first on both machines."""
 ARCHITECTURES: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_CALLS = 0x40000000
-"""On x86-64 the same calls have second numbers from here on."""
+"""On x86-64 the same calls have a second range of numbers from here on."""
 
 CHANGING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-"""Any of these flags makes, empties or writes a file. They are the same on both machines; O_TMPFILE needs one of them."""
+"""Any of these flags creates, empties or writes a file. They are the same on both machines; O_TMPFILE needs one of them."""
 
 OWNER_COMMANDS: Final = {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15}
 OWNER_REQUESTS: Final = {"FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902, "FIOASYNC": 0x5452}
@@ -32,7 +32,7 @@ OWNER_REQUESTS: Final = {"FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902, "FIOASYNC": 0
 
 @dataclass(frozen=True, slots=True)
 class CheckedCall:
-    """A call that is refused where one `test`, a kind of jump and its value, holds of its argument at `place`."""
+    """A call that is refused where one of `tests`, a jump kind and its value, is true of its argument at `place`."""
 
     on_x86_64: int
     on_aarch64: int | None
@@ -91,7 +91,7 @@ REFUSED: Final[Mapping[str, tuple[int, int | None]]] = {
     "sched_setattr": (314, 274),
     "sched_setparam": (142, 118),
     "ioprio_set": (251, 30),
-    # what other processes of this user wait for or share
+    # locks and memory shared with other processes of this user
     "flock": (73, 32),
     "shmget": (29, 194),
     "shmat": (30, 196),
@@ -104,7 +104,7 @@ REFUSED: Final[Mapping[str, tuple[int, int | None]]] = {
     "msgsnd": (69, 189),
     "msgrcv": (70, 188),
     "msgctl": (71, 187),
-    # files, other tenants' too: which there are, and whose
+    # file names, owners and attributes, other tenants' included
     "unlink": (87, None),
     "unlinkat": (263, 35),
     "rename": (82, None),
@@ -146,7 +146,7 @@ REFUSED: Final[Mapping[str, tuple[int, int | None]]] = {
     "fallocate": (285, 47),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    # parts of the kernel that no reader of a file needs
+    # kernel interfaces that reading a file does not need
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
@@ -178,7 +178,9 @@ class _Program(ctypes.Structure):
 
 
 def refuse_system_calls() -> None:
-    """For this process, which has one thread, from now on. Raises `OSError` where the kernel cannot or will not."""
+    """Install the filter for this process, which has one thread. Raises `OSError` where the kernel cannot or will
+    not.
+    """
     machine = os.uname().machine
     if os.uname().sysname != "Linux" or machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no filter of system calls is known for {os.uname().sysname} {machine}")
@@ -189,7 +191,7 @@ def refuse_system_calls() -> None:
 
 
 def filter_program(machine: str) -> bytes:
-    """The filter for `machine`, a key of `ARCHITECTURES`, as `struct sock_filter` after `struct sock_filter`."""
+    """Return the filter for `machine`, a key of `ARCHITECTURES`, as consecutive `struct sock_filter`."""
     is_x86 = machine == "x86_64"
     numbers = [of_x86 if is_x86 else of_arm for of_x86, of_arm in REFUSED.values()]
     tests = [(JUMP_IF_EQUAL, number) for number in numbers if number is not None]
@@ -206,18 +208,18 @@ def filter_program(machine: str) -> bytes:
         if checked is not None:
             program += _checked(checked, call)
     for index, (jump, number) in enumerate(tests):
-        # Over the tests that are left and the permission.
+        # Jump over the remaining tests and the permission.
         program.append(_instruction(jump, number, if_true=len(tests) - index))
     return b"".join([*program, _instruction(RETURN, ALLOW), _instruction(RETURN, REFUSE)])
 
 
 def _checked(number: int, call: CheckedCall) -> list[bytes]:
-    """For one call, which ends here; for others, on to what follows with the number still loaded."""
+    """Return the test of one call, which decides it; other calls continue after it with the number still loaded."""
     count = len(call.tests)
     return [
         _instruction(JUMP_IF_EQUAL, number, if_false=count + 3),
         _instruction(LOAD, ARGUMENTS_OFFSET + call.place * ARGUMENT_BYTES),
-        # Over the tests that are left and the permission.
+        # Jump over the remaining tests and the permission.
         *(_instruction(jump, value, if_true=count - at) for at, (jump, value) in enumerate(call.tests)),
         _instruction(RETURN, ALLOW),
         _instruction(RETURN, REFUSE),

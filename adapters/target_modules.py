@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # A validation's process needs no more of it than its name.
+    # Imported for annotations only: a validation process must not load it.
     from loraplex.engine.models.config import ModelConfig
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
@@ -30,7 +30,7 @@ class AdaptableModule:
 
 
 def adaptable_modules(model: "ModelConfig") -> Mapping[str, AdaptableModule]:
-    """By PEFT path: the projections of every layer, the embedding and the head."""
+    """Map PEFT paths to the projections of every layer, the embedding and the head."""
     modules = [
         AdaptableModule("model.embed_tokens", "embed_tokens", model.hidden_size, model.vocab_size),
         AdaptableModule("lm_head", "lm_head", model.vocab_size, model.hidden_size),

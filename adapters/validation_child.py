@@ -1,6 +1,7 @@
-"""Entry point of one validation: `python -m loraplex.adapters.validation_child`, told on standard input, one result on output.
+"""Entry point of one validation: `python -m loraplex.adapters.validation_child`, job on standard input, reply on
+output.
 
-Invariant: it has confined itself before it opens the folder, and it judges one folder only. It imports no torch.
+Invariant: it confines itself before it opens the folder, and it validates one folder only. It imports no torch.
 """
 
 import os
@@ -22,7 +23,7 @@ BROKEN_STATUS: Final = 70
 
 
 class ValidationJob(msgspec.Struct, frozen=True, kw_only=True):
-    """All of standard input."""
+    """The content of standard input."""
 
     parent_pid: int
     folder: str
@@ -33,7 +34,7 @@ class ValidationJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unconfined(msgspec.Struct, frozen=True, tag="unconfined"):
-    """This machine cannot hold a validation within its bounds; nothing was read."""
+    """This machine cannot enforce the limits of a validation; nothing was read."""
 
     reason: str
 
@@ -46,18 +47,18 @@ decode_reply: Final[Callable[[bytes], Reply]] = msgspec.json.Decoder(Reply).deco
 
 
 def main() -> NoReturn:
-    """Read the job, confine, validate_folder, validate_job."""
+    """Read the job, confine, validate, reply."""
     status = BROKEN_STATUS
     try:
         _write(validate_job(decode_job(sys.stdin.buffer.read())))
         status = 0
     finally:
-        # What is left of a stranger's data is not walked through once more.
+        # Skip the interpreter's shutdown, which would process untrusted data once more.
         os._exit(status)
 
 
 def validate_job(job: ValidationJob) -> Reply:
-    """Confines this process."""
+    """Confine this process and validate the folder."""
     try:
         discard_standard_error()
         confine(job.limits, job.parent_pid)

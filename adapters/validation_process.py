@@ -1,6 +1,6 @@
-"""`ValidationProcesses`: every uploaded folder is validated in a process of its own, which can be killed.
+"""`ValidationProcesses`: validates each uploaded folder in its own process, which can be killed.
 
-Invariant: whatever the files do to that process, its caller gets a result, and other tenants get their turn.
+Invariant: whatever the files do to that process, its caller gets a result, and other tenants are not delayed.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ ENVIRONMENT: Final = {
     "MKL_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
-"""A filter of system calls holds for one thread, so there must be no other."""
+"""A system-call filter applies to one thread, so there must be no other."""
 
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """Who waits; `has_come` is set when it may start."""
+    """A waiting caller; `has_come` is set when it may start."""
 
     namespace: bytes
     has_come: asyncio.Event
 
 
 class ValidationProcesses:
-    """`environment` is what the processes see: nothing of ours but where the code is."""
+    """`environment` is the processes' environment: it only locates the code."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ValidationProcesses:
         adapter_limits: AdapterLimits = DEFAULT_LIMITS,
         module: str = MODULE,
     ) -> None:
-        """`module` is what a process runs; another one stands in for a process that goes wrong."""
+        """`module` is what a process runs; tests pass one that fails."""
         self._modules = tuple(modules)
         self._base_model_digest = base_model_digest
         self._environment = {**environment, **ENVIRONMENT}
@@ -74,7 +74,7 @@ class ValidationProcesses:
         return len(self._queue)
 
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult:
-        """The result on a folder that nobody else changes. Cancelling kills the process.
+        """Validate a folder that no other process changes. Cancelling kills the process.
 
         Raises `ValidationUnavailable` when too many wait, or when no process can be started and confined here.
         """
@@ -124,7 +124,7 @@ class ValidationProcesses:
 
     async def _exchange(self, process: Process, folder: Path) -> bytes:
         if process.stdin is None or process.stdout is None:
-            raise ValidationUnavailable("a process without standard streams cannot be spoken to")
+            raise ValidationUnavailable("the process has no standard streams")
         job = ValidationJob(
             parent_pid=os.getpid(),
             folder=str(folder),
@@ -141,7 +141,7 @@ class ValidationProcesses:
         while len(output) <= MAX_REPLY_BYTES and (part := await process.stdout.read(MIB)):
             output += part
         if len(output) > MAX_REPLY_BYTES:
-            # Once only: a second signal may find it ended, and takes its status from whoever waits for it.
+            # Kill once only: a second signal may find the process ended and take its status from the waiting task.
             process.kill()
             while await process.stdout.read(MIB):
                 pass
@@ -170,4 +170,4 @@ class ValidationProcesses:
             case number if number > 0:
                 return refused("process", SUBJECT, f"the process that read it was ended by signal {number}")
             case _:
-                return refused("process", SUBJECT, "the process that read it broke down")
+                return refused("process", SUBJECT, "the process that read it crashed")

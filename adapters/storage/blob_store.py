@@ -1,7 +1,7 @@
-"""Finished adapters, keyed (tenant, digest): where they are kept, and here as soon as an engine is to read them.
+"""Finished adapters, keyed (tenant, digest): in the local folder and, if there is one, in the bucket.
 
-Invariant: what `ensure_local` returns has the content of its digest. With a bucket the local folder is a copy of bounded size,
-without one it is the only place.
+Invariant: `ensure_local` returns content that matches its digest. With a bucket the local folder is a cache of
+bounded size, without one it is the only place.
 """
 
 import asyncio
@@ -56,9 +56,10 @@ class BlobStore:
         self._fetching = asyncio.Semaphore(MAX_FETCHES)
 
     async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
-        """Takes a staged folder of the two files, whose digest the caller has computed. Raises `StorageError`.
+        """Take over a staged folder of the two files, whose digest the caller has computed. Raises `StorageError`.
 
-        Where it could not be published it is here, and staged no more: then the same call goes on from there.
+        If publishing fails the adapter is stored locally and no longer staged; the same call then continues from
+        there.
         """
         if staged.is_dir() or not self.storage.exists(tenant_id, digest):
             await on_thread(self.storage.put, tenant_id, digest, staged)
@@ -66,25 +67,26 @@ class BlobStore:
         return self.storage.path(tenant_id, digest)
 
     async def publish(self, tenant_id: UUID, digest: str) -> None:
-        """Copies a stored adapter to where other machines find it. Raises `BlobMissing`, `BlobStoreUnavailable`."""
+        """Copy a stored adapter to the bucket for other machines. Raises `BlobMissing`, `BlobStoreUnavailable`."""
         folder = self.storage.path(tenant_id, digest)
         if self._bucket is not None:
-            # An equal one that was not used for long is not taken away while it is read.
+            # Record a use, so that an equal blob, long unused, is not evicted while it is read.
             await self._copies.use(tenant_id, digest)
             for file in (WEIGHTS_FILE, CONFIG_FILE):
                 await self._bucket.copy(folder / file, _key(tenant_id, digest, file))
 
     async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
-        """What a `store` whose process ended may have left to do. Raises `BlobMissing` where the files are neither here nor
-        published, `BlobStoreUnavailable`.
+        """Finish a `store` whose process died.
+
+        Raises `BlobMissing` where the files are neither local nor published, `BlobStoreUnavailable`.
         """
         if not await self._is_published(tenant_id, digest):
             await self.publish(tenant_id, digest)
 
     async def ensure_local(self, tenant_id: UUID, digest: str) -> Path:
-        """The adapter's folder on this machine, fetched once for all who ask meanwhile; it stays for `LocalCacheConfig.in_use_s`.
+        """Return the adapter's folder on this machine; concurrent callers share one download.
 
-        Raises `BlobMissing`, `BlobCorrupt`, `BlobStoreUnavailable`.
+        It stays for `LocalCacheConfig.in_use_s`. Raises `BlobMissing`, `BlobCorrupt`, `BlobStoreUnavailable`.
         """
         if self._bucket is None:
             return self.storage.path(tenant_id, digest)
@@ -100,21 +102,25 @@ class BlobStore:
         raise BlobMissing(f"adapter {digest} was removed while it was fetched")
 
     async def run_eviction(self) -> None:
-        """Keeps the copies within their bound, for ever; a round that fails is told and the next one tries again."""
+        """Keep the local copies within their bound until cancelled; a failed round is logged and the next one
+        retries.
+        """
         while True:
             try:
                 await self.evict()
             except (StorageError, OSError) as error:
                 LOG.warning("copies of adapters were not removed", reason=str(error))
             except Exception:
-                # Reported; a defect met once must not fill the disk.
+                # Logged; one unexpected error must not let the disk fill up.
                 LOG.exception("removing copies of adapters failed")
             self._has_grown.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._has_grown.wait(), EVICTION_SECONDS)
 
     async def evict(self) -> int:
-        """Removes the least recently used copies beyond the bound; how many. Raises `BlobStoreUnavailable`, `OSError`."""
+        """Remove the least recently used copies beyond the bound; return how many. Raises `BlobStoreUnavailable`,
+        `OSError`.
+        """
         return 0 if self._bucket is None else await self._copies.evict(self._is_published)
 
     async def _is_published(self, tenant_id: UUID, digest: str) -> bool:
@@ -124,24 +130,24 @@ class BlobStore:
         return all([await self._bucket.exists(key) for key in keys])
 
     async def delete(self, tenant_id: UUID, digest: str) -> None:
-        """Here and in the bucket; also where it is gone already. Raises `BlobStoreUnavailable`."""
+        """Delete the adapter here and in the bucket, if it is there. Raises `BlobStoreUnavailable`."""
         here = self.storage.exists(tenant_id, digest)
         if self._bucket is not None:
             await self._bucket.delete_below(_folder(tenant_id, digest))
         if here:
-            # Another gateway's eviction may be faster.
+            # Another gateway's eviction may have removed it.
             with suppress(BlobMissing):
                 await on_thread(self.storage.delete, tenant_id, digest)
 
     async def delete_tenant(self, tenant_id: UUID) -> None:
-        """All adapters of a tenant. Raises `BlobStoreUnavailable`."""
+        """Delete all adapters of a tenant. Raises `BlobStoreUnavailable`."""
         if self._bucket is not None:
             await self._bucket.delete_below(f"{_ADAPTERS}/{_name(tenant_id)}")
         await on_thread(self.storage.delete_tenant, tenant_id)
 
     def _end_fetch(self, key: tuple[UUID, str], done: asyncio.Task[Path]) -> None:
         del self._fetches[key]
-        # Everybody who waited may have left: then nobody else looks at the error.
+        # All waiting callers may have been cancelled; retrieve the error, so that asyncio does not log it.
         if not done.cancelled():
             done.exception()
 

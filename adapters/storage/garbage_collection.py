@@ -1,7 +1,7 @@
-"""Removes the files of deleted adapters, once nobody reads them: no version of the tenant holds them, no request runs on them.
+"""Deletes the files of removed adapters once no version of the tenant and no running request uses them.
 
-Invariant: files go only in a transaction that keeps others from storing the same ones, and never in the round that first
-saw them deleted: a request that had resolved its version just before has its reservation by the next.
+Invariant: files are deleted in a transaction that blocks storing the same ones, and never in the round that first
+found them removed: by the next round, a request that had resolved its version before has its reservation.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ RemoveBlob: TypeAlias = Callable[[UUID, str], Awaitable[None]]
 
 
 class BlobGarbageCollector:
-    """Goes round in one process; several may run, the lock of a blob lets one at a time remove it."""
+    """Runs rounds in one process; several processes may, since a blob's lock allows one removal at a time."""
 
     def __init__(self, database: Database, remove: RemoveBlob, round_s: float = ROUND_S) -> None:
         self._database = database
@@ -35,19 +35,19 @@ class BlobGarbageCollector:
         self._seen: set[Blob] = set()
 
     async def run(self) -> None:
-        """Until cancelled. What fails is tried again in the next round."""
+        """Run rounds until cancelled. Failures are retried in the next round."""
         while True:
             try:
                 await self.sweep()
             except (StoreUnavailable, StorageError, OSError) as error:
                 LOG.warning("files of deleted adapters were not removed", reason=str(error))
             except Exception:
-                # Reported; a defect met once must not keep deleted files for ever.
+                # Logged; one unexpected error must not keep deleted files for ever.
                 LOG.exception("removing files of deleted adapters failed")
             await asyncio.sleep(self._round_s)
 
     async def sweep(self) -> int:
-        """One round: how many blobs were removed."""
+        """Run one round; return how many blobs were removed."""
         async with self._database.as_operator() as session:
             found = await UnusedBlobs(session).list(MAX_AT_ONCE)
         ripe, self._seen = found & self._seen, found
@@ -55,7 +55,7 @@ class BlobGarbageCollector:
 
 
 async def remove_unused(database: Database, remove: RemoveBlob, blob: Blob) -> bool:
-    """Removes the files unless they are needed: whether it did. Raises what `remove` does."""
+    """Delete the files unless they are in use; return whether it did. Raises what `remove` does."""
     async with database.as_operator() as session:
         blobs = UnusedBlobs(session)
         outcome = await blobs.claim(blob)
@@ -68,7 +68,7 @@ async def remove_unused(database: Database, remove: RemoveBlob, blob: Blob) -> b
 
 
 def remove_from(storage: LocalAdapterStore) -> RemoveBlob:
-    """Removal from one folder."""
+    """Return a removal from one folder."""
 
     async def remove(tenant_id: UUID, digest: str) -> None:
         if storage.exists(tenant_id, digest):

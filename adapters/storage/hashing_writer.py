@@ -1,4 +1,4 @@
-"""A new private file that is counted and hashed while it is written. Invariant: it never holds more than its limit."""
+"""A new private file that is counted and hashed while it is written. Invariant: it never exceeds its limit."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from loraplex.adapters.errors import BlobStoreUnavailable, UploadTooLarge
 from loraplex.adapters.storage.threads import on_thread
 
 WRITE_BYTES = 1 << 20
-"""So much is gathered before a thread writes and hashes it: the event loop does neither."""
+"""Bytes that are collected before a thread writes and hashes them, off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class WrittenFile:
 
 
 class HashedFile:
-    """A context manager; its methods block. `name` is what errors call the file."""
+    """A context manager with blocking methods. `name` is the file's name in errors."""
 
     def __init__(self, path: Path, max_bytes: int, name: str) -> None:
         """Raises `BlobStoreUnavailable`, as all methods do when this machine cannot write."""
@@ -49,7 +49,7 @@ class HashedFile:
         self._size += len(data)
 
     def finish(self) -> WrittenFile:
-        """Syncs it to disk and closes it."""
+        """Sync the file to disk and close it."""
         with _disk_errors():
             os.fsync(self._file.fileno())
             self._file.close()
@@ -73,9 +73,9 @@ def _disk_errors() -> Iterator[None]:
 
 
 async def write_chunks(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, name: str) -> WrittenFile:
-    """`chunks` as a new file; about `WRITE_BYTES` or one chunk are in memory, and no more is asked for until they are written.
+    """Write `chunks` to a new file; about `WRITE_BYTES` or one chunk are in memory until they are written.
 
-    Raises `UploadTooLarge`, and what `chunks` raises; the file is its owner's to remove.
+    Raises `UploadTooLarge`, and what `chunks` raises; the caller removes the file.
     """
     with HashedFile(path, max_bytes, name) as file:
         gathered = bytearray()

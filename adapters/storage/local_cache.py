@@ -1,7 +1,7 @@
-"""`LocalCache`: the adapters that this machine fetched from a bucket, bounded by bytes, the least recently used removed first.
+"""`LocalCache`: local copies of a bucket's adapters, bounded by bytes, with LRU eviction.
 
-Invariant: a copy is removed only when nobody asked for it for `in_use_s`, longer than any request lives, and when the bucket has
-or had it. When a folder was used is its own time (mtime), and that it was fetched its own mode, for all processes to see.
+Invariant: a copy is evicted only after `in_use_s` without use, longer than any request lives, and only if the bucket
+has or had it. All processes read a folder's last use from its mtime, and that it was fetched from its mode.
 """
 
 import fcntl
@@ -19,13 +19,13 @@ from loraplex.adapters.storage.local_store import LocalAdapterStore, make_privat
 from loraplex.adapters.storage.threads import on_thread
 
 USE_RESOLUTION_S: Final = 30.0
-"""A use is used_at when the last note is older, so that a busy adapter costs no writes."""
+"""A use is recorded only if the last record is older, so that a busy adapter costs no writes."""
 _LOCK: Final = ".eviction.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCacheConfig:
-    """`max_bytes` of all copies together, unless those of the last `in_use_s` seconds are more."""
+    """`max_bytes` of all copies together, unless those used within `in_use_s` seconds are larger."""
 
     max_bytes: int = 64 << 30
     in_use_s: float = 2100.0
@@ -44,22 +44,25 @@ class _Copy:
 
 
 class LocalCache:
-    """Of all processes that share `storage`."""
+    """The copies of all processes that share `storage`."""
 
     def __init__(self, storage: LocalAdapterStore, limits: LocalCacheConfig = DEFAULT_COPY_LIMITS) -> None:
         self._storage = storage
         self._limits = limits
 
     async def use(self, tenant_id: UUID, digest: str) -> bool:
-        """Whether the copy is here, and stays for `in_use_s`."""
+        """Record a use and return whether the copy is here; it then stays for `in_use_s`."""
         used_at = self._used_at(tenant_id, digest)
         if used_at is None or _is_recent(used_at):
-            # No eviction has chosen it, nor does before `in_use_s`: nobody is waited for.
+            # No eviction can choose it before `in_use_s`, so no lock is needed.
             return used_at is not None
         return await on_thread(self._record_use, tenant_id, digest)
 
     async def evict(self, is_stored: Callable[[UUID, str], Awaitable[bool]]) -> int:
-        """Removes copies down to `max_bytes`, those alone that were fetched or `is_stored`; how many. Raises what it does."""
+        """Remove copies down to `max_bytes`, only those fetched or `is_stored`; return how many.
+
+        Raises what `is_stored` does.
+        """
         copies = await on_thread(lambda: sorted(self._found(), key=lambda copy: copy.used_at))
         excess, removed = sum(copy.size_bytes for copy in copies) - self._limits.max_bytes, 0
         for copy in copies:
@@ -68,23 +71,23 @@ class LocalCache:
             if not (copy.was_fetched or await is_stored(copy.tenant_id, copy.digest)):
                 continue
             outcome = await on_thread(self._remove, copy)
-            # What another process has removed since takes no room either.
+            # A copy that another process has removed since takes no space either.
             excess -= 0 if outcome == "used" else copy.size_bytes
             removed += outcome == "removed"
         return removed
 
     def _record_use(self, tenant_id: UUID, digest: str) -> bool:
-        # Not taken out between this look and the note: whoever removes has the lock alone.
+        # The shared lock keeps an eviction, which locks exclusively, out between test and record.
         with self._locked(fcntl.LOCK_SH), suppress(FileNotFoundError):
             used_at = self._used_at(tenant_id, digest)
             if used_at is not None and not _is_recent(used_at):
                 os.utime(self._storage.location(tenant_id, digest))
             return used_at is not None
-        # Deleted with its adapter meanwhile.
+        # Its adapter was deleted meanwhile.
         return False
 
     def _remove(self, copy: _Copy) -> Literal["removed", "used", "gone"]:
-        """Its files go on for who has them open, and for others are gone at once."""
+        """Remove the copy at once; processes that have its files open can still read them."""
         with self._storage.staging() as staged, self._locked(fcntl.LOCK_EX):
             used_at = self._used_at(copy.tenant_id, copy.digest)
             if used_at is None:
@@ -98,7 +101,7 @@ class LocalCache:
             return "removed"
 
     def _used_at(self, tenant_id: UUID, digest: str) -> float | None:
-        """When a use was used_at last; None where it is not here."""
+        """Return the time of the last recorded use; None if the copy is not here."""
         if not self._storage.exists(tenant_id, digest):
             return None
         try:
@@ -117,14 +120,14 @@ class LocalCache:
                     sizes = [file.stat().st_size for file in folder.iterdir()]
                     found = folder.stat()
                 except FileNotFoundError:
-                    # Deleted with its adapter meanwhile.
+                    # Its adapter was deleted meanwhile.
                     continue
                 was_fetched = bool(found.st_mode & stat.S_ISVTX)
                 yield _Copy(found.st_mtime, was_fetched, sum(sizes), tenant_id, digest)
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[None]:
-        """Held for a few calls of the file system; the kernel frees it when its holder dies."""
+        """Hold the lock for a few file-system calls; the kernel frees it when its process dies."""
         make_private(self._storage.root)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self._storage.root / _LOCK, flags, 0o600)
@@ -140,6 +143,6 @@ def _is_recent(used_at: float) -> bool:
 
 
 def mark_fetched(staged: Path) -> None:
-    """A folder from the bucket is a copy, used from now on, however long its download took."""
+    """Mark a folder from the bucket as a copy that is used now, however long its download took."""
     os.chmod(staged, stat.S_IRWXU | stat.S_ISVTX)
     os.utime(staged)

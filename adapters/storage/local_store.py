@@ -1,6 +1,6 @@
 """Content-addressed storage of validated adapters: `root/<tenant uuid>/<digest>/`, private to this user.
 
-No part of a path comes from a client, nothing follows a link, and a blob is there whole or not at all.
+Invariant: no part of a path comes from a client, no link is followed, and a blob is stored whole or not at all.
 """
 
 import os
@@ -35,7 +35,7 @@ class LocalAdapterStore:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """A private folder on the same file system; removed at the end unless `put` has taken it."""
+        """Yield a private folder on the same file system; it is removed at the end unless `put` has taken it."""
         folder = self.make_staged()
         try:
             yield folder
@@ -43,7 +43,7 @@ class LocalAdapterStore:
             remove_staged(folder)
 
     def make_staged(self) -> Path:
-        """The same, for an owner who removes it with `remove_staged`."""
+        """Create such a folder; its owner removes it with `remove_staged`."""
         make_private(self.root)
         make_private(self.root / _STAGING)
         folder = self.root / _STAGING / uuid4().hex
@@ -51,7 +51,7 @@ class LocalAdapterStore:
         return folder
 
     def put(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
-        """Takes a staged folder of the two files in one atomic step. An existing equal blob stays as it is."""
+        """Move a staged folder of the two files into place in one atomic step. An existing equal blob stays."""
         if sorted(file.name for file in staged.iterdir()) != [CONFIG_FILE, WEIGHTS_FILE]:
             raise StorageError(f"a blob is made of exactly {CONFIG_FILE} and {WEIGHTS_FILE}")
         final = self.location(tenant_id, digest)
@@ -61,7 +61,7 @@ class LocalAdapterStore:
             try:
                 staged.rename(final)
             except OSError:
-                # Lost the race against an equal push: its blob has the same content.
+                # Another push of equal content was first.
                 if not self.exists(tenant_id, digest):
                     raise
         _sync_folder(final.parent)
@@ -72,40 +72,40 @@ class LocalAdapterStore:
         return final.is_dir() and not final.is_symlink() and not final.parent.is_symlink()
 
     def path(self, tenant_id: UUID, digest: str) -> Path:
-        """The blob's folder. Raises `BlobMissing`."""
+        """Return the blob's folder. Raises `BlobMissing`."""
         if not self.exists(tenant_id, digest):
             raise BlobMissing(f"no adapter {digest} is stored for this tenant")
         return self.location(tenant_id, digest)
 
     def delete(self, tenant_id: UUID, digest: str) -> None:
-        """Removes a blob, in one atomic step as seen by readers. Raises `BlobMissing`."""
+        """Delete a blob, in one atomic step for readers. Raises `BlobMissing`."""
         blob = self.path(tenant_id, digest)
         with self.staging() as folder:
             try:
                 blob.rename(folder / digest)
             except FileNotFoundError as error:
-                # Another process was faster.
+                # Another process has removed it.
                 raise BlobMissing(f"no adapter {digest} is stored for this tenant") from error
 
     def tenants(self) -> list[UUID]:
-        """Whose blobs are here, or were."""
+        """Return the tenants that have or had blobs here."""
         names = [folder.name for folder in self.root.iterdir()] if self.root.is_dir() else []
         return [UUID(name) for name in names if _TENANT.fullmatch(name)]
 
     def digests(self, tenant_id: UUID) -> list[str]:
-        """Which blobs of a tenant are here."""
+        """Return the digests of a tenant's blobs here."""
         folder = self.root / str(UUID(int=tenant_id.int))
         if not folder.is_dir() or folder.is_symlink():
             return []
         try:
             entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in os.scandir(folder)]
         except FileNotFoundError:
-            # Deleted with its tenant meanwhile.
+            # Its tenant was deleted meanwhile.
             return []
         return [name for name, is_folder in entries if is_folder and _DIGEST.fullmatch(name)]
 
     def delete_tenant(self, tenant_id: UUID) -> None:
-        """Removes all blobs of a tenant, in one atomic step as seen by readers; harmless when there are none."""
+        """Delete all blobs of a tenant, if any, in one atomic step for readers."""
         folder = self.root / str(UUID(int=tenant_id.int))
         if not folder.is_dir() or folder.is_symlink():
             return
@@ -113,11 +113,11 @@ class LocalAdapterStore:
             folder.rename(taken / folder.name)
 
     def remove_abandoned(self, older_than_s: float) -> int:
-        """Removes staged folders that nobody has touched for so long: their process died. How many."""
+        """Remove staged folders unchanged for so long that their process has died; return how many."""
         return remove_old(self.root / _STAGING, older_than_s)
 
     def verify(self, tenant_id: UUID, digest: str, base_model_digest: str) -> None:
-        """Reads everything again. Raises `BlobMissing`, or `BlobCorrupt` when the content is not the digest's."""
+        """Read everything again. Raises `BlobMissing`, or `BlobCorrupt` when the content does not match the digest."""
         blob = self.path(tenant_id, digest)
         try:
             config = read_regular(blob / CONFIG_FILE, max_bytes=self._limits.max_config_bytes)
@@ -128,14 +128,14 @@ class LocalAdapterStore:
             raise BlobCorrupt(f"adapter {digest}: its content has changed, or its base model is another")
 
     def location(self, tenant_id: UUID, digest: str) -> Path:
-        """Where the blob is, or would be. Raises `StorageError`."""
+        """Return the blob's folder, whether or not it exists. Raises `StorageError`."""
         if not _DIGEST.fullmatch(digest):
             raise StorageError("a digest has 64 hexadecimal digits")
         return self.root / str(UUID(int=tenant_id.int)) / digest
 
 
 def keep_canonical(staged: Path, canonical: bytes) -> None:
-    """In a staged folder, the configuration as validation understood it in place of the tenant's own file."""
+    """Replace the configuration in a staged folder by its validated, canonical form."""
     draft = staged.with_name(f"{staged.name}.json")
     draft.unlink(missing_ok=True)
     write_private(draft, canonical)
@@ -143,13 +143,13 @@ def keep_canonical(staged: Path, canonical: bytes) -> None:
 
 
 def remove_staged(folder: Path) -> None:
-    """Also where it is gone already."""
+    """Remove a staged folder, if it still exists."""
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def remove_old(folder: Path, older_than_s: float) -> int:
-    """Removes what lies in `folder` and was last changed longer ago; how many."""
+    """Remove what lies in `folder` and was last changed longer ago; return how many."""
     removed = 0
     for entry in os.scandir(folder) if folder.is_dir() else ():
         if time.time() - entry.stat(follow_symlinks=False).st_mtime > older_than_s:
@@ -162,7 +162,7 @@ def remove_old(folder: Path, older_than_s: float) -> int:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A new file of mode 0600, synced to disk."""
+    """Write a new file of mode 0600, synced to disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
         file.write(content)
@@ -171,7 +171,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """A folder of mode 0700. Raises `StorageError` for a symbolic link."""
+    """Create a folder of mode 0700. Raises `StorageError` for a symbolic link."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
         raise StorageError(f"{folder} is a symbolic link")

@@ -1,6 +1,6 @@
-"""Objects under names that this server makes, in a local folder or an S3 bucket (obstore), through one interface.
+"""Objects under server-generated names, in a local folder or an S3 bucket (obstore), through one interface.
 
-Invariant: an object is there whole or not at all, and no more than a few chunks of one are ever in memory.
+Invariant: an object is stored whole or not at all, and at most a few chunks of one are in memory.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Config
 
 CHUNK_BYTES: Final = 8 << 20
-"""Objects are read and written in chunks of so many bytes, each within one request's time."""
+"""Size of the chunks in which objects are read and written, each within one request's timeout."""
 MAX_CHUNKS_AT_ONCE: Final = 3
 REQUEST_SECONDS: Final = 60
 CONNECT_SECONDS: Final = 5
@@ -37,7 +37,7 @@ _SPOOL: Final = "spool"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """Where a bucket is. Without keys the machine's own identity is used (instance role, web identity)."""
+    """The address of a bucket. Without keys the machine's own identity is used (instance role, web identity)."""
 
     bucket: str
     endpoint: str | None = None
@@ -48,7 +48,7 @@ class S3Options:
 
 
 class ObjectStore:
-    """`root` is this machine's private folder: of the objects themselves, or of files on their way to the bucket."""
+    """`root` is this machine's private folder: of the objects themselves, or of files to be uploaded to the bucket."""
 
     def __init__(self, root: Path, bucket: S3Options | None = None) -> None:
         self._root = root
@@ -61,15 +61,15 @@ class ObjectStore:
             )
 
     def spooled(self) -> Path:
-        """A path for a new file on its way into the store; its owner writes it and removes it."""
+        """Return a path for a new file to be stored; the caller writes and removes it."""
         return self._root / _SPOOL / uuid4().hex
 
     def remove_abandoned(self, older_than_s: float) -> int:
-        """Removes spooled files that nobody has written for so long: their process died. How many."""
+        """Remove spooled files unchanged for so long that their process has died; return how many."""
         return remove_old(self._root / _SPOOL, older_than_s)
 
     async def take(self, spooled: Path, key: str) -> None:
-        """Stores a spooled file under `key` and removes it. Raises `BlobStoreUnavailable`."""
+        """Store a spooled file under `key` and remove it. Raises `BlobStoreUnavailable`."""
         if self._remote:
             await self.copy(spooled, key)
             await on_thread(spooled.unlink)
@@ -78,14 +78,14 @@ class ObjectStore:
             await obstore.rename_async(self._store, f"{_SPOOL}/{spooled.name}", key)
 
     async def copy(self, file: Path, key: str) -> None:
-        """Stores a file's content under `key`. Raises `BlobStoreUnavailable`."""
+        """Store a file's content under `key`. Raises `BlobStoreUnavailable`."""
         with _store_errors("write"):
             await obstore.put_async(
                 self._store, key, file, chunk_size=CHUNK_BYTES, max_concurrency=MAX_CHUNKS_AT_ONCE
             )
 
     async def chunks(self, key: str) -> AsyncIterator[bytes]:
-        """The content, chunk by chunk. Raises `BlobMissing`, `BlobStoreUnavailable`."""
+        """Yield the content in chunks. Raises `BlobMissing`, `BlobStoreUnavailable`."""
         with _store_errors("read"):
             size = (await obstore.head_async(self._store, key))["size"]
         for start in range(0, size, CHUNK_BYTES):
@@ -104,11 +104,11 @@ class ObjectStore:
         return True
 
     async def delete(self, key: str) -> None:
-        """Also where it is gone already. Raises `BlobStoreUnavailable`."""
+        """Delete the object, if it exists. Raises `BlobStoreUnavailable`."""
         await self._delete([key])
 
     async def delete_below(self, folder: str) -> None:
-        """Everything whose key begins with `folder` and a slash. Raises `BlobStoreUnavailable`."""
+        """Delete every object whose key begins with `folder` and a slash. Raises `BlobStoreUnavailable`."""
         for _ in range(MAX_LISTINGS):
             keys = await self._keys_below(folder)
             if not keys:
@@ -117,7 +117,7 @@ class ObjectStore:
                 await self._delete(keys[start : start + AT_ONCE])
 
     async def folders(self, folder: str) -> list[str]:
-        """The names right below `folder` that have something below them. Raises `BlobStoreUnavailable`."""
+        """Return the names directly below `folder` that contain something. Raises `BlobStoreUnavailable`."""
         with _store_errors("list"):
             listed = await obstore.list_with_delimiter_async(self._store, folder)
         return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in listed["common_prefixes"])
@@ -127,7 +127,7 @@ class ObjectStore:
             with _store_errors("delete"):
                 await obstore.delete_async(self._store, keys)
         except BlobMissing:
-            # Somebody else removes the same ones; of several, the rest is for the next listing.
+            # Another process deletes the same objects; the next listing finds the rest.
             return
 
     async def _keys_below(self, folder: str) -> list[str]:
@@ -161,7 +161,9 @@ def _bucket(options: S3Options) -> S3Store:
 
 @contextmanager
 def _store_errors(action: str) -> Iterator[None]:
-    """A store's own errors may hold addresses and keys of objects: they are the cause, never the message."""
+    """Convert store errors, whose text may contain addresses and object keys: they become the cause, never the
+    message.
+    """
     try:
         yield
     except FileNotFoundError as error:

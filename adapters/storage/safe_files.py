@@ -1,4 +1,4 @@
-"""Opening a tenant's file: only a regular file, never through a symbolic link, never blocking on a pipe."""
+"""Opens untrusted files: regular files only, never through a symbolic link, never blocking on a pipe."""
 
 import hashlib
 import os
@@ -15,9 +15,9 @@ CHUNK_BYTES = 4 << 20
 
 @contextmanager
 def open_regular(path: Path, *, max_bytes: int) -> Iterator[tuple[int, int]]:
-    """The file's descriptor and its size in bytes. Raises `FolderRejected`.
+    """Yield the file's descriptor and its size in bytes. Raises `FolderRejected`.
 
-    Only the last part of the path is guarded against links: the folder is the caller's choice.
+    Only the last part of the path is protected against links: the caller chooses the folder.
     """
     descriptor = _open(path)
     try:
@@ -32,13 +32,13 @@ def open_regular(path: Path, *, max_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def read_regular(path: Path, *, max_bytes: int) -> bytes:
-    """The whole content. Raises `FolderRejected`, or `EOFError` when the file shrinks meanwhile."""
+    """Return the whole content. Raises `FolderRejected`, or `EOFError` when the file shrinks meanwhile."""
     with open_regular(path, max_bytes=max_bytes) as (descriptor, size):
         return read_exactly(descriptor, size, 0)
 
 
 def read_exactly(descriptor: int, length: int, offset: int) -> bytes:
-    """`length` bytes at `offset`. Raises `EOFError` when the file is shorter."""
+    """Return `length` bytes at `offset`. Raises `EOFError` when the file is shorter."""
     parts = []
     while length:
         part = os.pread(descriptor, length, offset)
@@ -51,18 +51,20 @@ def read_exactly(descriptor: int, length: int, offset: int) -> bytes:
 
 
 def hash_regular(path: Path, *, max_bytes: int) -> bytes:
-    """SHA-256 of the content, 32 bytes. Raises `FolderRejected`."""
+    """Return the SHA-256 of the content, 32 bytes. Raises `FolderRejected`."""
     with open_regular(path, max_bytes=max_bytes) as (descriptor, size):
         return hash_descriptor(descriptor, size)
 
 
 def hash_descriptor(descriptor: int, size: int) -> bytes:
-    """SHA-256 of an open file's first `size` bytes, 32 bytes. Raises `EOFError` when it is shorter."""
+    """Return the SHA-256 of an open file's first `size` bytes, 32 bytes. Raises `EOFError` when it is shorter."""
     return _hash_into(descriptor, size, None)
 
 
 def copy_regular(source: Path, destination: Path, *, max_bytes: int) -> bytes:
-    """Copies to a new file of mode 0600, synced to disk; SHA-256 of what was written. Raises `FolderRejected`."""
+    """Copy to a new file of mode 0600, synced to disk; return the SHA-256 of what was written. Raises
+    `FolderRejected`.
+    """
     with open_regular(source, max_bytes=max_bytes) as (descriptor, size):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(destination, flags, 0o600), "wb") as target:

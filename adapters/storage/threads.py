@@ -1,6 +1,6 @@
-"""Blocking work on a thread that is over when its caller goes on, even a cancelled one.
+"""Runs blocking work on a thread that has ended when its caller continues, even a cancelled caller.
 
-Otherwise a thread could write to a file that its owner has closed, and whose descriptor is another file's by then.
+Otherwise a thread could write to a file that its owner has closed and whose descriptor now belongs to another file.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ ResultT = TypeVar("ResultT")
 async def on_thread(
     work: Callable[ArgumentsP, ResultT], *args: ArgumentsP.args, **kwargs: ArgumentsP.kwargs
 ) -> ResultT:
-    """What `work` returns or raises. When cancelled, waits for it first."""
+    """Return or raise what `work` does. A cancelled caller waits for it first."""
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(running)

@@ -1,6 +1,6 @@
-"""Removes what uploads leave behind: sessions whose time is over, parts of ended ones, and files of processes that died.
+"""Removes what uploads leave behind: expired sessions, parts of ended uploads, and files of dead processes.
 
-Every gateway runs one; each step may be done by several at once, and what one leaves the next round removes.
+Every gateway runs one. Several may run each step at once; the next round removes what one leaves.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ LOG = structlog.get_logger("loraplex.uploads")
 
 ROUND_SECONDS: Final = 30.0
 ROUNDS_PER_SWEEP: Final = 120
-"""A sweep lists the whole store of parts: once an hour, and at the start."""
+"""A sweep lists all stored parts: once an hour, and at the start."""
 UPLOADS_AT_ONCE: Final = 100
 ENDED_KEPT: Final = timedelta(days=7)
 ABANDONED_AFTER_SECONDS: Final = 2 * 86_400.0
-"""Longer than any file on its way is written."""
+"""Longer than any file takes to be written."""
 
 
 class UploadCleanup:
-    """Of all tenants, on one gateway."""
+    """Cleans up the uploads of all tenants, on one gateway."""
 
     def __init__(self, database: Database, parts: UploadParts, storage: LocalAdapterStore) -> None:
         self._database = database
@@ -37,7 +37,7 @@ class UploadCleanup:
         self._storage = storage
 
     async def run(self) -> None:
-        """For ever; a round that fails is told and the next one tries again."""
+        """Run rounds until cancelled; a failed round is logged and the next one retries."""
         done = 0
         while True:
             try:
@@ -47,13 +47,13 @@ class UploadCleanup:
             except (TenantsError, AdaptersError, OSError) as error:
                 LOG.warning("uploads were not cleaned up", reason=str(error))
             except Exception:
-                # Reported; a defect met once must not keep uploads open for ever.
+                # Logged; one unexpected error must not keep uploads open for ever.
                 LOG.exception("cleaning up uploads failed")
             done += 1
             await asyncio.sleep(ROUND_SECONDS)
 
     async def end_overdue(self) -> None:
-        """Expires uploads, and removes the parts that are noted of ended ones."""
+        """Expire uploads, and delete the recorded parts of ended ones."""
         async with self._database.as_operator() as session:
             expired = ExpiredUploads(session)
             await expired.expire()
@@ -64,8 +64,8 @@ class UploadCleanup:
                 await ExpiredUploads(session).forget_parts(upload.id)
 
     async def sweep(self) -> None:
-        """Removes parts that no row knows, files of processes that died, and the rows of uploads long ended."""
-        # Listed first: an upload that begins later has no part among these.
+        """Delete parts without a row, files of dead processes, and the rows of uploads ended long ago."""
+        # List parts first: an upload that begins later has no part among them.
         stored = await self._parts.uploads()
         async with self._database.as_operator() as session:
             expired = ExpiredUploads(session)

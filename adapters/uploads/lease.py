@@ -1,6 +1,7 @@
-"""`UploadLease`: one request's hold on an upload, a short lease that it renews while it lives.
+"""`UploadLease`: a short lease of one request on an upload, renewed while the request runs.
 
-Invariant: who could not renew in time is stopped before the lease ends, and ends no upload that another has claimed since.
+Invariant: a request that could not renew in time is stopped before the lease ends, and never ends an upload that
+another request has leased since.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ RENEWALS_PER_LEASE = 3
 
 
 class UploadLease:
-    """Of an upload that was claimed for `lease_s` after `began`, a time of the event loop."""
+    """The lease of an upload, taken for `lease_s` after `began`, a time of the event loop."""
 
     def __init__(self, database: Database, upload: Upload, lease_s: float, began: float) -> None:
         self._database = database
@@ -30,12 +31,14 @@ class UploadLease:
         self._began = began
         self._is_lost = False
         self.ends: set[datetime] = {upload.claimed_until} if upload.claimed_until else set()
-        """The times this claim has written: what the row says is one of them while nobody else has claimed."""
+        """The end times that this lease has written: the row has one of them until another request takes the lease."""
 
     @asynccontextmanager
     async def renewed(self) -> AsyncIterator[None]:
-        """Renews meanwhile. In place of going on with a claim that may be another's, it raises `UploadClaimed`, or
-        `DatabaseUnavailable` where nobody could tell in time.
+        """Renew the lease while the context is open.
+
+        Raises `UploadClaimed` if another request may have the lease, `DatabaseUnavailable` if it could not be renewed
+        in time.
         """
         bound = asyncio.timeout_at(self._began + self._lease_s)
         try:
@@ -51,7 +54,7 @@ class UploadLease:
                 raise
             if self._is_lost:
                 raise UploadClaimed("the upload could not be kept; try again") from error
-            raise DatabaseUnavailable("the upload's claim could not be renewed in time; try again") from error
+            raise DatabaseUnavailable("the upload's lease could not be renewed in time; try again") from error
 
     async def _renew(self, bound: asyncio.Timeout) -> None:
         clock, began = asyncio.get_running_loop(), self._began
@@ -61,18 +64,18 @@ class UploadLease:
             try:
                 async with self._database.as_tenant(self._upload.tenant_id) as session:
                     uploads = UploadRepository(session, self._upload.tenant_id)
-                    # Before the commit, whose answer may be lost.
+                    # Add it before the commit, whose reply may be lost.
                     self.ends.add(end)
                     await uploads.renew(self._upload.id, self.ends, end)
             except StoreUnavailable as error:
-                LOG.warning("an upload's claim was not renewed", reason=str(error))
+                LOG.warning("an upload's lease was not renewed", reason=str(error))
             except (Conflict, NotFound):
-                # Ended, which the request itself may have done; or another's, and then it can end nothing.
+                # The upload has ended, perhaps by this request, or another request has the lease.
                 self._is_lost = True
                 return
             except Exception:
-                # Reported; a defect met once must not end a claim that the next try can keep.
-                LOG.exception("an upload's claim was not renewed")
+                # Logged; one unexpected error must not end a lease that the next attempt can renew.
+                LOG.exception("an upload's lease was not renewed")
             else:
                 if not bound.expired():
                     bound.reschedule(began + self._lease_s)

@@ -1,7 +1,7 @@
-"""The parts of uploads as objects, keyed (tenant, upload, object), and a whole file from them.
+"""The parts of uploads as objects, keyed (tenant, upload, object), and their assembly to a file.
 
-Every received part is a new object, so that two senders of one part never write into each other's bytes. Invariant: a
-part has exactly the size that its number says; all but a file's last have the part size.
+Each received part is a new object, so two senders of one part never mix bytes. Invariant: a part has exactly the size
+of its number; all but a file's last have the part size.
 """
 
 import re
@@ -32,12 +32,12 @@ class StoredPart:
 
 
 def part_count(size: int, part_bytes: int) -> int:
-    """Into how many parts a file of `size` >= 1 bytes is cut."""
+    """Return into how many parts a file of `size` >= 1 bytes is split."""
     return -(-size // part_bytes)
 
 
 def part_size(file: DeclaredFile, number: int, part_bytes: int) -> int:
-    """How many bytes part `number` has. Raises `PartRefused` for one that the file does not have."""
+    """Return the size in bytes of part `number`. Raises `PartRefused` for one that the file does not have."""
     count = part_count(file.size, part_bytes)
     if not 1 <= number <= count:
         raise PartRefused(
@@ -47,7 +47,7 @@ def part_size(file: DeclaredFile, number: int, part_bytes: int) -> int:
 
 
 def require_all(files: Sequence[DeclaredFile], part_bytes: int, received: Mapping[str, set[int]]) -> None:
-    """Raises `PartsMissing`, naming the first ones."""
+    """Raises `PartsMissing`, naming the first missing parts."""
     missing = [
         f"{file.name} {number}"
         for file in files
@@ -91,7 +91,7 @@ class UploadParts:
     async def assemble(
         self, tenant_id: UUID, upload_id: UUID, file: DeclaredFile, objects: Sequence[UUID], path: Path
     ) -> None:
-        """Writes the new file `path` from its parts in order. Raises `ChecksumMismatch`, `PartsMissing`."""
+        """Write the new file `path` from its parts in order. Raises `ChecksumMismatch`, `PartsMissing`."""
 
         async def chunks() -> AsyncIterator[bytes]:
             for number, object_id in enumerate(objects, 1):
@@ -110,19 +110,19 @@ class UploadParts:
             )
 
     async def delete(self, tenant_id: UUID, upload_id: UUID, object_id: UUID) -> None:
-        """One part; also where it is gone already."""
+        """Delete one part, if it still exists."""
         await self._objects.delete(_key(tenant_id, upload_id, object_id))
 
     async def delete_upload(self, tenant_id: UUID, upload_id: UUID) -> None:
-        """All parts of an upload."""
+        """Delete all parts of an upload."""
         await self._objects.delete_below(f"{_UPLOADS}/{_name(tenant_id)}/{_name(upload_id)}")
 
     async def delete_tenant(self, tenant_id: UUID) -> None:
-        """All parts of a tenant's uploads."""
+        """Delete all parts of a tenant's uploads."""
         await self._objects.delete_below(f"{_UPLOADS}/{_name(tenant_id)}")
 
     async def uploads(self) -> list[tuple[UUID, UUID]]:
-        """(tenant, upload) of all uploads that have a stored part. What others keep beside them is not looked at."""
+        """Return (tenant, upload) of all uploads with a stored part. Other objects are ignored."""
         return [
             (UUID(tenant), UUID(upload))
             for tenant in await self._identities(_UPLOADS)
@@ -133,7 +133,7 @@ class UploadParts:
         return [name for name in await self._objects.folders(folder) if _IDENTITY.fullmatch(name)]
 
     async def remove_abandoned(self, older_than_s: float) -> int:
-        """Removes files on their way into the store whose process died; how many."""
+        """Remove spooled files whose process died; return how many."""
         return await on_thread(self._objects.remove_abandoned, older_than_s)
 
 

@@ -1,6 +1,7 @@
-"""From a tenant's bytes to a version: parts received, put together, checked against what was declared, and handed on.
+"""Resumable uploads: receives parts, assembles and verifies them, and registers the version.
 
-Invariant: a version begins only with files that have the declared sizes and hashes; whatever fails before leaves nothing.
+Invariant: a version is registered only with files of the declared sizes and hashes; an earlier failure registers
+nothing.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ def _at_once(_: UUID) -> AbstractAsyncContextManager[None]:
 
 
 class LifeCycle(Protocol):
-    """`VersionLifecycle` is one."""
+    """The interface of `VersionLifecycle` that uploads use."""
 
     async def register(
         self,
@@ -48,11 +49,13 @@ class LifeCycle(Protocol):
         *,
         created_by: str | None,
     ) -> RegisteredVersion:
-        """A new version of a staged folder, which is taken over. Raises `AdapterNotFound`, `ValidationUnavailable`."""
+        """Register a version of a staged folder, which is taken over. Raises `AdapterNotFound`,
+        `ValidationUnavailable`.
+        """
         ...
 
     def start(self, registered: RegisteredVersion) -> None:
-        """After the commit of its transaction."""
+        """Start the version's validation, after the commit of its transaction."""
         ...
 
 
@@ -78,28 +81,32 @@ class Uploads:
         self._turn: Turn = _at_once
 
     def in_turns(self, turn: Turn) -> Self:
-        """The same uploads, but each transaction that a request of a tenant waits for waits for `turn`."""
+        """Return the same uploads, but each transaction of a tenant's request waits for `turn`."""
         uploads = copy(self)
         uploads._turn = turn
         return uploads
 
     @property
     def terms(self) -> UploadTerms:
-        """What a new upload is offered."""
+        """The terms of a new upload."""
         return UploadTerms(
             self.limits.part_bytes, timedelta(seconds=self.limits.expiry_s), self.limits.max_open
         )
 
     async def require_room(self, tenant_id: UUID, name: str, size_bytes: int, upload_id: UUID) -> None:
-        """Before the bytes of a whole folder are read, unless it repeats an upload. Raises `AdapterNotFound`, `CountReached`."""
+        """Test the tenant's limits before the bytes of a whole folder are read, unless the call repeats an upload.
+
+        Raises `AdapterNotFound`, `CountReached`.
+        """
         async with self._as_tenant(tenant_id) as session:
             uploads = UploadRepository(session, tenant_id)
             if not await uploads.exists(upload_id):
                 await uploads.check_room(name, size_bytes, self.terms)
 
     async def expected_size(self, tenant_id: UUID, upload_id: UUID, file: str, number: int) -> int:
-        """How many bytes this part of an open upload has. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`,
-        `PartRefused`.
+        """Return the size in bytes of this part of an open upload.
+
+        Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`, `PartRefused`.
         """
         async with self._as_tenant(tenant_id) as session:
             upload = await UploadRepository(session, tenant_id).require_open(upload_id)
@@ -116,7 +123,7 @@ class Uploads:
         size: int,
         sha256: str | None,
     ) -> StoredPart:
-        """Stores and notes a part of `size` bytes, in place of an earlier one of its number.
+        """Store and record a part of `size` bytes in place of an earlier one of its number.
 
         Raises `UploadRefused`, `BlobStoreUnavailable`, what `expected_size` does and what `chunks` raises.
         """
@@ -134,10 +141,11 @@ class Uploads:
         return stored
 
     async def complete(self, tenant_id: UUID, upload_id: UUID, actor: Actor) -> tuple[str, AdapterVersion]:
-        """The adapter's name, and the version that the upload becomes, or became before. Its parts stay when this fails.
+        """Return the adapter's name and the version that the upload becomes, or became before. Its parts stay on
+        failure.
 
-        Raises `PartsMissing`, `ChecksumMismatch`, `UploadNotFound`, `UploadEnded`, `UploadClaimed`, `BlobStoreUnavailable`,
-        `DatabaseUnavailable`.
+        Raises `PartsMissing`, `ChecksumMismatch`, `UploadNotFound`, `UploadEnded`, `UploadClaimed`,
+        `BlobStoreUnavailable`, `DatabaseUnavailable`.
         """
         async with self._as_tenant(tenant_id) as session:
             uploads, began = UploadRepository(session, tenant_id), _now()
@@ -167,9 +175,10 @@ class Uploads:
         actor: Actor,
         upload_id: UUID,
     ) -> AdapterVersion:
-        """The version of a staged folder that came whole; `staged` is taken over, also when this fails.
+        """Return the version of a staged folder that arrived whole; `staged` is taken over, also on failure.
 
-        The same `upload_id` with the same files is the same version. Raises what `UploadRepository.open_whole` does.
+        The same `upload_id` with the same files gives the same version. Raises what `UploadRepository.open_whole`
+        does.
         """
         try:
             async with self._as_tenant(tenant_id) as session:
@@ -193,7 +202,7 @@ class Uploads:
             raise
 
     async def discard(self, tenant_id: UUID, upload_id: UUID) -> None:
-        """Removes the parts of an ended upload; what cannot be removed now, the janitor removes later."""
+        """Delete the parts of an ended upload; what fails now, `UploadCleanup` deletes later."""
         await self._best_effort(self._parts.delete_upload(tenant_id, upload_id))
 
     @asynccontextmanager
@@ -211,7 +220,7 @@ class Uploads:
                     objects = [part.object_id for part in parts if part.file == file.name]
                     await self._parts.assemble(upload.tenant_id, upload.id, file, objects, staged / file.name)
         except TimeoutError as error:
-            raise BlobStoreUnavailable("putting the parts together took too long") from error
+            raise BlobStoreUnavailable("assembling the parts took too long") from error
 
     def _lease_of(self, upload: Upload, began: float) -> UploadLease:
         return UploadLease(self._database, upload, self.limits.lease_s, began)
@@ -219,7 +228,7 @@ class Uploads:
     async def _begin(
         self, upload: Upload, name: str, staged: Path, actor: Actor, lease: UploadLease
     ) -> AdapterVersion:
-        """The version and the upload's end are written together: no upload becomes two versions."""
+        """Register the version and end the upload in one transaction: no upload becomes two versions."""
         tenant_id = upload.tenant_id
         registered: RegisteredVersion | None = None
         try:
@@ -247,7 +256,7 @@ class Uploads:
         try:
             await removal
         except StorageError as error:
-            LOG.warning("parts are left for the janitor", reason=str(error))
+            LOG.warning("parts are left for the cleanup", reason=str(error))
 
 
 def _now() -> float:

@@ -1,6 +1,6 @@
-"""Strict matching of an adapter's tensors with its manifest and the base model, and a scan of every value.
+"""Matches an adapter's tensors strictly with its configuration and the base model, and scans every value.
 
-The first failed check refuses the adapter and names the tensor or module; the report holds every check until then.
+The first failed check rejects the adapter and names the tensor or module; the report has every check until then.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +30,7 @@ from loraplex.adapters.validation.tensor_scan import TensorValues, scan_tensor
 
 
 class _Checklist:
-    """Grows a report; the first problem of a check ends it."""
+    """Builds a report; the first problem of a check ends it."""
 
     def __init__(self, report: ValidationReport) -> None:
         self.report = report
@@ -54,7 +54,7 @@ def match_tensors(
     modules: Mapping[str, AdaptableModule],
     report: ValidationReport,
 ) -> tuple[tuple[LoraPair, ...], ValidationReport]:
-    """Every check that needs no value, added to `report`. Raises `TensorsRejected`."""
+    """Run every check that needs no tensor value and add it to `report`. Raises `TensorsRejected`."""
     assignment = assign_tensors(header, modules)
     checklist = _Checklist(report)
     checklist.require(
@@ -80,7 +80,10 @@ def match_tensors(
 def validate_adapter(
     weights: Path, manifest: PeftConfig, modules: Mapping[str, AdaptableModule], limits: AdapterLimits
 ) -> ValidationReport:
-    """All checks of a safetensors file; `modules` as `adaptable_modules` makes them. Raises `FolderRejected`, `HeaderRejected` or `TensorsRejected`."""
+    """Run all checks of a safetensors file; `modules` are those of `adaptable_modules`.
+
+    Raises `FolderRejected`, `HeaderRejected` or `TensorsRejected`.
+    """
     checklist = _Checklist(ValidationReport())
     with open_regular(weights, max_bytes=limits.max_weights_bytes) as (descriptor, size):
         header = read_header_of(descriptor, size, limits)

@@ -1,7 +1,7 @@
-"""`PeftConfig`: adapter_config.json, parsed strictly into what decides an adapter's arithmetic.
+"""`PeftConfig`: adapter_config.json, parsed strictly into the fields that decide an adapter's arithmetic.
 
-Invariant: each key is read, harmless or refused by name; an unknown key must be empty, since it may change what the adapter
-computes. Module names are matched as literal dotted names and never run as regular expressions.
+Invariant: each key is read, harmless or refused by name; an unknown key must be empty, since it may change what the
+adapter computes. Module names are literal dotted names and never run as regular expressions.
 """
 
 import json
@@ -70,7 +70,7 @@ REFUSED = {
     "velora_config": "VeLoRA is not supported",
 }
 
-# Other initialisations move a part of the base weights into the adapter, which then fits no unchanged base model.
+# Other initialisations move a part of the base weights into the adapter, which then does not fit the unchanged base model.
 PLAIN_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
@@ -100,7 +100,7 @@ class PeftConfig:
     layers_to_transform: frozenset[int] | None = None
 
     def targets(self, module: AdaptableModule) -> bool:
-        """Whether PEFT would put LoRA on this module."""
+        """Return whether PEFT would put LoRA on this module."""
         endings = endings_of(module.path)
         if not self.exclude_modules.isdisjoint(endings):
             return False
@@ -117,14 +117,14 @@ class PeftConfig:
         return self.rank if key is None else self.rank_pattern[key]
 
     def scale_of(self, path: str) -> float:
-        """alpha / rank, or alpha / sqrt(rank) with rank stabilisation (arXiv 2312.03732)."""
+        """Return alpha / rank, or alpha / sqrt(rank) with rank stabilisation (arXiv 2312.03732)."""
         key = _first_match(self.alpha_pattern, path)
         alpha = self.alpha if key is None else self.alpha_pattern[key]
         rank = self.rank_of(path)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def document(self) -> dict[str, object]:
-        """A PEFT configuration of what matters; patterns keep their own order."""
+        """Return the fields that matter as a PEFT configuration; patterns keep their own order."""
         layers, targets = self.layers_to_transform, self.target_modules
         return {
             "alpha_pattern": dict(self.alpha_pattern),
@@ -139,7 +139,7 @@ class PeftConfig:
         }
 
     def canonical(self) -> bytes:
-        """`document` as bytes that depend on its meaning alone. They parse to this manifest again."""
+        """Return `document` as bytes that depend on its meaning alone and parse to an equal configuration."""
         return json.dumps(self.document(), separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -172,13 +172,13 @@ def parse_manifest(data: bytes, limits: AdapterLimits) -> PeftConfig:
 
 
 def endings_of(path: str) -> tuple[str, ...]:
-    """Every literal name that PEFT matches with this module: the path and its last parts."""
+    """Return every literal name that PEFT matches with this module: the path and its last parts."""
     parts = path.split(".")
     return tuple(".".join(parts[start:]) for start in range(len(parts)))
 
 
 def pattern_keys_of(path: str) -> tuple[str, ...]:
-    """Every literal pattern key that matches this module; a leading `^` asks for the whole path."""
+    """Return every literal pattern key that matches this module; a leading `^` matches the whole path only."""
     return (f"^{path}", *endings_of(path))
 
 

@@ -1,4 +1,4 @@
-"""What validation finds out about an uploaded folder: its identity, or the check that refused it; with every check so far."""
+"""The result of validating an uploaded folder: its digest, or the failed check; both with the report."""
 
 from typing import Any, TypeAlias
 
@@ -9,9 +9,10 @@ from loraplex.adapters.report import Check, ValidationReport
 
 
 class Validated(msgspec.Struct, frozen=True, kw_only=True, tag="validated"):
-    """`canonical` are the bytes to keep as adapter_config.json, `config` their document; `size_bytes` is that of the weights.
+    """`canonical` is the content to store as adapter_config.json, `config` its document; `size_bytes` is that of the
+    weights.
 
-    `peak_bytes` is the resident memory that finding out took, where a process of its own did it.
+    `peak_bytes` is the peak resident memory of the validation process, if there was one.
     """
 
     digest: str
@@ -37,14 +38,14 @@ ValidationResult: TypeAlias = Validated | Rejected
 
 
 def refused(check: str, subject: str, message: str, passed: ValidationReport | None = None) -> Rejected:
-    """A rejection whose report ends with the failed check."""
+    """Return a rejection whose report ends with the failed check."""
     failed = Check(check, False, f"{subject}: {message}")
     report = (passed or ValidationReport()).with_check(failed)
     return Rejected(check=check, subject=subject, message=message, report=report)
 
 
 def refused_by(error: AdapterRejected, passed: ValidationReport | None = None) -> Rejected:
-    """The same from an error; one that carries a report has the passed checks there."""
+    """Return the rejection for an error; an error with a report brings the passed checks itself."""
     if isinstance(error, TensorsRejected):
         return Rejected(check=error.check, subject=error.subject, message=error.message, report=error.report)
     return refused(error.check, error.subject, error.message, passed)

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read strictly: every byte of the file belongs to exactly one tensor.
+"""Parses the header of a safetensors file strictly: every byte of the file belongs to exactly one tensor.
 
 Format: https://github.com/huggingface/safetensors#format. Tensor data is not read here, and nothing is executed.
 """
@@ -44,13 +44,13 @@ class TensorEntry:
 
 
 def read_header(path: Path, limits: AdapterLimits) -> Mapping[str, TensorEntry]:
-    """Tensors by name, in file order. Raises `HeaderRejected`, or `FolderRejected` for the file itself."""
+    """Return the tensors by name, in file order. Raises `HeaderRejected`, or `FolderRejected` for the file itself."""
     with open_regular(path, max_bytes=limits.max_weights_bytes) as (descriptor, size):
         return read_header_of(descriptor, size, limits)
 
 
 def read_header_of(descriptor: int, size: int, limits: AdapterLimits) -> Mapping[str, TensorEntry]:
-    """As `read_header`, of an open file of `size` bytes. At most the header is held in memory."""
+    """Like `read_header`, for an open file of `size` bytes. At most the header is in memory."""
     length = _header_length(descriptor, size, limits.max_header_bytes)
     raw = read_exactly(descriptor, length, _LENGTH_BYTES)
     if not raw.startswith(b"{"):

@@ -11,7 +11,7 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 
 
 def parse_json(data: bytes, *, max_depth: int) -> object:
-    """The parsed document. Raises `MalformedJson`; the caller bounds the length of `data`."""
+    """Return the parsed document. Raises `MalformedJson`; the caller bounds the length of `data`."""
     _check_depth(data, max_depth)
     try:
         text = data.decode("utf-8", errors="strict")

@@ -1,4 +1,4 @@
-"""Which tensor of the file is which half of which module's LoRA, by PEFT's names; anything else is refused by name."""
+"""Assigns each tensor of the file to a half of a module's LoRA by PEFT's names; any other tensor is refused by name."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class TensorAssignment:
-    """The file's tensors sorted by what they are. A module is in `a` or `b` under its path."""
+    """The file's tensors by their role. A module is in `a` or `b` under its path."""
 
     modules: Mapping[str, AdaptableModule]
     a: Mapping[str, TensorEntry]
@@ -100,7 +100,7 @@ def pair_problems(assignment: TensorAssignment) -> Iterator[Problem]:
 
 
 def shape_problems(assignment: TensorAssignment) -> Iterator[Problem]:
-    """Everything about shapes but the rank."""
+    """Check everything about shapes except the rank."""
     for path, entry in assignment.a.items():
         width = assignment.modules[path].in_features
         if len(entry.shape) != 2 or entry.shape[1] != width:
@@ -120,7 +120,7 @@ def rank_problems(manifest: PeftConfig, assignment: TensorAssignment) -> Iterato
 
 
 def base_copy_problems(assignment: TensorAssignment) -> Iterator[Problem]:
-    """A copy of the vocabulary's rows that PEFT writes beside LoRA on the embedding or the head: [vocab, hidden]."""
+    """Check copies of the vocabulary's rows that PEFT stores with LoRA on the embedding or the head: [vocab, hidden]."""
     for path, entry in assignment.base_copies.items():
         module = assignment.modules[path]
         expected = [module.in_features, module.out_features]
@@ -133,7 +133,7 @@ def base_copy_problems(assignment: TensorAssignment) -> Iterator[Problem]:
 
 
 def pairs(manifest: PeftConfig, assignment: TensorAssignment) -> tuple[LoraPair, ...]:
-    """After every check above has passed."""
+    """Return the pairs, once every check above has passed."""
     return tuple(
         LoraPair(
             module=assignment.modules[path],
@@ -147,7 +147,7 @@ def pairs(manifest: PeftConfig, assignment: TensorAssignment) -> tuple[LoraPair,
 
 
 def _split(name: str, modules: Mapping[str, AdaptableModule]) -> tuple[str | None, int | None]:
-    """The module's path and which half (0 for A, 1 for B; None for a copy of base weights)."""
+    """Return the module's path and half (0 for A, 1 for B; None for a copy of base weights)."""
     if not name.startswith(PREFIX):
         return None, None
     for halves, embedding in ((_LINEAR_HALVES, False), (_EMBEDDING_HALVES, True)):

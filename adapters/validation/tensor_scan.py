@@ -1,4 +1,4 @@
-"""Looking through a tensor's values without loading it: a bounded chunk at a time, by bit pattern (IEEE 754, bfloat16)."""
+"""Scans a tensor's values in bounded chunks without loading it, by bit pattern (IEEE 754, bfloat16)."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class TensorValues:
 
 
 def scan_tensor(descriptor: int, entry: TensorEntry) -> TensorValues:
-    """Raises `EOFError` when the file is shorter than its header says."""
+    """Scan one tensor. Raises `EOFError` when the file is shorter than its header says."""
     integer, exponent, magnitude = _BITS[entry.dtype]
     non_finite, all_zero = 0, True
     for start in range(0, entry.nbytes, CHUNK_BYTES):

@@ -1,6 +1,6 @@
-"""`examine`: a folder of PEFT's two files -> its identity and report. Imports no torch and runs nothing that is in it.
+"""Validates a folder of PEFT's two files. Imports no torch and executes none of its content.
 
-Invariant: only the two files are there, each under one name alone, so that what was read is what will be kept.
+Invariant: the folder has the two files only, each under one name, so that what was read is what will be stored.
 """
 
 import os
@@ -34,7 +34,10 @@ MANIFEST_PASSED = Check("manifest", True, "adapter_config.json describes a plain
 def examine(
     folder: Path, modules: Mapping[str, AdaptableModule], base_model_digest: str, limits: AdapterLimits
 ) -> Validated:
-    """Every check. `modules` as `adaptable_modules` makes them. Raises `AdapterRejected`, or `EOFError` when a file shrinks."""
+    """Run every check; `modules` are those of `adaptable_modules`.
+
+    Raises `AdapterRejected`, or `EOFError` when a file shrinks.
+    """
     _check_folder(folder)
     manifest = parse_manifest(read_regular(folder / CONFIG_FILE, max_bytes=limits.max_config_bytes), limits)
     weights = folder / WEIGHTS_FILE
@@ -54,7 +57,7 @@ def examine(
 def validate_folder(
     folder: Path, modules: Mapping[str, AdaptableModule], base_model_digest: str, limits: AdapterLimits
 ) -> ValidationResult:
-    """`examine`, with a refusal as its result."""
+    """Run `examine` and return a rejection as its result."""
     try:
         return examine(folder, modules, base_model_digest, limits)
     except TensorsRejected as error:
@@ -72,7 +75,7 @@ def validate_folder(
 
 
 def after_files(report: ValidationReport) -> ValidationReport:
-    """The report with the check that comes before all others."""
+    """Return the report with the check of the folder in front."""
     return ValidationReport((FILES_PASSED, *report.checks))
 
 

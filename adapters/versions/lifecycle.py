@@ -1,7 +1,7 @@
-"""`VersionLifecycle`: an uploaded folder becomes a version that serves, or one that was refused and says why.
+"""`VersionLifecycle`: turns an uploaded folder into a version that is ready, or rejected with a reason.
 
-Invariant: every version that begins is ready or rejected in the end, also when its gateway dies: another process finds its
-files free, and one whose files are gone is rejected after a time. No state is written but from the state it was seen in.
+Invariant: every registered version ends ready or rejected, also when its gateway dies: another process resumes its
+files, and one without files is rejected after a time. A state changes only from the state it was read in.
 """
 
 import asyncio
@@ -33,8 +33,9 @@ AdapterKey: TypeAlias = tuple[bytes, str]
 
 @dataclass(frozen=True, slots=True)
 class RegisteredVersion:
-    """A version in the state `validating` whose transaction is still open: `start` it once it is committed, else call
-    `pending.discard()`.
+    """A version in the state `validating` whose transaction is still open.
+
+    Call `start` after the commit, else `pending.discard()`.
     """
 
     record: AdapterVersion
@@ -42,7 +43,7 @@ class RegisteredVersion:
 
 
 class VersionLifecycle:
-    """`work` brings a pending upload to its result. `run` beside the server, `close` at its end."""
+    """Runs one `VersionJob` per uploaded folder. `run` works in the background of a server, `close` ends it."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class VersionLifecycle:
         limits: LifecycleConfig,
         quarantined: Callable[[], Iterable[AdapterKey]] = tuple,
     ) -> None:
-        """`quarantined` tells the adapters that an engine refuses now."""
+        """`quarantined` returns the adapters that an engine refuses now."""
         self._database = database
         self._work = work
         self._folders = pending
@@ -66,7 +67,7 @@ class VersionLifecycle:
     async def begin(
         self, tenant_id: UUID, name: str, staged: Path, *, actor: Actor = SYSTEM
     ) -> AdapterVersion:
-        """A new version of `name` in the state `validating`; the rest happens in the background. `staged` is taken over.
+        """Register a version of `name` and validate it in the background. `staged` is taken over.
 
         Raises `AdapterNotFound`, `ValidationUnavailable` when too many wait, `DatabaseUnavailable`.
         """
@@ -94,7 +95,7 @@ class VersionLifecycle:
         *,
         created_by: str | None,
     ) -> RegisteredVersion:
-        """As `begin`, within the caller's transaction."""
+        """Like `begin`, but within the caller's transaction."""
         self._require_room(tenant_id)
         version_id = uuid4()
         weights = staged / WEIGHTS_FILE
@@ -110,23 +111,23 @@ class VersionLifecycle:
         return RegisteredVersion(record, pending)
 
     def start(self, registered: RegisteredVersion) -> None:
-        """Bring it to its result in the background."""
+        """Validate the version in the background."""
         self._spawn(PendingVersion(registered.record.tenant_id, registered.record.id), registered.pending)
 
     async def run(self) -> None:
-        """Go on with what others left, and follow the engines' quarantines, until cancelled."""
+        """Resume abandoned versions and apply the engines' quarantines until cancelled."""
         while True:
             try:
                 await self.apply_quarantines()
                 await self.sweep()
             except (TenantsError, AdaptersError, OSError) as error:
-                self._log.warning("uploads not looked through", reason=str(error))
+                self._log.warning("pending uploads not swept", reason=str(error))
             except Exception:  # noqa: BLE001 - reported; one bad round must not be the last
-                self._log.exception("looking through uploads failed")
+                self._log.exception("sweeping pending uploads failed")
             await asyncio.sleep(self._limits.sweep_s)
 
     async def sweep(self) -> None:
-        """Take up what nobody holds, remove files that nobody needs, and reject what is past hope."""
+        """Resume unlocked folders, delete those without a version, and reject versions that are too old."""
         for pending in self._folders.abandoned():
             try:
                 await self._resume(pending)
@@ -140,7 +141,7 @@ class VersionLifecycle:
                 await self._end_without_files(version)
 
     async def apply_quarantines(self) -> None:
-        """What an engine refuses serves nowhere any more, also after that engine has ended."""
+        """Quarantine each adapter that an engine newly refuses; it stays so after that engine has ended."""
         now = frozenset(self._quarantined())
         for namespace, digest in now - self._quarantined_before:
             async with self._database.as_operator() as session:
@@ -151,7 +152,7 @@ class VersionLifecycle:
         self._quarantined_before = now
 
     async def quarantine(self, tenant_id: UUID, digest: str, reason: str) -> int:
-        """No version of these weights serves from now on. Returns how many did."""
+        """Quarantine every serving version of these weights; return how many there were."""
         async with self._database.as_tenant(tenant_id) as session:
             states = VersionStates(session, tenant_id, AuditRepository(session, SYSTEM, tenant_id))
             serving = await AdapterRepository(session, tenant_id).serving(digest)
@@ -160,12 +161,12 @@ class VersionLifecycle:
         return len(serving)
 
     async def settled(self) -> None:
-        """Returns when nothing goes on in the background."""
+        """Return when no background work is left."""
         while self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
     async def close(self) -> None:
-        """Stop; what is unfinished is for the next process."""
+        """Stop the background work; the next process resumes what is unfinished."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -180,7 +181,7 @@ class VersionLifecycle:
             self._spawn(version, pending)
 
     async def _end_without_files(self, version: PendingVersion) -> None:
-        """A version whose uploaded files are gone; the next round has another try while nobody can tell."""
+        """End a version whose uploaded files are gone; while storage is unavailable the next round retries."""
         try:
             await self._work.end_without_files(version)
         except StorageError as error:
@@ -202,11 +203,11 @@ class VersionLifecycle:
         task.add_done_callback(partial(self._forget, version, pending))
 
     def _forget(self, version: PendingVersion, pending: PendingFolder, task: asyncio.Task[None]) -> None:
-        # Here, since a task that is cancelled before it begins does nothing at all.
+        # Unlock here: a task that is cancelled before it begins runs none of its own code.
         pending.unlock()
         del self._tasks[version.version_id]
         self._of_tenant[version.tenant_id] -= 1
         if not self._of_tenant[version.tenant_id]:
             del self._of_tenant[version.tenant_id]
         if not task.cancelled() and task.exception() is not None:
-            self._log.error("a version was left without a result", reason=str(task.exception()))
+            self._log.error("a version job failed", reason=str(task.exception()))

@@ -1,6 +1,7 @@
-"""`PendingFolders`: uploaded folders that wait for their result, each pending by one process of all that share the storage.
+"""`PendingFolders`: uploaded folders that wait for validation, each locked by one process of all that share the
+storage.
 
-Invariant: a folder is pending while its holder lives (flock(2)); whoever finds it free afterwards may go on with it.
+Invariant: a folder stays locked while its process lives (flock(2)); another process may resume an unlocked one.
 """
 
 import fcntl
@@ -21,7 +22,7 @@ _LOCK_NAME = re.compile(r"([0-9a-f]{32})\.lock")
 
 @dataclass(slots=True)
 class PendingFolder:
-    """`folder` has the two files, unless they were stored already. `release` or `unlock` ends the hold."""
+    """`folder` has the two files, unless they are stored already. `discard` or `unlock` ends the lock."""
 
     version_id: UUID
     folder: Path
@@ -29,7 +30,7 @@ class PendingFolder:
     _descriptor: int
 
     def discard(self) -> None:
-        """Nobody needs the files any more. Idempotent."""
+        """Delete the files and the lock. Idempotent."""
         if self._descriptor >= 0:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.with_name(f"{self.folder.name}.json").unlink(missing_ok=True)
@@ -37,7 +38,7 @@ class PendingFolder:
             self.unlock()
 
     def unlock(self) -> None:
-        """Another process may go on with the files."""
+        """Unlock the folder, so that another process may resume it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -50,7 +51,7 @@ class PendingFolders:
         self._root = root / PENDING_FOLDER
 
     def add(self, staged: Path, version_id: UUID) -> PendingFolder:
-        """Takes a staged folder over in one step. Raises `StorageError` or `OSError`."""
+        """Take a staged folder over in one step and lock it. Raises `StorageError` or `OSError`."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.is_symlink():
             raise StorageError(f"{self._root} is a symbolic link")
@@ -65,7 +66,7 @@ class PendingFolders:
         return pending
 
     def abandoned(self) -> Iterator[PendingFolder]:
-        """Each upload whose holder is gone, pending anew. What else lies there is nobody's upload."""
+        """Lock and yield each pending folder whose owner process has died. Other files are ignored."""
         for lock in sorted(self._root.glob(f"*{_LOCK_SUFFIX}")):
             name = _LOCK_NAME.fullmatch(lock.name)
             pending = None if name is None else self._lock(UUID(hex=name[1]))
@@ -73,7 +74,7 @@ class PendingFolders:
                 yield pending
 
     def _lock(self, version_id: UUID) -> PendingFolder | None:
-        """None while somebody else holds it."""
+        """Lock the folder; None while another process has the lock."""
         folder = self._root / version_id.hex
         lock = folder.with_name(f"{version_id.hex}{_LOCK_SUFFIX}")
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -84,7 +85,7 @@ class PendingFolders:
             os.close(descriptor)
             return None
         if not os.fstat(descriptor).st_nlink:
-            # Its holder released it between the two calls.
+            # Its owner discarded it between the two calls.
             os.close(descriptor)
             return None
         return PendingFolder(version_id, folder, lock, descriptor)

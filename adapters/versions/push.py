@@ -1,6 +1,7 @@
-"""`AdapterRegistry`: a folder of PEFT's two files -> validated, stored by content, and a version of a tenant's adapter.
+"""`AdapterRegistry`: validates a local folder of PEFT's two files and registers it as a version of a tenant's
+adapter.
 
-Files are copied into private storage before they are read, so that what was validated is what is kept.
+Invariant: files are copied into private storage before they are read, so that what was validated is what is stored.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ class PushedVersion:
 
 
 class AdapterRegistry:
-    """`base_model_digest` is part of every adapter's identity: another base model, another digest."""
+    """`base_model_digest` is part of every adapter's digest: another base model gives another digest."""
 
     def __init__(
         self,
@@ -57,7 +58,9 @@ class AdapterRegistry:
         blobs: BlobStore | None = None,
         served_model_name: str | None = None,
     ) -> None:
-        """`blobs` is where other machines find what is pushed, if there are any. No new adapter gets the `served_model_name`."""
+        """`blobs` publishes pushed adapters to other machines, if any. No new adapter may be named
+        `served_model_name`.
+        """
         self._database = database
         self._storage = storage
         self._blobs = blobs
@@ -75,7 +78,7 @@ class AdapterRegistry:
         promote: Promotion = "always",
         profile: AdapterProfile | None = None,
     ) -> PushedVersion:
-        """A new version, or the existing one of equal content (see `add_version` for `profile`).
+        """Return a new version, or the existing one of equal content (see `add_version` for `profile`).
 
         Raises `InvalidName` of tenants or `AdapterRejected`; nothing is registered then.
         """
@@ -85,7 +88,7 @@ class AdapterRegistry:
         async with self._database.as_tenant(tenant_id) as session:
             await lock_digest(session, Blob(tenant_id, stored.digest))
             if not self._storage.exists(tenant_id, stored.digest):
-                # Removed since, with the last version that pending the same files; under the lock they stay.
+                # The last version with the same files was deleted meanwhile; under the lock they stay.
                 await self._keep(tenant_id, folder)
             repository = AdapterRepository(session, tenant_id)
             await repository.get_or_create(name)
@@ -140,8 +143,9 @@ class AdapterRegistry:
 
 
 async def delete_adapter(database: Database, remove: RemoveBlob, tenant_id: UUID, name: str) -> None:
-    """Removes the name with its aliases, and each blob that no other adapter of the tenant holds and no request reads; a
-    running server removes those later. Raises `AdapterNotFound`.
+    """Delete the name with its aliases, and each blob that no other adapter of the tenant and no request uses.
+
+    A running server deletes the other blobs later. Raises `AdapterNotFound`.
     """
     async with database.as_tenant(tenant_id) as session:
         adapter = await AdapterDeletion(session, tenant_id).remove_adapter(name)

@@ -1,6 +1,6 @@
-"""`VersionJob`: takes one uploaded folder through validation, the engine's probe and storage, and records the outcome.
+"""`VersionJob`: takes one uploaded folder through validation, the engine's probe and storage, and records the result.
 
-Invariant: only the adapter's own faults reject it; what fails on the server's side is retried until `give_up_s`.
+Invariant: only the adapter's own faults reject it; failures on the server's side are retried until `give_up_s`.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ PROBE_CHECK = "canary"
 
 
 def probe_check(report: ProbeReport) -> Check:
-    """Adapters that change nothing pass with a warning, as in validation."""
+    """Convert a probe report to a check. An adapter without effect passes with a warning, as in validation."""
     if report.code is not None:
         return Check(PROBE_CHECK, False, f"{report.code}: {report.message}{_figures(report)}")
     done = f"{report.modules} modules agree with the reference{_figures(report)}"
@@ -53,33 +53,36 @@ INTERRUPTED: Final = refused(
 
 
 class Validation(Protocol):
-    """`ValidationProcesses` is one."""
+    """The interface of `ValidationProcesses`."""
 
     async def validate(self, tenant_id: UUID, folder: Path) -> ValidationResult: ...
 
 
 class Prober(Protocol):
-    """An `EngineClient` is one."""
+    """The interface of an `EngineClient` that a job uses."""
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport: ...
 
 
 class AdapterStore(Protocol):
-    """Where validated adapters are kept for good."""
+    """The permanent storage of validated adapters."""
 
     async def store(self, tenant_id: UUID, digest: str, staged: Path) -> Path:
-        """Takes a folder of the two files. An equal one that is stored stays as it is. Raises `StorageError`."""
+        """Take over a folder of the two files. An equal one that is stored stays. Raises `StorageError`."""
         ...
 
     async def ensure_stored(self, tenant_id: UUID, digest: str) -> None:
-        """Ends what a `store` that was interrupted began. Raises `BlobMissing` where the files are nowhere, `StorageError`."""
+        """Finish an interrupted `store`. Raises `BlobMissing` where the files no longer exist, else `StorageError`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleConfig:
-    """Times in seconds. What cannot be told now is tried again after `retry_s`, then after twice as long, up to `max_retry_s`;
-    a version is rejected after `give_up_s` of that, and twice as long after its upload at the latest. Files that nobody holds are looked for every `sweep_s`.
+    """Times in seconds. A server-side failure is retried after `retry_s`, then after twice as long, up to
+    `max_retry_s`.
+
+    A version is rejected after `give_up_s` of retries, and at the latest twice as long after its upload. Unlocked
+    folders are searched every `sweep_s`.
     """
 
     retry_s: float = 1.0
@@ -92,7 +95,7 @@ class LifecycleConfig:
 
 @dataclass(slots=True)
 class _Progress:
-    """What need not be done twice."""
+    """The finished steps, which a retry skips."""
 
     validated: Validated | None = None
     probe: Check | None = None
@@ -120,7 +123,9 @@ class VersionJob:
         self._log = structlog.get_logger("loraplex.life_cycle")
 
     async def run(self, version: PendingVersion, pending: PendingFolder) -> None:
-        """Until the result is written, and nobody needs the files. Cancelled, it leaves them to whoever holds them next."""
+        """Run until the result is written and the files are not needed. A cancelled job leaves them to the next
+        process.
+        """
         try:
             async with asyncio.timeout(self._limits.give_up_s):
                 await self._retry_until_done(version, pending)
@@ -135,19 +140,19 @@ class VersionJob:
         return probe_check(await self._prober.probe(adapter))
 
     async def end_without_files(self, version: PendingVersion) -> None:
-        """Of a version whose uploaded files are gone: ready where they were taken to be stored, else rejected.
+        """End a version whose uploaded files are gone: ready if they are stored, else rejected.
 
-        Raises `StorageError` where nobody can tell now.
+        Raises `StorageError` while storage is unavailable.
         """
         if not await self._finish_stored(version):
             await self.reject(version, INTERRUPTED)
 
     async def _finish_stored(self, version: PendingVersion) -> bool:
-        """Whether only the last steps were missing: its files are where `digest` says, after every check had passed."""
+        """Finish a version whose checks all passed and whose files are stored; return whether it was one."""
         if version.digest is None:
             return False
         try:
-            # They may be on this machine alone: its last server ended on the way to the bucket.
+            # They may be on this machine alone, if its server died before the upload to the bucket.
             await self._store.ensure_stored(version.tenant_id, version.digest)
             await self._move(version, "ready")
         except (BlobMissing, VersionStateChanged, NotFound) as error:
@@ -156,7 +161,7 @@ class VersionJob:
         return True
 
     async def reject(self, version: PendingVersion, rejected: Rejected) -> None:
-        """Does nothing to a version that has its result."""
+        """Reject the version, unless it already has a result."""
         report = {"checks": rejected.report.as_dicts()}
         reason = f"{rejected.check}: {rejected.subject}: {rejected.message}"
         try:
@@ -170,12 +175,12 @@ class VersionJob:
             try:
                 await self._attempt(version, pending.folder, progress)
             except (VersionStateChanged, NotFound) as error:
-                self._log.info("version was moved by somebody else", reason=str(error))
+                self._log.info("another process changed the version", reason=str(error))
                 return pending.discard()
             except (AdaptersError, EngineError, TenantsError, OSError) as error:
-                self._log.warning("upload not judged yet", reason=str(error), again_in_s=delay_s)
-            except Exception:  # noqa: BLE001 - reported; the version keeps its turn until patience ends
-                self._log.exception("judging an upload failed", again_in_s=delay_s)
+                self._log.warning("upload not validated yet", reason=str(error), again_in_s=delay_s)
+            except Exception:  # noqa: BLE001 - logged; the version is retried until `give_up_s`
+                self._log.exception("validating an upload failed", again_in_s=delay_s)
             else:
                 return pending.discard()
             await asyncio.sleep(delay_s)
@@ -184,7 +189,7 @@ class VersionJob:
             delay_s = min(2 * delay_s, self._limits.max_retry_s)
 
     async def _is_gone(self, version: PendingVersion) -> bool:
-        """Whether nobody waits for a result any more: its tenant was deleted, say. Unknown while the database is down."""
+        """Return whether the version was deleted, with its tenant for example. False while the database is down."""
         try:
             async with self._database.as_operator() as session:
                 return await PendingVersions(session).get(version.version_id) is None
