@@ -47,7 +47,7 @@ def model_config() -> ModelConfig:
 
 @pytest.fixture
 def peft_adapter(tmp_path: Path) -> PeftFactory:
-    """Makes an adapter with random A and B for a tiny Llama and saves it as PEFT does: (model, folder)."""
+    """Create an adapter with random A and B for a tiny Llama and save it as PEFT does: (model, folder)."""
 
     def make(name: str = "adapter", tie: bool = False, **settings: Any) -> tuple[PeftModel, Path]:
         torch.manual_seed(len(name))
@@ -76,7 +76,7 @@ def peft_adapter(tmp_path: Path) -> PeftFactory:
 
 @pytest.fixture
 def safetensors_file(tmp_path: Path) -> FileWriter:
-    """Writes a file from a header (an object, or raw bytes) and the data behind it."""
+    """Write a file from a header (an object, or raw bytes) and the data after it."""
 
     def write(header: object, data: bytes = b"", *, length: int | None = None, name: str = "file") -> Path:
         raw = header if isinstance(header, bytes) else json.dumps(header).encode()

@@ -119,7 +119,7 @@ def test_an_overflow_in_the_requested_type_is_an_error(
         PeftAdapterSource(model_config, torch.float16).load(reference(folder))
 
 
-def test_a_blob_that_went_bad_fails_to_load(model_config: ModelConfig, peft_adapter: PeftFactory) -> None:
+def test_a_damaged_blob_fails_to_load(model_config: ModelConfig, peft_adapter: PeftFactory) -> None:
     source = PeftAdapterSource(model_config, torch.float32)
     _, folder = peft_adapter(r=2, target_modules=["q_proj"])
     _, other = peft_adapter("other", r=3, target_modules=["q_proj"])
@@ -134,7 +134,7 @@ def test_a_blob_that_went_bad_fails_to_load(model_config: ModelConfig, peft_adap
         source.load(reference(folder))
 
 
-def test_other_content_than_the_digest_says_fails_to_load(
+def test_content_that_differs_from_the_digest_fails_to_load(
     model_config: ModelConfig, peft_adapter: PeftFactory
 ) -> None:
     _, folder = peft_adapter(r=2, target_modules=["q_proj"])

@@ -82,7 +82,7 @@ def test_files_open_for_reading_alone(machine: str, number: int, place: int) -> 
         ("aarch64", 29, (0x8901, 0x8902, 0x5452), (0x5401, 0x5413, 0x541B, 0x5421, 0x8903)),
     ],
 )
-def test_nobody_else_is_sent_a_signal_by_an_open_file(
+def test_an_open_file_cannot_signal_another_process(
     machine: str, number: int, refused: tuple[int, ...], allowed: tuple[int, ...]
 ) -> None:
     program, architecture = filter_program(machine), ARCHITECTURES[machine]
@@ -94,7 +94,7 @@ def test_nobody_else_is_sent_a_signal_by_an_open_file(
         assert run(program, number, architecture, refused[0], command, refused[0]) == ALLOW, command
 
 
-def test_a_call_by_another_convention_does_not_slip_by() -> None:
+def test_a_call_by_another_convention_is_refused() -> None:
     program = filter_program("x86_64")
     assert run(program, X32_CALLS | 41, ARCHITECTURES["x86_64"]) == REFUSE
     assert run(program, 359, 0x40000003) == KILL, "socket of 32-bit x86"

@@ -1,4 +1,4 @@
-"""Validation in processes of their own: a corpus of bad uploads, what the processes may not do, and how they end."""
+"""Validation in separate processes: a corpus of bad uploads, forbidden system calls, and how processes end."""
 
 import ast
 import asyncio
@@ -25,7 +25,7 @@ MIB = 1 << 20
 MODULES = tuple(adaptable_modules(MODEL).values())
 BASE_DIGEST = "b" * 64
 TENANT = UUID(int=1)
-STRANGE = "tests.adapters.strange_validation"
+MISBEHAVING = "tests.adapters.misbehaving_validation"
 
 
 def processes(
@@ -47,9 +47,10 @@ def good_folder(parent: Path, name: str = "good") -> Path:
     return folder
 
 
-def processed() -> set[str]:
-    """Whose uploads get a process: all that are no proper files, and every second of the others. The rest are judged by the
-    same function here, since a process takes a quarter of a second to start.
+def separately_validated() -> set[str]:
+    """Return the uploads that get a process: those with improper files, and every second of the others.
+
+    The rest are validated by the same function here, since a process takes a quarter of a second to start.
     """
     files = {upload.name for upload in FILES}
     others = [name for name in BAD_UPLOADS if name not in files]
@@ -58,13 +59,13 @@ def processed() -> set[str]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationResult]:
-    """Of the whole corpus, two at a time as a server does it, and of a good upload under the name ""."""
+    """Results of the whole corpus, two at a time as in a server, and of a good upload under the name ""."""
     parent = tmp_path_factory.mktemp("uploads")
     folders = {"": good_folder(parent)}
     for number, upload in enumerate(BAD_UPLOADS.values()):
         folders[upload.name] = good_folder(parent, f"u{number}")
         upload.spoil(folders[upload.name])
-    by_process = {name: folder for name, folder in folders.items() if name in {"", *processed()}}
+    by_process = {name: folder for name, folder in folders.items() if name in {"", *separately_validated()}}
 
     async def validate() -> list[ValidationResult]:
         pool = processes(queued_per_tenant=len(by_process))
@@ -79,7 +80,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationRes
     return here | dict(zip(by_process, asyncio.run(validate()), strict=True))
 
 
-def test_a_good_upload_is_told_apart_by_its_content(results: dict[str, ValidationResult]) -> None:
+def test_a_good_upload_is_identified_by_its_content(results: dict[str, ValidationResult]) -> None:
     result = results[""]
     assert isinstance(result, Validated)
     assert len(result.digest) == 64 and result.rank == 4 and result.report.passed
@@ -88,8 +89,8 @@ def test_a_good_upload_is_told_apart_by_its_content(results: dict[str, Validatio
     assert [check.name for check in result.report.checks][:3] == ["files", "manifest", "header"]
 
 
-def test_the_corpus_is_large_and_no_two_refusals_read_alike(results: dict[str, ValidationResult]) -> None:
-    assert len(processed()) >= 40
+def test_the_corpus_is_large_and_every_refusal_is_distinct(results: dict[str, ValidationResult]) -> None:
+    assert len(separately_validated()) >= 40
     refused = [result for result in results.values() if isinstance(result, Rejected)]
     assert len({(each.check, each.subject, each.message) for each in refused}) > 0.9 * len(BAD_UPLOADS)
 
@@ -103,22 +104,28 @@ def test_a_bad_upload_is_refused_by_name(results: dict[str, ValidationResult], u
     *passed, failed = result.report.checks
     assert failed.name == upload.check and not failed.passed and all(check.passed for check in passed)
     assert upload.check == "files" or passed[0].name == "files"
-    assert (result.peak_bytes > 0) == (upload.name in processed())
+    assert (result.peak_bytes > 0) == (upload.name in separately_validated())
     assert result.peak_bytes - good.peak_bytes < 32 * MIB, "memory is flat whatever is uploaded"
 
 
-async def end_of(deed: str, parent: Path, **limits: Any) -> ValidationResult:
-    """The result on a process that does something else than it should."""
-    return await strange(deed, **limits).validate(TENANT, good_folder(parent, deed or "nothing"))
+async def result_of_misbehaving(behaviour: str, parent: Path, **limits: Any) -> ValidationResult:
+    """Return the result for a process that misbehaves."""
+    return await misbehaving(behaviour, **limits).validate(
+        TENANT, good_folder(parent, behaviour or "nothing")
+    )
 
 
-def strange(deed: str, **limits: Any) -> ValidationProcesses:
-    environment = {**os.environ, "DEED": deed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return processes(STRANGE, environment, **limits)
+def misbehaving(behaviour: str, **limits: Any) -> ValidationProcesses:
+    environment = {
+        **os.environ,
+        "BEHAVIOUR": behaviour,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    return processes(MISBEHAVING, environment, **limits)
 
 
 async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
-    result = await end_of("", tmp_path)
+    result = await result_of_misbehaving("", tmp_path)
     assert isinstance(result, Rejected) and result.subject == "deeds"
     told = ast.literal_eval(result.message)
     forbidden = (
@@ -135,7 +142,7 @@ async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deed", "check", "message", "limits"),
+    ("behaviour", "check", "message", "limits"),
     [
         ("spin", "cpu", "takes more than 1 s of CPU time", {"cpu_s": 1}),
         ("sleep", "deadline", "was not read to its end within 1 s", {"deadline_s": 1.0}),
@@ -147,9 +154,9 @@ async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
     ],
 )
 async def test_a_process_that_goes_wrong_refuses_its_upload_alone(
-    tmp_path: Path, deed: str, check: str, message: str, limits: dict[str, Any]
+    tmp_path: Path, behaviour: str, check: str, message: str, limits: dict[str, Any]
 ) -> None:
-    result = await asyncio.wait_for(end_of(deed, tmp_path, **limits), 60)
+    result = await asyncio.wait_for(result_of_misbehaving(behaviour, tmp_path, **limits), 60)
     assert isinstance(result, Rejected)
     assert result.check == check
     assert message in result.message and not result.report.passed
@@ -161,7 +168,7 @@ def validations() -> list[int]:
 
 
 async def test_cancelling_kills_the_process_and_makes_room(tmp_path: Path) -> None:
-    pool = strange("sleep", concurrent=1)
+    pool = misbehaving("sleep", concurrent=1)
     running = asyncio.create_task(pool.validate(TENANT, good_folder(tmp_path)))
     waiting = asyncio.create_task(pool.validate(TENANT, tmp_path))
     async with asyncio.timeout(30):
@@ -175,8 +182,8 @@ async def test_cancelling_kills_the_process_and_makes_room(tmp_path: Path) -> No
     assert not validations() and pool.waiting == 0
 
 
-async def test_tenants_take_turns_and_only_so_many_wait(tmp_path: Path) -> None:
-    pool = strange("nap", concurrent=1, concurrent_per_tenant=1, queued_per_tenant=2, queued=3)
+async def test_tenants_alternate_and_the_queue_is_bounded(tmp_path: Path) -> None:
+    pool = misbehaving("nap", concurrent=1, concurrent_per_tenant=1, queued_per_tenant=2, queued=3)
     folder, other, ended = good_folder(tmp_path), UUID(int=2), list[UUID]()
 
     async def validate(tenant: UUID) -> None:
@@ -195,4 +202,4 @@ async def test_tenants_take_turns_and_only_so_many_wait(tmp_path: Path) -> None:
 
 async def test_a_process_that_cannot_be_confined_reads_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValidationUnavailable, match="cannot be confined here: 2 threads"):
-        await end_of("thread", tmp_path)
+        await result_of_misbehaving("thread", tmp_path)

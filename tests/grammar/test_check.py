@@ -1,4 +1,4 @@
-"""The proof of the routing: over the whole suite nothing invalid is let through, and the committed table says so."""
+"""The proof of the planner: over the whole suite nothing invalid is accepted, and the committed table says so."""
 
 import json
 from pathlib import Path
@@ -48,13 +48,13 @@ def test_blanks_and_other_spellings(checker: Checker) -> None:
     assert checker.check(Case(schema, texts)).accepted == (True, True, *[False] * 6)
 
 
-def test_a_judge_has_the_last_word(checker: Checker) -> None:
+def test_the_validator_decides_last(checker: Checker) -> None:
     verdict = checker.check(Case({"type": "array", "uniqueItems": True}, ("[1,2]", "[1,1.0]", "[1")))
     assert (verdict.enforcement, verdict.backend) == ("validated", "llguidance")
     assert verdict.accepted == (True, False, False)
 
 
-def test_refusals_are_verdicts(checker: Checker) -> None:
+def test_refusals_are_results(checker: Checker) -> None:
     strict = checker.check(Case({"properties": {"a": {"uniqueItems": True}}}, ("{}",)), strict=True)
     assert (strict.enforcement, strict.backend, strict.refused_at) == (
         "refused",

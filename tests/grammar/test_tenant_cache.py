@@ -1,4 +1,4 @@
-"""What is remembered of whom."""
+"""The LRU cache per tenant and its byte limits."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +34,7 @@ def test_a_tenant_at_its_bound_forgets_its_own_oldest() -> None:
     assert cache.get(b"b", b"0") is not None
 
 
-def test_who_holds_most_gives_way() -> None:
+def test_the_largest_tenant_is_evicted_first() -> None:
     cache = results(ENTRY_BYTES * 4, ENTRY_BYTES * 4)
     cache.put(b"quiet", b"0", result())
     for key in range(20):

@@ -1,4 +1,4 @@
-"""Finished adapters with and without a bucket: fetched once, verified by their digest, gone when deleted."""
+"""Finished adapters with and without a bucket: downloaded once, verified by their digest, gone when deleted."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ TENANT = UUID(int=7)
 
 
 class Machine:
-    """One of several that share a bucket, or the only one."""
+    """One of several machines that share a bucket, or the only one."""
 
     def __init__(self, home: Path, bucket: S3Options | None) -> None:
         self.storage = LocalAdapterStore(home / "adapters")
@@ -53,7 +53,7 @@ async def test_stored_adapters_are_local_until_they_are_deleted(machine: Machine
         await machine.blobs.ensure_local(TENANT, DIGEST)
 
 
-async def test_what_another_process_removes_meanwhile_is_deleted(
+async def test_a_blob_removed_by_another_process_counts_as_deleted(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await machine.blobs.store(TENANT, DIGEST, machine.staged())
@@ -90,7 +90,7 @@ async def test_only_digests_are_names(machine: Machine, digest: str) -> None:
             await call(TENANT, digest)
 
 
-async def test_another_machine_fetches_once_for_all_who_ask(
+async def test_concurrent_callers_share_one_download(
     tmp_path: Path, s3_bucket: S3Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await Machine(tmp_path / "one", s3_bucket).blobs.store(
@@ -142,7 +142,7 @@ async def test_a_blob_larger_than_any_adapter_is_not_read_to_its_end(
         await blobs.ensure_local(TENANT, DIGEST)
 
 
-async def test_a_bucket_that_is_gone_holds_up_nothing_that_is_here(tmp_path: Path) -> None:
+async def test_an_unavailable_bucket_does_not_block_local_adapters(tmp_path: Path) -> None:
     gone = S3Options(
         bucket="acme",
         endpoint="http://127.0.0.1:9",
@@ -157,7 +157,7 @@ async def test_a_bucket_that_is_gone_holds_up_nothing_that_is_here(tmp_path: Pat
         await machine.blobs.ensure_local(TENANT, "c" * 64)
 
 
-async def test_what_the_bucket_did_not_take_is_stored_again(
+async def test_a_failed_publication_is_repeated(
     tmp_path: Path, s3_bucket: S3Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder that was staged is the local one by then."""

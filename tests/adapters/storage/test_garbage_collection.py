@@ -1,4 +1,4 @@
-"""Files of deleted versions go when nobody needs them, and not before."""
+"""Files of deleted versions are removed once no version and no request uses them."""
 
 import asyncio
 from pathlib import Path
@@ -44,7 +44,7 @@ async def versions(database: Database, tenant_id: UUID) -> list[int]:
         return [record.version for record in await AdapterRepository(session, tenant_id).versions("support")]
 
 
-async def test_files_go_in_the_second_round(database: Database, tmp_path: Path) -> None:
+async def test_files_are_deleted_in_the_second_round(database: Database, tmp_path: Path) -> None:
     tenant_id, storage = await make_tenant(database), LocalAdapterStore(tmp_path)
     removal = BlobGarbageCollector(database, remove_from(storage))
     for number in (1, 2):
@@ -75,7 +75,7 @@ async def test_files_stay_while_a_request_reads_them(database: Database, tmp_pat
     assert await removal.sweep() == 1 and not storage.exists(tenant_id, digest(1))
 
 
-async def test_files_that_another_version_holds_stay(database: Database, tmp_path: Path) -> None:
+async def test_files_of_another_version_stay(database: Database, tmp_path: Path) -> None:
     tenant_id, rival = await make_tenant(database), await make_tenant(database, "rival")
     storage = LocalAdapterStore(tmp_path)
     removal = BlobGarbageCollector(database, remove_from(storage))
@@ -90,7 +90,9 @@ async def test_files_that_another_version_holds_stay(database: Database, tmp_pat
     assert await versions(database, tenant_id) == []
 
 
-async def test_who_stores_them_anew_is_waited_for(database: Database, tmp_path: Path) -> None:
+async def test_a_removal_waits_for_a_transaction_that_stores_the_files_again(
+    database: Database, tmp_path: Path
+) -> None:
     """A version written under the lock of its digest keeps files that a removal was about to take."""
     tenant_id, storage = await make_tenant(database), LocalAdapterStore(tmp_path)
     blob = Blob(tenant_id, digest(1))

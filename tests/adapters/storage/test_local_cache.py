@@ -1,4 +1,4 @@
-"""Copies of a bucket's adapters on one machine: bounded by bytes, the least recently used out first, never one in use."""
+"""Local copies of a bucket's adapters: bounded by bytes, LRU eviction, never one in use."""
 
 import asyncio
 import fcntl
@@ -55,7 +55,7 @@ class Machine:
         return [index for index, digest in enumerate(digests) if self.storage.exists(TENANT, digest)]
 
 
-async def test_the_least_recently_used_goes_first_and_comes_back(
+async def test_the_least_recently_used_copy_is_evicted_and_fetched_again(
     tmp_path: Path, s3_bucket: S3Options
 ) -> None:
     digests = await Machine(tmp_path / "one", s3_bucket).store(range(1, 6))
@@ -75,7 +75,7 @@ async def test_the_least_recently_used_goes_first_and_comes_back(
     assert [*(machine.storage.root / ".staging").iterdir()] == []
 
 
-async def test_what_a_request_may_still_read_stays(tmp_path: Path, s3_bucket: S3Options) -> None:
+async def test_copies_that_a_request_may_read_stay(tmp_path: Path, s3_bucket: S3Options) -> None:
     """Also where that is more than the bound, and where another process of the machine looks after it."""
     digests = await Machine(tmp_path / "one", s3_bucket).store(range(1, 6))
     machine, neighbour = Machine(tmp_path / "two", s3_bucket), Machine(tmp_path / "two", s3_bucket)
@@ -90,9 +90,7 @@ async def test_what_a_request_may_still_read_stays(tmp_path: Path, s3_bucket: S3
     assert await neighbour.blobs.evict() == 1 and machine.here(digests) == [1, 2, 3, 4]
 
 
-async def test_asking_and_removing_at_once_never_leaves_a_path_to_nothing(
-    tmp_path: Path, s3_bucket: S3Options
-) -> None:
+async def test_use_during_eviction_never_returns_a_missing_path(tmp_path: Path, s3_bucket: S3Options) -> None:
     digests = await Machine(tmp_path / "one", s3_bucket).store(range(1, 6))
     machine = Machine(tmp_path / "two", s3_bucket)
     neighbour = Machine(tmp_path / "two", s3_bucket, LocalCacheConfig(max_bytes=1, in_use_s=LIMITS.in_use_s))
@@ -162,7 +160,7 @@ async def test_a_fetch_brings_the_next_round_at_once(tmp_path: Path, s3_bucket: 
     assert 3 in machine.here(digests)
 
 
-async def test_who_removes_at_once_with_another_counts_what_that_one_removed(tmp_path: Path) -> None:
+async def test_concurrent_evictions_count_each_others_removals(tmp_path: Path) -> None:
     machine = Machine(tmp_path, None)
     digests = await machine.store(range(1, 6))
     for age, digest in enumerate(digests):
@@ -212,9 +210,7 @@ async def test_what_is_deleted_during_a_round_does_not_end_it(
     assert machine.here(digests) == [2, 3, 4] and not machine.storage.exists(gone, of_gone)
 
 
-async def test_a_use_that_is_noted_already_waits_for_no_eviction(
-    tmp_path: Path, s3_bucket: S3Options
-) -> None:
+async def test_a_recently_recorded_use_needs_no_lock(tmp_path: Path, s3_bucket: S3Options) -> None:
     machine = Machine(tmp_path, s3_bucket)
     (digest,) = await machine.store(range(1, 2))
     await machine.blobs.ensure_local(TENANT, digest)

@@ -1,4 +1,4 @@
-"""One contract, held by a folder and by a bucket alike."""
+"""The interface of the object store, on a folder and on a bucket."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +27,7 @@ async def content(objects: ObjectStore, key: str) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES, CHUNK_BYTES + 1])
-async def test_what_is_taken_comes_back(objects: ObjectStore, size: int) -> None:
+async def test_stored_content_is_read_back(objects: ObjectStore, size: int) -> None:
     expected = os.urandom(size)
     file = spooled(objects, expected)
     await objects.take(file, "uploads/a/b/c")
@@ -46,7 +46,7 @@ async def test_a_copy_leaves_its_source(objects: ObjectStore, tmp_path: Path) ->
     assert await content(objects, "adapters/x") == b"second"
 
 
-async def test_what_is_not_there(objects: ObjectStore) -> None:
+async def test_missing_objects(objects: ObjectStore) -> None:
     with pytest.raises(BlobMissing):
         await content(objects, "uploads/none")
     assert not await objects.exists("uploads/none")
@@ -72,7 +72,7 @@ async def test_the_local_folder_is_private(tmp_path: Path) -> None:
     assert (tmp_path / "objects").stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_server_that_is_gone_is_told_without_its_address(tmp_path: Path) -> None:
+async def test_an_unavailable_server_is_reported_without_its_address(tmp_path: Path) -> None:
     bucket = S3Options(
         bucket="acme",
         endpoint="http://127.0.0.1:9",

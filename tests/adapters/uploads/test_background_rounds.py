@@ -1,4 +1,4 @@
-"""Work in the background goes on, whatever one round of it met."""
+"""Background rounds continue after any error in one of them."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -18,7 +18,7 @@ from loraplex.tenants.database import Database
 
 
 class Rounds:
-    """A round that meets a defect once."""
+    """A round that raises an unexpected error once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,7 +32,7 @@ class Rounds:
 
 
 async def outlives(run: Callable[[], Coroutine[None, None, None]], rounds: Rounds) -> None:
-    """Returns when the round after the one that failed has begun."""
+    """Return when the round after the failed one has begun."""
     running = asyncio.create_task(run())
     try:
         await asyncio.wait_for(rounds.again.wait(), 10)
@@ -41,7 +41,7 @@ async def outlives(run: Callable[[], Coroutine[None, None, None]], rounds: Round
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_the_cleaner_goes_on(
+async def test_the_cleanup_continues(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleaner = UploadCleanup(
@@ -53,7 +53,7 @@ async def test_the_cleaner_goes_on(
     await outlives(cleaner.run, rounds)
 
 
-async def test_the_removal_of_files_goes_on(
+async def test_garbage_collection_continues(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     removal = BlobGarbageCollector(database, remove_from(LocalAdapterStore(tmp_path)), round_s=0)
@@ -62,7 +62,7 @@ async def test_the_removal_of_files_goes_on(
     await outlives(removal.run, rounds)
 
 
-async def test_what_others_keep_beside_uploads_is_let_be(tmp_path: Path) -> None:
+async def test_other_objects_next_to_uploads_are_ignored(tmp_path: Path) -> None:
     objects = ObjectStore(tmp_path / "objects")
     parts, tenant, upload = UploadParts(objects), uuid4(), uuid4()
     for key in ("uploads/theirs/x", f"uploads/{tenant}/theirs/x", f"uploads/{tenant}/{upload}/x"):

@@ -1,4 +1,4 @@
-"""A claim's lease: renewed in time, and ended before another's begins, whatever the database answers."""
+"""Upload leases: renewed in time, and ended before another request's lease begins, whatever the database replies."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,8 +18,8 @@ from loraplex.tenants.models import Upload
 LEASE_S = 0.6
 
 
-class Answers:
-    """A database that answers each renewal with the next of `errors`, the last one again and again."""
+class ScriptedDatabase:
+    """A database whose renewals raise the next of `errors`; the last one repeats."""
 
     def __init__(self, *errors: Exception | None) -> None:
         self.errors = [*errors]
@@ -42,46 +42,46 @@ def renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loraplex.adapters.uploads.lease.UploadRepository.renew", renew)
 
 
-def claim_of(answers: Answers, began_ago_s: float = 0.0) -> UploadLease:
+def lease_of(database: ScriptedDatabase, began_ago_s: float = 0.0) -> UploadLease:
     upload = Upload(id=UUID(int=1), tenant_id=UUID(int=2), claimed_until=datetime.now(UTC))
     began = asyncio.get_running_loop().time() - began_ago_s
-    return UploadLease(cast(Database, answers), upload, LEASE_S, began)
+    return UploadLease(cast(Database, database), upload, LEASE_S, began)
 
 
-async def keep(claim: UploadLease, seconds: float) -> None:
-    async with claim.renewed():
+async def keep(lease: UploadLease, seconds: float) -> None:
+    async with lease.renewed():
         await asyncio.sleep(seconds)
 
 
 async def test_a_lease_that_the_database_did_not_renew_is_its_fault() -> None:
     with pytest.raises(DatabaseUnavailable, match="could not be renewed"):
-        await keep(claim_of(Answers(DatabaseUnavailable("down"))), 10)
+        await keep(lease_of(ScriptedDatabase(DatabaseUnavailable("down"))), 10)
 
 
-async def test_a_claim_that_another_has_is_a_conflict() -> None:
+async def test_a_lease_taken_by_another_request_is_a_conflict() -> None:
     with pytest.raises(UploadClaimed):
-        await keep(claim_of(Answers(DatabaseUnavailable("down"), UploadClaimed("another"))), 10)
+        await keep(lease_of(ScriptedDatabase(DatabaseUnavailable("down"), UploadClaimed("another"))), 10)
 
 
 async def test_the_lease_counts_from_before_its_transaction() -> None:
     clock = asyncio.get_running_loop()
     started = clock.time()
     with pytest.raises(DatabaseUnavailable):
-        await keep(claim_of(Answers(DatabaseUnavailable("down")), 0.8 * LEASE_S), 10)
+        await keep(lease_of(ScriptedDatabase(DatabaseUnavailable("down")), 0.8 * LEASE_S), 10)
     assert clock.time() - started < 0.8 * LEASE_S
-    late = Answers(None)
-    await keep(claim_of(late, 0.8 * LEASE_S), 1.5 * LEASE_S)
+    late = ScriptedDatabase(None)
+    await keep(lease_of(late, 0.8 * LEASE_S), 1.5 * LEASE_S)
     assert len(late.asked) >= 3
 
 
-async def test_an_unexpected_error_is_told_and_the_claim_goes_on() -> None:
+async def test_an_unexpected_error_is_logged_and_the_lease_goes_on() -> None:
     with capture_logs() as logs:
-        await keep(claim_of(Answers(ValueError("a defect"), None)), 2 * LEASE_S)
+        await keep(lease_of(ScriptedDatabase(ValueError("a defect"), None)), 2 * LEASE_S)
     (told,) = logs
-    assert (told["log_level"], told["event"]) == ("error", "an upload's claim was not renewed")
+    assert (told["log_level"], told["event"]) == ("error", "an upload's lease was not renewed")
 
 
 async def test_an_error_of_the_request_is_its_own() -> None:
     with pytest.raises(TimeoutError):
-        async with claim_of(Answers(None)).renewed():
+        async with lease_of(ScriptedDatabase(None)).renewed():
             raise TimeoutError

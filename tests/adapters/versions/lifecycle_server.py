@@ -1,4 +1,4 @@
-"""A process's life cycle of versions: real database and storage, a scripted engine, validation that takes no time."""
+"""A server's version lifecycle: real database and storage, a scripted engine, instant validation."""
 
 import asyncio
 import hashlib

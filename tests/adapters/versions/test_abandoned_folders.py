@@ -1,4 +1,6 @@
-"""Versions in validation when their server ends: another takes them up, once, or rejects them where the files are gone."""
+"""Versions in validation when their server ends: another server resumes each once, or rejects it if its files are
+gone.
+"""
 
 import asyncio
 import os
@@ -30,7 +32,7 @@ from loraplex.tenants.database import Database
 __all__ = ["server", "tenant_id"]
 
 
-async def test_what_a_closed_server_left_is_taken_up_by_another(
+async def test_another_server_resumes_what_a_closed_one_left(
     server: Server, database: Database, tenant_id: UUID
 ) -> None:
     server.validation.gate.clear()
@@ -57,7 +59,7 @@ time.sleep(60)
 """
 
 
-async def test_a_killed_servers_upload_is_taken_up(
+async def test_a_killed_servers_upload_is_resumed(
     server: Server, database: Database, tenant_id: UUID
 ) -> None:
     server.validation.gate.clear()
@@ -106,7 +108,7 @@ async def test_versions_whose_files_are_gone_are_rejected(
     assert server.pending_files() == [], "nobody needs its files"
 
 
-async def test_a_server_that_dies_with_the_files_stored_leaves_one_step(
+async def test_a_server_that_dies_after_storing_leaves_one_step(
     server: Server, database: Database, tenant_id: UUID
 ) -> None:
     store = server.store.store

@@ -1,4 +1,4 @@
-"""From an uploaded folder to a version that serves or tells why not: real database and processes, a scripted engine."""
+"""From an uploaded folder to a ready or rejected version: real database and processes, a scripted engine."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ from loraplex.tenants.registry.adapters import AdapterRepository
 __all__ = ["server", "tenant_id"]
 
 
-async def test_an_upload_is_validated_tried_stored_and_ready(
+async def test_an_upload_is_validated_probed_stored_and_ready(
     database: Database, tenant_id: UUID, tmp_path: Path
 ) -> None:
     """By a real process."""
@@ -88,7 +88,7 @@ async def test_the_engine_has_the_canonical_files(server: Server, tenant_id: UUI
     assert (server.storage.path(tenant_id, ready.digest) / CONFIG).read_bytes() == b"{}"
 
 
-async def test_a_failing_canary_rejects_with_the_figures(server: Server, tenant_id: UUID) -> None:
+async def test_a_failing_probe_rejects_with_the_figures(server: Server, tenant_id: UUID) -> None:
     server.engine.script = FakeScript(probe=BAD_PROBE)
     rejected = await server.version(await server.begin(tenant_id))
     assert rejected.state == "rejected"
@@ -104,7 +104,7 @@ async def test_an_adapter_without_effect_is_warned_about(server: Server, tenant_
     assert ready.state == "ready" and ready.report["checks"][-1]["warning"]
 
 
-async def test_what_is_not_the_adapters_fault_is_tried_again(server: Server, tenant_id: UUID) -> None:
+async def test_server_side_failures_are_retried(server: Server, tenant_id: UUID) -> None:
     server.validation.failures, server.store.failures = 2, 2
     failures, probe = 2, server.engine.probe
 
@@ -132,7 +132,9 @@ async def test_a_deleted_tenants_uploads_wait_no_longer(server: Server, tenant_i
     assert server.pending_files() == []
 
 
-async def test_patience_ends(database: Database, tenant_id: UUID, tmp_path: Path) -> None:
+async def test_a_version_is_rejected_after_give_up_s(
+    database: Database, tenant_id: UUID, tmp_path: Path
+) -> None:
     limits = LifecycleConfig(retry_s=0.01, give_up_s=0.2)
     server = Server(database, tmp_path / "adapters", Instant(), limits)
     server.validation.failures = 10**6
@@ -142,7 +144,9 @@ async def test_patience_ends(database: Database, tenant_id: UUID, tmp_path: Path
     assert server.pending_files() == []
 
 
-async def test_only_so_many_wait(server: Server, database: Database, tenant_id: UUID) -> None:
+async def test_the_number_of_waiting_versions_is_bounded(
+    server: Server, database: Database, tenant_id: UUID
+) -> None:
     server.validation.gate.clear()
     for _ in range(2):
         await server.begin(tenant_id)
@@ -167,7 +171,7 @@ async def test_an_adapter_that_does_not_exist_leaves_nothing(server: Server, ten
     assert not staged.exists() and server.pending_files() == []
 
 
-async def test_a_version_that_is_deleted_meanwhile_is_let_be(
+async def test_a_version_deleted_meanwhile_is_ignored(
     server: Server, database: Database, tenant_id: UUID
 ) -> None:
     server.validation.gate.clear()

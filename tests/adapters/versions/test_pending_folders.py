@@ -1,4 +1,4 @@
-"""Who holds an uploaded folder, and who may take it up."""
+"""Which process has the lock of an uploaded folder, and when another may resume it."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def names(tmp_path: Path) -> list[str]:
     return sorted(os.listdir(tmp_path / "adapters" / PENDING_FOLDER))
 
 
-def test_a_hold_takes_the_folder_and_a_release_leaves_nothing(
+def test_adding_moves_the_folder_and_discarding_leaves_nothing(
     tmp_path: Path, folders: PendingFolders
 ) -> None:
     folder, version_id = staged(tmp_path), uuid4()
@@ -39,7 +39,7 @@ def test_a_hold_takes_the_folder_and_a_release_leaves_nothing(
     assert names(tmp_path) == []
 
 
-def test_only_a_free_upload_is_taken_up(tmp_path: Path, folders: PendingFolders) -> None:
+def test_only_an_unlocked_folder_is_resumed(tmp_path: Path, folders: PendingFolders) -> None:
     version_id = uuid4()
     pending = folders.add(staged(tmp_path), version_id)
     assert list(folders.abandoned()) == []
@@ -56,7 +56,7 @@ def test_only_a_free_upload_is_taken_up(tmp_path: Path, folders: PendingFolders)
     assert names(tmp_path) == []
 
 
-def test_what_others_put_there_is_no_upload(tmp_path: Path, folders: PendingFolders) -> None:
+def test_other_files_are_no_uploads(tmp_path: Path, folders: PendingFolders) -> None:
     assert list(folders.abandoned()) == []
     folders.add(staged(tmp_path), uuid4()).discard()
     root = tmp_path / "adapters" / PENDING_FOLDER
@@ -66,7 +66,7 @@ def test_what_others_put_there_is_no_upload(tmp_path: Path, folders: PendingFold
         list(folders.abandoned())
 
 
-def test_a_folder_that_cannot_be_taken_leaves_no_lock(tmp_path: Path, folders: PendingFolders) -> None:
+def test_a_folder_that_cannot_be_moved_leaves_no_lock(tmp_path: Path, folders: PendingFolders) -> None:
     with pytest.raises(FileNotFoundError):
         folders.add(tmp_path / "missing", uuid4())
     assert names(tmp_path) == []

@@ -90,7 +90,7 @@ async def test_equal_content_of_two_tenants_is_stored_twice(
     assert await resolved(database, bolt, "voice") == (1, digest)
 
 
-async def test_deleting_keeps_what_another_adapter_holds(
+async def test_deleting_keeps_blobs_of_other_adapters(
     database: Database, storage: LocalAdapterStore, registry: AdapterRegistry, peft_adapter: PeftFactory
 ) -> None:
     tenant_id = await make_tenant(database, "acme")

@@ -153,7 +153,7 @@ CASES: list[tuple[Node, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("tree", "whole", "others"), CASES)
-def test_both_backends_hold_the_same_language(
+def test_both_backends_accept_the_same_language(
     backends: "Backends", tree: Node, whole: list[str], others: list[str]
 ) -> None:
     masks = {backend: backends.mask(backend, tree) for backend in BACKENDS}

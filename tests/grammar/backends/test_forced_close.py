@@ -1,4 +1,4 @@
-"""Guaranteed close: from wherever a document is, a way to its end is found, and the walk that keeps to it ends whole."""
+"""Forced close: from any state a path to the document's end is found, and following it ends in a whole document."""
 
 import json
 import random
@@ -126,7 +126,7 @@ def test_a_walk_that_keeps_a_way_ends_in_a_valid_document(
 
 
 @pytest.mark.parametrize("schema", LLGUIDANCE_ALONE)
-def test_the_same_for_what_one_backend_holds(backends: "Backends", schema: dict[str, Any]) -> None:
+def test_the_same_for_schemas_of_one_backend(backends: "Backends", schema: dict[str, Any]) -> None:
     check_walks(backends, "llguidance", schema, range(6))
 
 
@@ -170,7 +170,7 @@ def test_other_grammars_close_too(backends: "Backends", backend: Backend, tree: 
 
 
 @BOTH
-def test_inside_a_letter_of_several_bytes(backends: "Backends", backend: Backend) -> None:
+def test_inside_a_character_of_several_bytes(backends: "Backends", backend: Backend) -> None:
     mask = backends.mask(backend, JsonValue({"type": "string"}), close=True)
     for token_id in backends.tokens('"€')[:-1]:
         assert mask.accept(token_id)
@@ -211,7 +211,7 @@ def test_the_way_is_spelled_in_whole_tokens(backends: "Backends", backend: Backe
 
 
 @BOTH
-def test_a_search_that_costs_too_much_is_given_up(
+def test_an_expensive_search_is_stopped(
     backends: "Backends", backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mask = backends.mask(backend, JsonValue(SCHEMAS[1]), close=True)

@@ -71,7 +71,7 @@ def test_a_schema_that_would_silently_lose_a_keyword_is_refused(schema: Any) -> 
         assert refused.value.param == "structured_outputs.structural_tag"
 
 
-def test_styles_that_nobody_proved_are_refused() -> None:
+def test_unproven_styles_are_refused() -> None:
     with pytest.raises(GrammarRefused, match="json"):
         native_source(
             tag({"type": "json_schema", "json_schema": CLOSED, "style": "qwen_xml"}), SchemaLimits()

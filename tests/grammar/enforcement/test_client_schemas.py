@@ -1,4 +1,4 @@
-"""What clients send is held in full, also with strict: pydantic's schemas, the openai client's strict form of them, zod's, OpenAPI's."""
+"""Schemas of clients are enforced in full, also with strict: pydantic, the openai client's strict form, zod, OpenAPI."""
 
 import json
 from datetime import date, datetime, time, timedelta

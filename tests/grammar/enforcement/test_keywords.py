@@ -206,7 +206,7 @@ def walks() -> Walks:
     return Walks(byte_vocabulary())
 
 
-def hold(schema: Any) -> EnforcementPlan:
+def plan_for(schema: Any) -> EnforcementPlan:
     return plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
 
 
@@ -214,15 +214,15 @@ def hold(schema: Any) -> EnforcementPlan:
 def test_granted(
     walks: Walks, backends: set[Backend], schema: Any, valid: list[str], invalid: list[str]
 ) -> None:
-    plan = hold(schema)
+    plan = plan_for(schema)
     assert plan.enforcement == "full" and plan.backends == backends
-    judge = Validator(schema)
+    validator = Validator(schema)
     for backend in backends:
         start = walks.start(plan.schema, backend)
         assert [text for text in valid if not walks.accepts(start, text)] == []
         assert [text for text in invalid if walks.accepts(start, text)] == []
     for text in valid:
-        judge.validate(text)
+        validator.validate(text)
 
 
 @pytest.mark.parametrize(("backend", "keyword", "schema", "let_through"), DENIED)
@@ -234,11 +234,11 @@ def test_denied(walks: Walks, backend: Backend, keyword: str, schema: Any, let_t
             walks.start(schema, backend)
         return
     assert walks.accepts(walks.start(schema, backend), let_through)
-    judged = Validator(schema)
+    relaxed_validator = Validator(schema)
     with pytest.raises(SchemaNotSatisfied):
-        judged.validate(let_through)
+        relaxed_validator.validate(let_through)
     try:
-        plan = hold(schema)
+        plan = plan_for(schema)
     except GrammarRefused:
         return
     assert plan.enforcement == "validated" or backend not in plan.backends
@@ -254,22 +254,22 @@ def test_every_keyword_of_the_table_is_probed() -> None:
 def _check_walks(walks: Walks, schema: Any, count: int, seed: int) -> bool:
     """Whether the schema is held; if it is in full, all that its grammars write is valid."""
     try:
-        plan = hold(schema)
+        plan = plan_for(schema)
         starts = [(backend, walks.start(plan.schema, backend)) for backend in sorted(plan.backends)]
     except GrammarRefused:
         return False
-    judge = Validator(schema)
+    validator = Validator(schema)
     for backend, start in starts:
         for text in walks.texts(start, count, seed):
-            # Half of a surrogate pair is what xgrammar writes and no Unicode text can hold.
+            # Half of a surrogate pair is what xgrammar writes and no Unicode text can plan.
             if plan.enforcement == "full" and not (backend == "xgrammar" and "\\u" in text):
-                _assert_valid(judge, text, schema)
+                _assert_valid(validator, text, schema)
     return True
 
 
-def _assert_valid(judge: Validator, text: str, schema: Any) -> None:
+def _assert_valid(validator: Validator, text: str, schema: Any) -> None:
     try:
-        judge.validate(text)
+        validator.validate(text)
     except SchemaNotSatisfied as error:
         # Both are JSON, and no schema speaks of them.
         if "a key twice" not in str(error) and "a number beyond" not in str(error):
@@ -328,9 +328,9 @@ def test_a_number_range_lets_no_number_beyond_through(walks: Walks) -> None:
             for index, low in enumerate(bounds):
                 for high in bounds[index + 1 :]:
                     schema = {"type": "number", least: low, most: high}
-                    plan = hold(schema)
+                    plan = plan_for(schema)
                     start = walks.start(plan.schema, "llguidance")
-                    judge = Validator(schema)
+                    validator = Validator(schema)
                     for text in texts:
                         if walks.accepts(start, text) and plan.enforcement == "full":
-                            judge.validate(text)
+                            validator.validate(text)

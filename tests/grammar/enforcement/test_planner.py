@@ -24,7 +24,7 @@ WEATHER = {
 }
 
 
-def hold(schema: Any, **options: Any) -> EnforcementPlan:
+def plan_for(schema: Any, **options: Any) -> EnforcementPlan:
     return plan_enforcement(
         schema, **{"strict": False, "param": "schema", "limits": SchemaLimits(), **options}
     )
@@ -43,28 +43,28 @@ def hold(schema: Any, **options: Any) -> EnforcementPlan:
     ],
 )
 def test_backends(schema: Any, backends: set[str]) -> None:
-    assert hold(schema).backends == backends
+    assert plan_for(schema).backends == backends
 
 
-def test_what_one_backend_holds_is_relaxed_for_the_other() -> None:
+def test_a_schema_of_one_backend_is_relaxed_for_the_other() -> None:
     schema = {**WEATHER, "required": [], "minProperties": 2}
-    relaxed = hold(schema, backends=frozenset({"llguidance"}))
+    relaxed = plan_for(schema, backends=frozenset({"llguidance"}))
     assert relaxed.enforcement == "validated" and relaxed.backends == {"llguidance"}
     with pytest.raises(SchemaNotEnforceable):
-        hold(schema, strict=True, backends=frozenset({"llguidance"}))
+        plan_for(schema, strict=True, backends=frozenset({"llguidance"}))
     with pytest.raises(SchemaNotEnforceable):
-        hold({"type": "string", "maxLength": 3}, backends=frozenset({"xgrammar"}))
+        plan_for({"type": "string", "maxLength": 3}, backends=frozenset({"xgrammar"}))
 
 
 def test_strict_names_keyword_and_place() -> None:
     schema = {"properties": {"a/b": {"anyOf": [{"type": "null"}, {"uniqueItems": True}]}}}
     with pytest.raises(SchemaNotEnforceable, match="uniqueItems") as caught:
-        hold(schema, strict=True, param="tools[0].function.parameters")
+        plan_for(schema, strict=True, param="tools[0].function.parameters")
     assert caught.value.pointer == "/properties/a~1b/anyOf/1/uniqueItems"
     assert caught.value.param == "tools[0].function.parameters"
 
 
-def test_a_discriminated_union_is_held() -> None:
+def test_a_discriminated_union_is_enforced() -> None:
     def member(kind: str) -> dict[str, Any]:
         return {
             "type": "object",
@@ -86,7 +86,7 @@ def test_a_discriminated_union_is_held() -> None:
         },
         "required": ["pet"],
     }
-    assert hold(schema, strict=True).enforcement == "full"
+    assert plan_for(schema, strict=True).enforcement == "full"
 
 
 def test_following_references_is_bounded() -> None:
@@ -95,7 +95,7 @@ def test_following_references_is_bounded() -> None:
     for level in range(14):
         schema = {"properties": {"a": schema, "b": {"$ref": "#" + "/properties/a" * level}}}
     with pytest.raises(GrammarTooLarge):
-        hold(schema, limits=SchemaLimits(max_nodes=60))
+        plan_for(schema, limits=SchemaLimits(max_nodes=60))
 
 
 def test_ordinary_schemas_take_milliseconds() -> None:
@@ -109,14 +109,14 @@ def test_ordinary_schemas_take_milliseconds() -> None:
 
 def _seconds(schema: Any) -> float:
     started = time.perf_counter()
-    hold(schema)
+    plan_for(schema)
     return time.perf_counter() - started
 
 
 @pytest.mark.parametrize("schema", [None, "x", 3, [{}]])
 def test_no_schema(schema: Any) -> None:
     with pytest.raises(GrammarInvalid):
-        hold(schema)
+        plan_for(schema)
 
 
 def test_no_backend_is_imported() -> None:

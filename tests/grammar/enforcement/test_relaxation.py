@@ -21,7 +21,7 @@ def walks() -> Walks:
     return Walks(byte_vocabulary())
 
 
-def hold(schema: Any) -> EnforcementPlan:
+def plan_for(schema: Any) -> EnforcementPlan:
     return plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
 
 
@@ -74,7 +74,7 @@ def hold(schema: Any) -> EnforcementPlan:
     ],
 )
 def test_relaxed(schema: Any, relaxed: Any, pointers: list[str]) -> None:
-    plan = hold(schema)
+    plan = plan_for(schema)
     assert plan.enforcement == "validated" and plan.validation_schema == schema
     assert plan.schema == relaxed
     assert [each.pointer for each in plan.unenforced] == pointers
@@ -113,7 +113,7 @@ def test_relaxed(schema: Any, relaxed: Any, pointers: list[str]) -> None:
     ],
 )
 def test_rewritten_without_a_change_of_meaning(schema: Any, rewritten: Any) -> None:
-    plan = hold(schema)
+    plan = plan_for(schema)
     assert plan.enforcement == "full" and plan.validation_schema is None and plan.unenforced == ()
     assert plan.schema == rewritten
 
@@ -124,7 +124,7 @@ def test_recursion_beside_other_keywords_is_cut_not_followed(walks: Walks) -> No
         "properties": {"child": {"$ref": "#", "required": ["name"]}, "name": {"type": "string"}},
         "additionalProperties": False,
     }
-    plan = hold(schema)
+    plan = plan_for(schema)
     assert [each.pointer for each in plan.unenforced] == ["/properties/child/$ref"]
     start = walks.start(plan.schema, "llguidance")
     assert walks.accepts(start, '{"child":{"name":"a"},"name":"b"}')
@@ -132,10 +132,10 @@ def test_recursion_beside_other_keywords_is_cut_not_followed(walks: Walks) -> No
 
 
 def test_a_declared_order_is_the_requests(walks: Walks) -> None:
-    first = hold({"allOf": [{"properties": {"a": {}}}, {}], "properties": {"b": {}}})
+    first = plan_for({"allOf": [{"properties": {"a": {}}}, {}], "properties": {"b": {}}})
     start = walks.start(first.schema, "llguidance")
     assert walks.accepts(start, '{"a":1,"b":2}') and not walks.accepts(start, '{"b":2,"a":1}')
-    second = hold({"properties": {"b": {}}, "allOf": [{"properties": {"a": {}}}, {}]})
+    second = plan_for({"properties": {"b": {}}, "allOf": [{"properties": {"a": {}}}, {}]})
     start = walks.start(second.schema, "llguidance")
     assert walks.accepts(start, '{"b":2,"a":1}') and not walks.accepts(start, '{"a":1,"b":2}')
 
@@ -167,14 +167,14 @@ def test_scalars_and_small_arrays_that_are_valid_are_let_through_whatever_the_sc
             # A loop of references says nothing; the validator reads it as true.
             continue
         try:
-            plan = hold(schema)
-            judge = Validator(schema)
+            plan = plan_for(schema)
+            validator = Validator(schema)
             start = walks.start(plan.schema, "llguidance")
         except (GrammarRefused, GrammarInvalid):
             assert not any(_is_valid(schema, value) for value in values), json.dumps(schema)
             continue
         for value in values:
-            if _satisfies(judge, value):
+            if _satisfies(validator, value):
                 tried += 1
                 assert walks.accepts(start, value), f"{value} under {json.dumps(schema)}"
     assert tried > 500
@@ -187,9 +187,9 @@ def _is_valid(schema: Any, value: str) -> bool:
         return False
 
 
-def _satisfies(judge: Validator, value: str) -> bool:
+def _satisfies(validator: Validator, value: str) -> bool:
     try:
-        judge.validate(value)
+        validator.validate(value)
     except SchemaNotSatisfied:
         return False
     return True

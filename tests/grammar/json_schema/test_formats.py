@@ -61,7 +61,7 @@ def test_formats_only_speak_of_strings() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(VALIDATED_FORMATS))
-def test_what_no_grammar_holds_the_validator_judges(name: str) -> None:
+def test_formats_without_a_grammar_are_validated(name: str) -> None:
     assert format_pattern(name) is None
     plan = plan_enforcement({"format": name}, strict=False, param="schema", limits=SchemaLimits())
     assert plan.validation_schema is not None and [each.pointer for each in plan.unenforced] == ["/format"]

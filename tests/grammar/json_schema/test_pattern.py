@@ -117,7 +117,7 @@ def test_a_translation_is_the_pattern_as_another_engine_reads_it(pattern: str, t
 
 
 @given(st.text(max_size=60))
-def test_no_text_breaks_the_reader(pattern: str) -> None:
+def test_no_text_breaks_the_parser(pattern: str) -> None:
     translate(pattern)
 
 

@@ -62,7 +62,7 @@ def test_nothing_outside_is_fetched(reference: str) -> None:
         plan_enforcement({"items": {"$ref": reference}}, strict=False, param="schema", limits=SchemaLimits())
 
 
-def test_the_standards_own_schema_is_judged() -> None:
+def test_the_standards_own_schema_is_validated() -> None:
     schema = {"$ref": "https://json-schema.org/draft/2020-12/schema"}
     plan = plan_enforcement(schema, strict=False, param="schema", limits=SchemaLimits())
     assert plan.enforcement == "validated" and plan.schema == {}

@@ -1,4 +1,4 @@
-"""The judge reads numbers exactly, opens no connection, shows no values and is bounded."""
+"""The validator reads numbers exactly, opens no connection, quotes no values and is bounded."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Values result in other processes: yes, no, and in time, whatever the schema asks for."""
+"""Values validated in worker processes: valid, invalid, and in time, whatever the schema demands."""
 
 import asyncio
 import json
@@ -21,118 +21,120 @@ UNIQUE = json.dumps({"type": "array", "uniqueItems": True})
 
 
 def doubling(levels: int) -> str:
-    """Asks for 2 ** levels looks at one value."""
+    """Return a schema that needs 2 ** levels evaluations of one value."""
     definitions: dict[str, object] = {"d0": {"type": "array", "uniqueItems": True}}
     for level in range(levels):
         definitions[f"d{level + 1}"] = {"anyOf": [{"$ref": f"#/$defs/d{level}"}] * 2}
     return json.dumps({"$defs": definitions, "$ref": f"#/$defs/d{levels}"})
 
 
-def judging() -> list[int]:
-    """The processes of this one that judge."""
+def validation_processes() -> list[int]:
+    """Return this process's validation processes."""
     return [pid for pid in children(os.getpid()) if b"judge.process" in command_line(pid)]
 
 
 @pytest.fixture
-async def judges() -> AsyncIterator[ValueValidators]:
-    judges = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=0.5))
-    yield judges
-    await judges.close()
+async def validators() -> AsyncIterator[ValueValidators]:
+    validators = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=0.5))
+    yield validators
+    await validators.close()
 
 
-async def test_yes_and_no_with_keyword_and_place(judges: ValueValidators) -> None:
-    await judges.validate(ONE, UNIQUE, "[1, 2]")
+async def test_yes_and_no_with_keyword_and_place(validators: ValueValidators) -> None:
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
     with pytest.raises(SchemaNotSatisfied, match="uniqueItems"):
-        await judges.validate(ONE, UNIQUE, "[1, 1]")
+        await validators.validate(ONE, UNIQUE, "[1, 1]")
     with pytest.raises(SchemaNotSatisfied):
-        await judges.validate(ONE, UNIQUE, "[1,")
-    await judges.validate(ONE, json.dumps({"maximum": 10**40}), str(10**39))
-    await judges.validate(ONE, UNIQUE, json.dumps(["é" * 200_000, "\u2028\n"]))
+        await validators.validate(ONE, UNIQUE, "[1,")
+    await validators.validate(ONE, json.dumps({"maximum": 10**40}), str(10**39))
+    await validators.validate(ONE, UNIQUE, json.dumps(["é" * 200_000, "\u2028\n"]))
 
 
-async def test_a_judgement_without_an_end_is_ended_and_the_next_one_made(judges: ValueValidators) -> None:
+async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators: ValueValidators) -> None:
     begun = time.monotonic()
     with pytest.raises(SchemaNotSatisfied, match=r"within 0\.5 s"):
-        await judges.validate(ONE, doubling(30), "[1, 1]")
+        await validators.validate(ONE, doubling(30), "[1, 1]")
     assert time.monotonic() - begun < 5
-    await judges.validate(ONE, UNIQUE, "[1, 2]")
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
 
 
-async def test_one_tenants_long_judgements_leave_a_place_to_others(judges: ValueValidators) -> None:
-    greedy = [asyncio.create_task(judges.validate(ONE, doubling(30), "[1, 1]")) for _ in range(4)]
+async def test_one_tenants_long_validations_leave_a_process_to_others(validators: ValueValidators) -> None:
+    greedy = [asyncio.create_task(validators.validate(ONE, doubling(30), "[1, 1]")) for _ in range(4)]
     await asyncio.sleep(0.3)
-    await judges.validate(OTHER, UNIQUE, "[1, 2]")
+    await validators.validate(OTHER, UNIQUE, "[1, 2]")
     assert sum(task.done() for task in greedy) <= 2
     ended = await asyncio.gather(*greedy, return_exceptions=True)
     assert all(isinstance(each, SchemaNotSatisfied) for each in ended)
 
 
-async def test_who_leaves_does_not_leave_an_answer_to_the_next(judges: ValueValidators) -> None:
-    leaving = asyncio.create_task(judges.validate(ONE, doubling(30), "[1, 1]"))
+async def test_a_cancelled_call_leaves_no_result_to_the_next(validators: ValueValidators) -> None:
+    leaving = asyncio.create_task(validators.validate(ONE, doubling(30), "[1, 1]"))
     await asyncio.sleep(0.4)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    await judges.validate(ONE, UNIQUE, "[1, 2]")
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
     with pytest.raises(SchemaNotSatisfied, match="uniqueItems"):
-        await judges.validate(ONE, UNIQUE, "[1, 1]")
+        await validators.validate(ONE, UNIQUE, "[1, 1]")
 
 
-async def test_a_process_that_was_killed_while_it_waited_says_nothing_about_a_value(
-    judges: ValueValidators,
+async def test_an_idle_process_that_was_killed_is_replaced(
+    validators: ValueValidators,
 ) -> None:
-    await judges.validate(ONE, UNIQUE, "[1, 2]")
-    [pid] = judging()
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
+    [pid] = validation_processes()
     os.kill(pid, signal.SIGKILL)
     await asyncio.sleep(0.2)
-    await judges.validate(ONE, UNIQUE, "[1, 2]")
-    assert judging() != [pid]
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
+    assert validation_processes() != [pid]
 
 
-async def test_a_stop_signal_to_all_processes_leaves_what_is_judged_alone(judges: ValueValidators) -> None:
-    await judges.validate(ONE, UNIQUE, "[1, 2]")
-    [pid] = judging()
+async def test_a_stop_signal_to_all_processes_does_not_end_a_validation(validators: ValueValidators) -> None:
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
+    [pid] = validation_processes()
     for stop in (signal.SIGTERM, signal.SIGINT):
         os.kill(pid, stop)
     await asyncio.sleep(0.2)
-    await judges.validate(ONE, UNIQUE, "[1, 2]")
-    assert judging() == [pid]
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
+    assert validation_processes() == [pid]
 
 
-async def test_who_judges_yields_to_who_decodes(judges: ValueValidators) -> None:
-    await judges.validate(ONE, UNIQUE, "[1, 2]")
-    [pid] = judging()
+async def test_validation_processes_have_low_priority(validators: ValueValidators) -> None:
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
+    [pid] = validation_processes()
     assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
     assert os.getpgid(pid) == pid and os.getsid(pid) == os.getsid(0)
 
 
-async def test_no_wait_for_a_judgement_is_longer_than_patience() -> None:
-    judges = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=2.0, queue_timeout_s=1.0))
+async def test_no_wait_is_longer_than_queue_timeout_s() -> None:
+    validators = ValueValidators(
+        ValidatorPoolConfig(environment=os.environ, deadline_s=2.0, queue_timeout_s=1.0)
+    )
     try:
-        await judges.validate(OTHER, UNIQUE, "[1, 2]")
-        asked = [judges.validate(ONE, doubling(30), "[1, 1]") for _ in range(3)]
+        await validators.validate(OTHER, UNIQUE, "[1, 2]")
+        asked = [validators.validate(ONE, doubling(30), "[1, 1]") for _ in range(3)]
         begun = time.monotonic()
         ended = await asyncio.gather(*asked, return_exceptions=True)
         assert time.monotonic() - begun < 3
         assert all(isinstance(each, WorkersUnavailable) for each in ended)
     finally:
-        await judges.close()
-    assert judging() == []
+        await validators.close()
+    assert validation_processes() == []
 
 
 GATEWAY = """
 import asyncio, os, sys
 from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
 
-judges = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=50))
-asyncio.run(judges.validate(b"a", sys.argv[1], "[1, 1]"))
+validators = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=50))
+asyncio.run(validators.validate(b"a", sys.argv[1], "[1, 1]"))
 """
 
 
-def test_no_endless_judgement_outlives_a_killed_gateway() -> None:
+def test_no_validation_outlives_a_killed_gateway() -> None:
     gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, doubling(40)])
     try:
         deadline = time.monotonic() + 30
-        while not any(map(judges_now, children(gateway.pid))):
+        while not any(map(is_ready, children(gateway.pid))):
             assert time.monotonic() < deadline and gateway.poll() is None
             time.sleep(0.05)
         [process] = children(gateway.pid)
@@ -145,12 +147,12 @@ def test_no_endless_judgement_outlives_a_killed_gateway() -> None:
         time.sleep(0.02)
 
 
-def judges_now(pid: int) -> bool:
-    """Whether it is ready to be asked: it says nothing any more."""
+def is_ready(pid: int) -> bool:
+    """Return whether the process accepts requests; it has finished starting."""
     return Path(f"/proc/{pid}/fd/2").readlink() == Path(os.devnull)
 
 
-async def test_without_a_process_nobody_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_process_validation_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
     with pytest.raises(WorkersUnavailable) as told:
         await ValueValidators(ValidatorPoolConfig(environment={})).validate(ONE, UNIQUE, "[]")

@@ -1,4 +1,4 @@
-"""Random walks through the compiled grammar of every style: whatever it lets through is what the reader reads."""
+"""Random walks through the compiled grammar of every style: whatever it allows, the parser parses."""
 
 import json
 import random
@@ -70,7 +70,7 @@ def tree_of(style: ToolStyle, mode: str, parallel: bool, control_tokens: tuple[s
     return Alternation((calls, JsonValue(ANSWER)))
 
 
-def reading_of(style: ToolStyle, mode: str) -> ToolCallFormat:
+def format_of(style: ToolStyle, mode: str) -> ToolCallFormat:
     syntax = syntax_of(style, beside_json=mode == "beside an answer")
     if mode == "auto" and syntax.marker is not None:
         placement = ToolCallPlacement.FOLLOW_TEXT
@@ -116,26 +116,26 @@ def walk(
     yield from closing
 
 
-def unasked(schema: str, value: str) -> None:
+def unexpected(schema: str, value: str) -> None:
     raise AssertionError("the grammar holds every schema here")
 
 
 def read(of: ToolCallFormat, deltas: list[str]) -> tuple[list[OutputDelta], str]:
-    reader = ToolCallParser(of, unasked, call_id=lambda: "id")
-    pieces = [piece for delta in deltas for piece in reader.feed(delta)]
+    reader = ToolCallParser(of, unexpected, call_id=lambda: "id")
+    deltas_read = [piece for delta in deltas for piece in reader.feed(delta)]
     rest, reason = reader.finish("stop")
-    return pieces + rest, reason
+    return deltas_read + rest, reason
 
 
-def check(pieces: list[OutputDelta], reason: str, mode: str, parallel: bool, text: str) -> None:
-    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
-    names = [piece.name for piece in pieces if isinstance(piece, ToolCallStart)]
+def check(deltas_read: list[OutputDelta], reason: str, mode: str, parallel: bool, text: str) -> None:
+    content = "".join(piece.text for piece in deltas_read if isinstance(piece, ContentDelta))
+    names = [piece.name for piece in deltas_read if isinstance(piece, ToolCallStart)]
     assert reason == ("tool_calls" if names else "stop")
     assert parallel or len(names) <= 1
     assert names or mode != "required"
     assert not names or mode == "auto" or not content
     for index, name in enumerate(names):
-        arguments = "".join(p.text for p in pieces if isinstance(p, ArgumentsDelta) and p.index == index)
+        arguments = "".join(p.text for p in deltas_read if isinstance(p, ArgumentsDelta) and p.index == index)
         assert arguments in text
         assert jsonschema_rs.is_valid(SCHEMAS[name], json.loads(arguments))
     if not names and mode == "beside an answer":
@@ -154,17 +154,17 @@ def test_what_the_grammar_allows_is_what_is_read(style: ToolStyle, mode: str, ba
         parallel, as_tokens = chance.random() < 0.7, chance.random() < 0.5
         of = vocabulary(as_tokens)
         tree = tree_of(style, mode, parallel, CONTROL_TOKENS if as_tokens else ())
-        syntax = reading_of(style, mode).syntax
+        syntax = format_of(style, mode).syntax
         begins = chance.choice(
             ["", syntax.beginning + "get", '{"name": "get', syntax.head("get_weather") + "{}"]
         )
         mask = mask_of(tree, backend, as_tokens)
         ids = list(walk(mask, of, chance, begins, chance.choice([20, 80, 150])))
         text = of.tokenizer.decode(ids, skip_special_tokens=False)
-        whole = read(reading_of(style, mode), [text])
+        whole = read(format_of(style, mode), [text])
         check(*whole, mode, parallel, text)
         with_calls += any(isinstance(piece, ToolCallStart) for piece in whole[0])
-        joined = [read(reading_of(style, mode), list(text))]
+        joined = [read(format_of(style, mode), list(text))]
         check(*joined[0], mode, parallel, text)
     assert with_calls >= 4
 

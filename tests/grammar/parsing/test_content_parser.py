@@ -1,4 +1,4 @@
-"""Content as it came, and judged only where the grammar did not hold it."""
+"""Content is unchanged, and validated only where the grammar does not enforce its schema."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_text_passes_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("text", ['{"a": 1}', '{"a": 1}<|end|>', "12", '"}"'])
-def test_a_finished_value_is_judged(text: str) -> None:
+def test_a_finished_value_is_validated(text: str) -> None:
     reader = ContentParser("false", refuse)
     for character in text:
         assert reader.feed(character) == [ContentDelta(character)]
@@ -29,7 +29,7 @@ def test_a_finished_value_is_judged(text: str) -> None:
     assert str(refused.value) == "false: " + text.removesuffix("<|end|>")
 
 
-def test_a_cut_value_is_not_judged() -> None:
+def test_a_truncated_value_is_not_validated() -> None:
     cases: tuple[tuple[str, EngineReason], ...] = (('{"a": 1', "stop"), ('{"a": 1}', "length"), ("", "stop"))
     for text, reason in cases:
         reader = ContentParser("false", refuse)

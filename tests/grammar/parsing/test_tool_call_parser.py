@@ -1,4 +1,4 @@
-"""The reader of calls against answers whose calls are known, however the text is cut."""
+"""The tool-call parser on outputs whose calls are known, however the text is split."""
 
 import json
 import time
@@ -49,16 +49,16 @@ NASTY = [
 
 @dataclass
 class Read:
-    """Pieces joined."""
+    """The joined deltas."""
 
     content: str
     calls: list[WrittenCall]
     reason: AnswerReason
 
 
-def joined(pieces: Sequence[OutputDelta], reason: AnswerReason) -> Read:
+def joined(deltas_read: Sequence[OutputDelta], reason: AnswerReason) -> Read:
     read = Read("", [], reason)
-    for piece in pieces:
+    for piece in deltas_read:
         match piece:
             case ContentDelta(text):
                 assert text and not read.calls
@@ -76,16 +76,18 @@ def refuse(schema: str, value: str) -> None:
     raise SchemaNotSatisfied(f"{value} by {schema}")
 
 
-def reading(style: ToolStyle, placement: ToolCallPlacement, names: Sequence[str] = NAMES) -> ToolCallFormat:
+def call_format(
+    style: ToolStyle, placement: ToolCallPlacement, names: Sequence[str] = NAMES
+) -> ToolCallFormat:
     return ToolCallFormat(syntax_of(style), placement, dict.fromkeys(names))
 
 
 def read(of: ToolCallFormat, deltas: Sequence[str], reason: EngineReason = "stop") -> Read:
     numbers = count()
     reader = ToolCallParser(of, refuse, call_id=lambda: f"call_{next(numbers)}")
-    pieces = [piece for delta in deltas for piece in reader.feed(delta)]
+    deltas_read = [piece for delta in deltas for piece in reader.feed(delta)]
     rest, answer_reason = reader.finish(reason)
-    return joined([*pieces, *rest], answer_reason)
+    return joined([*deltas_read, *rest], answer_reason)
 
 
 def auto(style: ToolStyle) -> ToolCallPlacement:
@@ -112,7 +114,7 @@ styles = st.sampled_from(list(ToolStyle))
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[ToolStyle, ToolCallPlacement, str, list[WrittenCall], str]:
-    """Style, reading, text before the calls, calls, and the whole answer."""
+    """Style, placement, text before the calls, calls, and the whole output."""
     style = draw(styles)
     syntax = syntax_of(style)
     made = draw(calls)
@@ -153,7 +155,7 @@ def test_reads_what_was_meant_however_it_is_cut(
     style, placement, before, meant, text = answer
     expected = Read(before, meant, "tool_calls" if meant else "stop")
     for deltas in ([text], list(text), cut(text, places)):
-        assert read(reading(style, placement), deltas) == expected
+        assert read(call_format(style, placement), deltas) == expected
 
 
 @given(answers(), st.integers(0, 10_000))
@@ -162,9 +164,9 @@ def test_a_truncated_answer_gives_a_beginning_of_what_was_meant(
 ) -> None:
     style, placement, _, meant, text = answer
     short = text[: place % (len(text) + 1)]
-    whole = read(reading(style, placement), [short], "length")
+    whole = read(call_format(style, placement), [short], "length")
     assert whole.reason == "length"
-    assert whole == read(reading(style, placement), list(short), "length")
+    assert whole == read(call_format(style, placement), list(short), "length")
     assert whole.calls == [] or whole.calls[:-1] == meant[: len(whole.calls) - 1]
     if whole.calls:
         last = meant[len(whole.calls) - 1]
@@ -176,17 +178,17 @@ def test_a_truncated_answer_gives_a_beginning_of_what_was_meant(
     st.builds(WrittenCall, st.sampled_from(NAMES), arguments),
     st.sampled_from(list(ToolCallPlacement)),
 )
-def test_every_reading_reads_calls_alone(
+def test_every_placement_parses_calls_alone(
     style: ToolStyle, call: WrittenCall, placement: ToolCallPlacement
 ) -> None:
     if placement is ToolCallPlacement.FOLLOW_TEXT:
         placement = auto(style)
     text = render_calls(style, [call, call])
-    assert read(reading(style, placement), list(text)) == Read("", [call, call], "tool_calls")
+    assert read(call_format(style, placement), list(text)) == Read("", [call, call], "tool_calls")
 
 
 @given(st.text() | st.sampled_from(NASTY), styles, st.lists(st.integers(0, 1000), max_size=5))
-def test_a_conforming_answer_beside_calls_is_content(text: str, style: ToolStyle, places: list[int]) -> None:
+def test_a_conforming_output_without_calls_is_content(text: str, style: ToolStyle, places: list[int]) -> None:
     syntax = syntax_of(style, beside_json=True)
     if text.startswith(syntax.beginning):
         return
@@ -199,14 +201,14 @@ def test_an_unknown_name_is_no_call_beside_other_content(style: ToolStyle) -> No
     syntax = syntax_of(style)
     for name in ("gett", "", "x" * 65, "x" * 500):
         text = syntax.beginning + name + syntax.before_arguments + "{}"
-        of = reading(style, ToolCallPlacement.REPLACE_TEXT)
+        of = call_format(style, ToolCallPlacement.REPLACE_TEXT)
         assert read(of, [text]) == read(of, list(text)) == Read(text, [], "stop")
 
 
 @pytest.mark.parametrize("style", ToolStyle)
 def test_arguments_come_as_they_are_written(style: ToolStyle) -> None:
     syntax = syntax_of(style)
-    reader = ToolCallParser(reading(style, ToolCallPlacement.BE_ALL), refuse, call_id=lambda: "id")
+    reader = ToolCallParser(call_format(style, ToolCallPlacement.BE_ALL), refuse, call_id=lambda: "id")
     assert reader.feed(syntax.beginning + "ge") == []
     assert reader.feed('t"') == [ToolCallStart(0, "id", "get")]
     assert reader.feed(syntax.before_arguments[1:] + '{"a') == [ArgumentsDelta(0, '{"a')]
@@ -216,8 +218,8 @@ def test_arguments_come_as_they_are_written(style: ToolStyle) -> None:
     assert reader.finish("stop") == ([], "tool_calls")
 
 
-def test_content_is_held_only_while_it_may_be_a_marker() -> None:
-    reader = ToolCallParser(reading(ToolStyle.HERMES, ToolCallPlacement.FOLLOW_TEXT), refuse)
+def test_content_is_held_back_only_while_it_may_be_a_marker() -> None:
+    reader = ToolCallParser(call_format(ToolStyle.HERMES, ToolCallPlacement.FOLLOW_TEXT), refuse)
     assert reader.feed("a <") == [ContentDelta("a")]
     assert reader.feed("tool_") == []
     assert reader.feed("x b") == [ContentDelta(" <tool_x b")]
@@ -227,7 +229,7 @@ def test_content_is_held_only_while_it_may_be_a_marker() -> None:
 
 def test_blanks_around_the_arguments_belong_to_neither() -> None:
     text = '{"name": "get", "parameters": \n{"a": [1]} \n}'
-    assert read(reading(ToolStyle.LLAMA3, ToolCallPlacement.BE_ALL), list(text)).calls == [
+    assert read(call_format(ToolStyle.LLAMA3, ToolCallPlacement.BE_ALL), list(text)).calls == [
         WrittenCall("get", '{"a": [1]}')
     ]
 
@@ -236,10 +238,10 @@ def test_blanks_around_the_arguments_belong_to_neither() -> None:
 def test_a_stop_string_ends_the_answer_where_it_stands(style: ToolStyle) -> None:
     syntax = syntax_of(style)
     whole = syntax.beginning + "get" + syntax.before_arguments + "{}"
-    assert read(reading(style, auto(style)), [whole]) == Read("", [WrittenCall("get", "{}")], "stop")
+    assert read(call_format(style, auto(style)), [whole]) == Read("", [WrittenCall("get", "{}")], "stop")
     # Only the frame of the call is cut off: the call is whole.
-    assert read(reading(style, auto(style)), [whole + "}"]).reason == "tool_calls"
-    assert read(reading(style, auto(style)), [whole + "}"], "length").reason == "length"
+    assert read(call_format(style, auto(style)), [whole + "}"]).reason == "tool_calls"
+    assert read(call_format(style, auto(style)), [whole + "}"], "length").reason == "length"
 
 
 @pytest.mark.parametrize("style", ToolStyle)
@@ -253,15 +255,17 @@ def test_text_outside_the_language_is_never_a_call(style: ToolStyle) -> None:
     ):
         for deltas in ([text], list(text)):
             with pytest.raises(SchemaNotSatisfied):
-                read(reading(style, ToolCallPlacement.BE_ALL), deltas)
-            assert read(reading(style, ToolCallPlacement.BE_ALL), deltas, "length").reason == "length"
+                read(call_format(style, ToolCallPlacement.BE_ALL), deltas)
+            assert read(call_format(style, ToolCallPlacement.BE_ALL), deltas, "length").reason == "length"
 
 
 @pytest.mark.parametrize("style", ToolStyle)
 def test_a_stop_token_that_the_user_wants_to_see_is_no_content(style: ToolStyle) -> None:
     text = render_calls(style, [WrittenCall("get", "{}")]) + "<|im_end|>"
     for deltas in ([text], list(text)):
-        assert read(reading(style, auto(style)), deltas) == Read("", [WrittenCall("get", "{}")], "tool_calls")
+        assert read(call_format(style, auto(style)), deltas) == Read(
+            "", [WrittenCall("get", "{}")], "tool_calls"
+        )
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
@@ -279,13 +283,13 @@ def test_the_rest_of_a_cut_answer_is_dropped_after_a_call(
         '"', text.index(syntax.separator + syntax.before_name) + len(syntax.before_name) + 2
     )
     for length in range(text.index(first.arguments) + len(first.arguments), second_name):
-        cut_off = read(reading(style, placement), list(text[:length]), reason)
+        cut_off = read(call_format(style, placement), list(text[:length]), reason)
         assert (cut_off.content, cut_off.calls) == ("", [first])
     with pytest.raises(SchemaNotSatisfied):
-        read(reading(style, placement), [text[: second_name - 1] + "nope" + text[second_name:]])
+        read(call_format(style, placement), [text[: second_name - 1] + "nope" + text[second_name:]])
 
 
-def test_judges_finished_arguments_and_no_others() -> None:
+def test_only_finished_arguments_are_validated() -> None:
     syntax = syntax_of(ToolStyle.HERMES)
     text = render_calls(ToolStyle.HERMES, [WrittenCall("free", "{}"), WrittenCall("judged", '{"a": 1}')])
     of = ToolCallFormat(syntax, ToolCallPlacement.FOLLOW_TEXT, {"free": None, "judged": "false"})
@@ -296,7 +300,7 @@ def test_judges_finished_arguments_and_no_others() -> None:
     assert read(of, [cut_off]).reason == "stop"
 
 
-def test_judges_finished_content() -> None:
+def test_finished_content_is_validated() -> None:
     of = ToolCallFormat(
         syntax_of(ToolStyle.HERMES), ToolCallPlacement.REPLACE_TEXT, {"get": None}, content="true"
     )
@@ -314,7 +318,7 @@ def test_ids_are_long_and_differ() -> None:
 
 
 def _seconds(style: ToolStyle, deltas: Callable[[int], Sequence[str]], size: int) -> float:
-    reader = ToolCallParser(reading(style, auto(style)), refuse)
+    reader = ToolCallParser(call_format(style, auto(style)), refuse)
     chunks = deltas(size)
     began = time.process_time()
     for chunk in chunks:

@@ -14,7 +14,7 @@ class Item:
     number: int = 0
 
 
-def test_tenants_take_turns() -> None:
+def test_tenants_alternate() -> None:
     queue: TenantFairQueue[Item] = TenantFairQueue(concurrent=1, concurrent_per_tenant=1)
     for number in range(3):
         queue.put(Item(b"flood", number))
@@ -26,7 +26,7 @@ def test_tenants_take_turns() -> None:
     assert order == [Item(b"flood", 0), Item(b"quiet"), Item(b"flood", 1), Item(b"flood", 2)]
 
 
-def test_a_tenant_does_not_hold_every_slot() -> None:
+def test_a_tenant_does_not_take_every_slot() -> None:
     queue: TenantFairQueue[Item] = TenantFairQueue(concurrent=2, concurrent_per_tenant=1)
     queue.put(Item(b"flood", 0))
     queue.put(Item(b"flood", 1))

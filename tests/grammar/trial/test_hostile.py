@@ -97,7 +97,7 @@ async def test_every_hostile_grammar_ends_in_time(tokenizer: Path) -> None:
     outcomes: dict[tuple[str, str], str] = {}
     late: dict[str, float] = {}
 
-    async def try_one(slot: int, cases: Iterator[HostileGrammar]) -> None:
+    async def check_cases(slot: int, cases: Iterator[HostileGrammar]) -> None:
         for case in cases:
             for spec in specs(case):
                 started = time.monotonic()
@@ -106,7 +106,7 @@ async def test_every_hostile_grammar_ends_in_time(tokenizer: Path) -> None:
                     late[case.name] = waited
 
     cases = iter(HOSTILE_GRAMMARS)
-    await asyncio.gather(*(try_one(slot, cases) for slot in range(LIMITS.concurrent)))
+    await asyncio.gather(*(check_cases(slot, cases) for slot in range(LIMITS.concurrent)))
     assert late == {}
     assert len({name for name, _ in outcomes}) > len(HOSTILE_GRAMMARS) * 0.8
     await asyncio.sleep(0.5)

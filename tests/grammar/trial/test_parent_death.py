@@ -1,4 +1,4 @@
-"""kill -9 of a gateway leaves neither the process of trial compilations nor a trial."""
+"""kill -9 of a gateway leaves neither the compile-check process nor a check."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def test_nothing_outlives_a_killed_gateway(tmp_path: Path) -> None:
     tokenizer.write_text(byte_vocabulary().tokenizer_json)
     gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, str(tokenizer)])
     try:
-        descendants = until_a_trial_runs(gateway)
+        descendants = until_a_check_runs(gateway)
     finally:
         os.kill(gateway.pid, signal.SIGKILL)
         gateway.wait()
@@ -54,12 +54,12 @@ def test_nothing_outlives_a_killed_gateway(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def until_a_trial_runs(gateway: "subprocess.Popen[bytes]") -> list[int]:
-    """The process of trial compilations and the trial it forked."""
+def until_a_check_runs(gateway: "subprocess.Popen[bytes]") -> list[int]:
+    """Return the compile-check process and its forked checks."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and gateway.poll() is None:
         for process in children(gateway.pid):
             if checks := children(process):
                 return [process, *checks]
         time.sleep(0.02)
-    raise AssertionError("no trial ever ran")
+    raise AssertionError("no check ever ran")

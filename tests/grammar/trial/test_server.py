@@ -1,4 +1,4 @@
-"""How each end of a trial is judged, with functions in place of compilers: real processes, real limits."""
+"""The result of each end of a compile check, with functions in place of compilers: real processes, real limits."""
 
 import mmap
 import os
@@ -30,7 +30,7 @@ def sleep(spec: GrammarSpec) -> int:
 
 
 def segfault(spec: GrammarSpec) -> int:
-    # pytest's handler would write the stacks of a large process first, within the CPU second of the trial.
+    # pytest's handler would write the stacks of a large process first, within the CPU second of the check.
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGSEGV)
     return 1
@@ -88,16 +88,16 @@ def results(
     """What a server answers until it has given `expected` results."""
     reading, writing = os.pipe()
     os.write(writing, b"".join(encode(order) + b"\n" for order in orders))
-    told: list[CompileResult] = []
+    reported: list[CompileResult] = []
 
     def report(result: CompileResult) -> None:
-        told.append(result)
-        if len(told) == expected:
+        reported.append(result)
+        if len(reported) == expected:
             os.close(writing)
 
     ForkServer(first_mask, limits, report).serve(OrderSource(reading))
     os.close(reading)
-    return told
+    return reported
 
 
 def forks() -> list[int]:
@@ -106,7 +106,7 @@ def forks() -> list[int]:
     return [child for child in children(os.getpid()) if command_line(child) in (mine, b"")]
 
 
-def a_try(check_id: int = 7) -> StartCheck:
+def start_check(check_id: int = 7) -> StartCheck:
     return StartCheck(check_id, GrammarSpec(backend="llguidance", source=""))
 
 
@@ -127,7 +127,7 @@ def a_try(check_id: int = 7) -> StartCheck:
     ],
 )
 def test_outcome(first_mask: Callable[[GrammarSpec], int], outcome: str) -> None:
-    (result,) = results(first_mask, a_try())
+    (result,) = results(first_mask, start_check())
     assert (result.check_id, result.outcome) == (7, outcome)
     assert result.wall_s < LIMITS.deadline_s
     assert forks() == []
@@ -138,13 +138,13 @@ def test_a_deadline_is_the_grammars_only_if_it_had_time(
     first_mask: Callable[[GrammarSpec], int], outcome: str
 ) -> None:
     limits = SandboxLimits(deadline_s=0.8, cpu_s=2)
-    (result,) = results(first_mask, a_try(), limits=limits)
+    (result,) = results(first_mask, start_check(), limits=limits)
     assert result.outcome == outcome
     assert 0.8 <= result.wall_s < 3
 
 
 def test_an_error_text_is_cleaned() -> None:
-    assert results(refuse, a_try())[0].text == "[2Jno such rule"
+    assert results(refuse, start_check())[0].text == "[2Jno such rule"
 
 
 def test_without_a_process_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,24 +152,26 @@ def test_without_a_process_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> 
         raise BlockingIOError("no process")
 
     monkeypatch.setattr(os, "fork", fork)
-    (result,) = results(burn, a_try())
+    (result,) = results(burn, start_check())
     assert (result.outcome, result.text) == ("starved", "no process")
 
 
-def test_trials_run_side_by_side_and_are_cancelled() -> None:
+def test_checks_run_in_parallel_and_are_cancelled() -> None:
     started = time.monotonic()
-    orders = [a_try(check_id) for check_id in range(4)] + [Cancel(check_id) for check_id in (0, 1, 2, 3, 99)]
-    told = results(sleep, *orders, expected=4)
-    assert {(result.check_id, result.outcome) for result in told} == {(i, "cancelled") for i in range(4)}
+    orders = [start_check(check_id) for check_id in range(4)] + [
+        Cancel(check_id) for check_id in (0, 1, 2, 3, 99)
+    ]
+    reported = results(sleep, *orders, expected=4)
+    assert {(result.check_id, result.outcome) for result in reported} == {(i, "cancelled") for i in range(4)}
     assert time.monotonic() - started < LIMITS.deadline_s
 
 
-def test_the_end_of_input_ends_running_trials() -> None:
+def test_the_end_of_input_ends_running_checks() -> None:
     reading, writing = os.pipe()
-    os.write(writing, encode(a_try()) + b"\n")
+    os.write(writing, encode(start_check()) + b"\n")
     os.close(writing)
-    told: list[CompileResult] = []
-    ForkServer(sleep, LIMITS, told.append).serve(OrderSource(reading))
+    reported: list[CompileResult] = []
+    ForkServer(sleep, LIMITS, reported.append).serve(OrderSource(reading))
     os.close(reading)
-    assert told == []
+    assert reported == []
     assert forks() == []

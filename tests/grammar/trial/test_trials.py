@@ -1,4 +1,4 @@
-"""Trials by the real process with both libraries, on a vocabulary of bytes."""
+"""Compile checks by the real process with both libraries, on a vocabulary of bytes."""
 
 import asyncio
 import os
@@ -97,9 +97,9 @@ def forks(cache: CompileCache) -> list[int]:
     return children(cache.pid)
 
 
-async def timed(trial: Awaitable[None]) -> float:
+async def timed(check: Awaitable[None]) -> float:
     started = time.monotonic()
-    await asyncio.gather(trial, return_exceptions=True)
+    await asyncio.gather(check, return_exceptions=True)
     return time.monotonic() - started
 
 
@@ -152,7 +152,7 @@ async def test_what_takes_too_much_time_is_refused_in_time(cache: CompileCache) 
     started = time.monotonic()
     with pytest.raises(GrammarTooCostly):
         await cache.check(b"a", slow())
-    # It is remembered: a second trial would take that second again.
+    # It is remembered: a second check would take that second again.
     assert time.monotonic() - started < 1
 
 
@@ -161,14 +161,14 @@ async def test_half_a_surrogate_is_refused(cache: CompileCache) -> None:
         await cache.check(b"a", GrammarSpec(backend="llguidance", source="\ud800"), param="response_format")
 
 
-async def test_one_trial_serves_all_who_wait(cache: CompileCache) -> None:
+async def test_one_check_serves_all_waiting_requests(cache: CompileCache) -> None:
     before = cache.stats.checks
     spec = by_xgrammar(an_object("shared"))
     await asyncio.gather(*(cache.check(b"a", spec) for _ in range(20)))
     assert cache.stats.checks == before + 1
 
 
-async def test_a_trial_goes_on_while_somebody_waits(cache: CompileCache) -> None:
+async def test_a_check_continues_while_a_request_waits(cache: CompileCache) -> None:
     spec = slow(seed=1)
     first, second = (asyncio.create_task(cache.check(b"a", spec)) for _ in range(2))
     await until(lambda: len(forks(cache)) == 1)
@@ -178,7 +178,7 @@ async def test_a_trial_goes_on_while_somebody_waits(cache: CompileCache) -> None
     assert first.cancelled()
 
 
-async def test_a_trial_nobody_waits_for_is_killed(cache: CompileCache) -> None:
+async def test_a_check_without_waiting_requests_is_killed(cache: CompileCache) -> None:
     waiter = asyncio.create_task(cache.check(b"a", slow(seed=2)))
     await until(lambda: len(forks(cache)) == 1)
     started = time.monotonic()
@@ -215,7 +215,7 @@ async def test_a_flooding_tenant_leaves_a_slot_to_others(cache: CompileCache) ->
     await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_a_killed_process_is_replaced_and_its_trial_tried_again(cache: CompileCache) -> None:
+async def test_a_killed_process_is_replaced_and_its_check_retried(cache: CompileCache) -> None:
     waiter = asyncio.create_task(cache.check(b"a", slow(seed=30)))
     await until(lambda: cache.stats.running == 1 and len(forks(cache)) == 1)
     (orphan,) = forks(cache)
@@ -251,7 +251,7 @@ async def test_budgets_of_memory_and_size(tokenizer: Path) -> None:
         await until(lambda: not forks(cache))
 
 
-async def test_without_a_tokenizer_nothing_can_be_tried(tmp_path: Path) -> None:
+async def test_without_a_tokenizer_checks_are_unavailable(tmp_path: Path) -> None:
     async with running(tmp_path / "missing") as cache:
         with pytest.raises(WorkersUnavailable):
             await cache.check(b"a", by_llguidance(an_object("never")))
@@ -267,7 +267,7 @@ async def timed_refusal(cache: CompileCache) -> None:
         assert time.monotonic() - started < 0.2
 
 
-async def test_who_waits_at_the_end_is_told(tokenizer: Path) -> None:
+async def test_close_fails_waiting_requests(tokenizer: Path) -> None:
     async with running(tokenizer) as cache:
         waiter = asyncio.create_task(cache.check(b"a", slow()))
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A validation that does what `DEED` in its environment says in place of reading the folder: run as a process by tests."""
+"""A validation process that misbehaves as `BEHAVIOUR` in its environment says, in place of reading the folder."""
 
 import ctypes
 import errno
@@ -19,7 +19,7 @@ from loraplex.adapters import validation_child as child
 from loraplex.adapters.errors import FolderRejected
 from loraplex.adapters.validation import validate
 
-DEED = os.environ.get("DEED", "")
+BEHAVIOUR = os.environ.get("BEHAVIOUR", "")
 IO_URING_SETUP = 425
 PTRACE = {"x86_64": 101, "aarch64": 117}.get(os.uname().machine, 0)
 ATTACH = 16
@@ -29,7 +29,7 @@ OPEN = {"x86_64": 2}.get(os.uname().machine)
 
 
 def act(folder: Path, *_: Any) -> Any:
-    match DEED:
+    match BEHAVIOUR:
         case "spin":
             while True:
                 pass
@@ -52,7 +52,7 @@ def act(folder: Path, *_: Any) -> Any:
 
 
 def attempts(folder: Path) -> dict[str, str]:
-    """What a process under its limits gets to hear."""
+    """Return what the kernel answers to calls that the process must not make."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def system_call(number: int, *arguments: int | ctypes.c_char_p) -> None:
@@ -141,7 +141,7 @@ def outcome(call: Callable[[], object]) -> str:
 
 
 if __name__ == "__main__":
-    if DEED == "thread":
+    if BEHAVIOUR == "thread":
         threading.Thread(target=signal.pause, daemon=True).start()
     validate.examine = act  # type: ignore[assignment]  # a stand-in that never returns
     child.main()
