@@ -47,7 +47,7 @@ class Policies:
         self._load = load
         self._most_tenants = most_tenants
         self._held: OrderedDict[UUID, TenantPolicy] = OrderedDict()
-        self._turns: dict[UUID, asyncio.Lock] = {}
+        self._slots: dict[UUID, asyncio.Lock] = {}
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         """The tenant's limits at that epoch. Raises `PolicyStale` when there is a newer one, `TenantNotFound`."""
@@ -61,7 +61,7 @@ class Policies:
 
     async def _load_once(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         """Many requests may miss a policy at the same time: one reads it, the others find it."""
-        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
+        turn = self._slots.setdefault(tenant_id, asyncio.Lock())
         try:
             async with turn:
                 held = self._held.get(tenant_id)
@@ -70,7 +70,7 @@ class Policies:
                 return held
         finally:
             if not turn.locked():
-                self._turns.pop(tenant_id, None)
+                self._slots.pop(tenant_id, None)
 
     async def refresh(self, tenant_id: UUID) -> TenantPolicy:
         """The newest limits. Raises `TenantNotFound`."""

@@ -1,4 +1,4 @@
-"""The connection that keeps books: its role, its failures, and its way back."""
+"""The ledger connection: its role, its failures, and its recovery."""
 
 import psycopg
 import pytest

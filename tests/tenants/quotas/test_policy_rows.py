@@ -1,10 +1,10 @@
-"""The limits in force are those of what lives, and reading very many of them holds up nobody."""
+"""Limits in force are those of living keys and adapters; reading very many of them blocks no other request."""
 
 import asyncio
 import time
 
 from sqlalchemy import text
-from tests.tenants.admission.gateways import House, make_house
+from tests.tenants.admission.gateways import TenantWithGateways, make_tenant_with_gateways
 
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
@@ -26,53 +26,51 @@ THEIR_LIMITS = """
 """
 
 
-async def add_many(house: House, many: int) -> None:
-    async with house.database.as_operator() as session:
-        parameters = {"tenant": house.tenant_id, "many": many}
+async def add_many(tenant: TenantWithGateways, many: int) -> None:
+    async with tenant.database.as_operator() as session:
+        parameters = {"tenant": tenant.tenant_id, "many": many}
         await session.execute(text(MANY_KEYS), parameters)
         await session.execute(text(THEIR_LIMITS), parameters)
 
 
-async def test_what_has_ended_has_no_limits(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url, requests_per_minute=60)
+async def test_ended_keys_and_adapters_have_no_limits(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60)
     async with database.as_operator() as session:
-        keys, adapters = KeyRepository(session), AdapterRepository(session, house.tenant_id)
+        keys, adapters = KeyRepository(session), AdapterRepository(session, tenant.tenant_id)
         made = [
-            (await keys.create(house.tenant_id, name, ["inference"])).record
+            (await keys.create(tenant.tenant_id, name, ["inference"])).record
             for name in ("lives", "revoked", "rotated", "expires", "expired")
         ]
         kept, deleted = [await adapters.get_or_create(name) for name in ("kept", "deleted")]
         session.add_all(
-            Quota(tenant_id=house.tenant_id, api_key_id=key.id, requests_per_minute=5) for key in made
+            Quota(tenant_id=tenant.tenant_id, api_key_id=key.id, requests_per_minute=5) for key in made
         )
         session.add_all(
-            Quota(tenant_id=house.tenant_id, adapter_id=each.id, requests_per_minute=4)
+            Quota(tenant_id=tenant.tenant_id, adapter_id=each.id, requests_per_minute=4)
             for each in (kept, deleted)
         )
         await session.flush()
-        await keys.revoke(house.tenant_id, made[1].key_id)
-        successor = (await keys.rotate(house.tenant_id, made[2].key_id)).record
+        await keys.revoke(tenant.tenant_id, made[1].key_id)
+        successor = (await keys.rotate(tenant.tenant_id, made[2].key_id)).record
         for key, ended in ((made[3], "1 hour"), (made[4], "2 days")):
             await session.execute(
                 text("UPDATE api_keys SET expires_at = now() - CAST(:ended AS interval) WHERE id = :id"),
                 {"id": key.id, "ended": ended},
             )
-        await AdapterDeletion(session, house.tenant_id).delete_adapter("deleted")
-    policy = await UsageLedger(database).policy(house.tenant_id)
+        await AdapterDeletion(session, tenant.tenant_id).delete_adapter("deleted")
+    policy = await UsageLedger(database).policy(tenant.tenant_id)
     limits = QuotaLimits(requests_per_minute=5)
-    # Clocks differ: what has just expired keeps its limits for a day.
+    # Clocks differ: an expired key keeps its limits for a day.
     assert dict(policy.keys) == {made[0].id: limits, successor.id: limits, made[3].id: limits}
     assert dict(policy.adapters) == {kept.id: QuotaLimits(requests_per_minute=4)}
     assert policy.tenant == QuotaLimits(requests_per_minute=60)
 
 
-async def test_very_many_limits_are_read_without_holding_up_others(
-    database: Database, valkey_url: str
-) -> None:
-    house = await make_house(database, valkey_url)
-    await add_many(house, MANY)
-    books = UsageLedger(database)
-    await books.policy(house.tenant_id)
+async def test_very_many_limits_are_read_without_blocking_others(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    await add_many(tenant, MANY)
+    ledger = UsageLedger(database)
+    await ledger.policy(tenant.tenant_id)
     # Of this thread, so that a busy machine counts for nothing.
     stalls: list[float] = []
 
@@ -83,7 +81,7 @@ async def test_very_many_limits_are_read_without_holding_up_others(
             stalls.append(time.thread_time() - before)
 
     watching = asyncio.create_task(others())
-    policy = await books.policy(house.tenant_id)
+    policy = await ledger.policy(tenant.tenant_id)
     watching.cancel()
     assert len(policy.keys) == MANY
     assert max(stalls) < 0.05
