@@ -85,9 +85,9 @@ class KeyDelegation:
         """
         manager = await self._manager()
         require_held(manager, scopes)
-        held = KeyRestrictions.of(manager)
-        granted = held.changed(bounds or {})
-        held.require(granted)
+        own = KeyRestrictions.of(manager)
+        granted = own.changed(bounds or {})
+        own.require(granted)
         return await self._keys.create(
             self._tenant_id,
             name,
@@ -148,6 +148,6 @@ class KeyDelegation:
 
 def require_held(manager: ApiKey, scopes: Iterable[str]) -> None:
     """Raises `ScopeNotHeld`; a text that is no scope at all is left to `check_scopes`."""
-    held = effective_scopes(manager.scopes)
-    if lacking := sorted(effective_scopes(scopes) & (TENANT_SCOPES | OPERATOR_SCOPES) - held):
+    own = effective_scopes(manager.scopes)
+    if lacking := sorted(effective_scopes(scopes) & (TENANT_SCOPES | OPERATOR_SCOPES) - own):
         raise ScopeNotHeld(f"this needs a key that itself has the scope `{lacking[0]}`")

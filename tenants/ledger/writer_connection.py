@@ -64,7 +64,7 @@ class WriterConnection:
             self._address, autocommit=True, connect_timeout=CONNECT_SECONDS, options=self._options
         )
         self._connection = connection
-        user, bypasses = await (await connection.execute(WHO_AM_I)).fetchone() or ("nobody", True)
+        user, bypasses = await (await connection.execute(WHO_AM_I)).fetchone() or ("no role", True)
         if user != ROLE or bypasses:
             await self._drop()
             raise RoleUnsafe(f"the usage ledger is written as {ROLE} under row-level security, not as {user}")

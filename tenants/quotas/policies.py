@@ -42,32 +42,32 @@ class Policies:
     """A cache of the policies last used; `load` reads one from the database."""
 
     def __init__(
-        self, load: Callable[[UUID], Awaitable[TenantPolicy]], most_tenants: int = MAX_TENANTS
+        self, load: Callable[[UUID], Awaitable[TenantPolicy]], max_tenants: int = MAX_TENANTS
     ) -> None:
         self._load = load
-        self._most_tenants = most_tenants
-        self._held: OrderedDict[UUID, TenantPolicy] = OrderedDict()
+        self._max_tenants = max_tenants
+        self._cached: OrderedDict[UUID, TenantPolicy] = OrderedDict()
         self._slots: dict[UUID, asyncio.Lock] = {}
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         """The tenant's limits at that epoch. Raises `PolicyStale` when there is a newer one, `TenantNotFound`."""
-        held = self._held.get(tenant_id)
-        if held is None or held.policy_epoch < policy_epoch:
-            held = await self._load_once(tenant_id, policy_epoch)
-        if held.policy_epoch != policy_epoch:
+        cached = self._cached.get(tenant_id)
+        if cached is None or cached.policy_epoch < policy_epoch:
+            cached = await self._load_once(tenant_id, policy_epoch)
+        if cached.policy_epoch != policy_epoch:
             raise PolicyStale(f"the policy of the caller's tenant has changed since epoch {policy_epoch}")
-        self._held.move_to_end(tenant_id)
-        return held
+        self._cached.move_to_end(tenant_id)
+        return cached
 
     async def _load_once(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         """Load a policy once for all requests that need it at the same time."""
         turn = self._slots.setdefault(tenant_id, asyncio.Lock())
         try:
             async with turn:
-                held = self._held.get(tenant_id)
-                if held is None or held.policy_epoch < policy_epoch:
-                    held = await self.refresh(tenant_id)
-                return held
+                cached = self._cached.get(tenant_id)
+                if cached is None or cached.policy_epoch < policy_epoch:
+                    cached = await self.refresh(tenant_id)
+                return cached
         finally:
             if not turn.locked():
                 self._slots.pop(tenant_id, None)
@@ -77,12 +77,12 @@ class Policies:
         return self._keep(tenant_id, await self._load(tenant_id))
 
     def _keep(self, tenant_id: UUID, policy: TenantPolicy) -> TenantPolicy:
-        held = self._held.get(tenant_id)
-        if held is not None and held.policy_epoch > policy.policy_epoch:
-            return held
-        self._held[tenant_id] = policy
-        while len(self._held) > self._most_tenants:
-            self._held.popitem(last=False)
+        cached = self._cached.get(tenant_id)
+        if cached is not None and cached.policy_epoch > policy.policy_epoch:
+            return cached
+        self._cached[tenant_id] = policy
+        while len(self._cached) > self._max_tenants:
+            self._cached.popitem(last=False)
         return policy
 
 

@@ -157,13 +157,13 @@ class UnusedBlobs:
 
     async def mark_deleted(self, blob: Blob) -> None:
         """Record that the files are gone: the deleted versions no longer exist for their tenant."""
-        held = (
+        deleted_versions = (
             AdapterVersion.tenant_id == blob.tenant_id,
             AdapterVersion.digest == blob.digest,
             AdapterVersion.state == DELETING,
         )
         await self._session.execute(
-            update(AdapterVersion).where(*held).values(blob_deleted_at=datetime.now(UTC))
+            update(AdapterVersion).where(*deleted_versions).values(blob_deleted_at=datetime.now(UTC))
         )
 
 

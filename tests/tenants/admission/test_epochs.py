@@ -35,21 +35,21 @@ async def test_a_reservation_of_counters_that_were_replaced_is_not_kept(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=40)
-    told: list[Reserved] = []
+    outcomes: list[Reserved] = []
     async with tenant.gateway() as slow, tenant.gateway() as other:
         await other.cancel(await other.admit(tenant.request(1, 1)))
         reserve = slow.maintenance.ledger.reserve
 
         async def overtaken(row: LedgerReservation) -> Any:
-            if not told:
+            if not outcomes:
                 await rebuild_counters(tenant, other)
             reply = await reserve(row)
-            told.append(reply.outcome)
+            outcomes.append(reply.outcome)
             return reply
 
         monkeypatch.setattr(slow.maintenance.ledger, "reserve", overtaken)
         reservation = await slow.admit(tenant.request())
-        assert told == [Reserved.EPOCH_MOVED, Reserved.KEPT]
+        assert outcomes == [Reserved.EPOCH_MOVED, Reserved.KEPT]
         assert reservation.reserved.epoch == 2
         assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
         await slow.settle(reservation, usage(reservation))

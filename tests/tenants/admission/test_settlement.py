@@ -64,23 +64,23 @@ async def test_an_update_in_progress_is_not_sent_again(
     tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_minute=1000)
     async with tenant.gateway() as gateway:
         reservation = await gateway.admit(tenant.request())
-        settle, told = gateway.maintenance.counters.settle, []
+        settle, updates = gateway.maintenance.counters.settle, []
         retried = asyncio.Event()
 
         async def slow(*arguments: Any, **more: Any) -> Any:
-            told.append(arguments)
+            updates.append(arguments)
             await retried.wait()
             return await settle(*arguments, **more)
 
         monkeypatch.setattr(gateway.maintenance.counters, "settle", slow)
         settling = asyncio.create_task(gateway.settle(reservation, usage(reservation)))
-        while not told:
+        while not updates:
             await asyncio.sleep(0.001)
         async with asyncio.timeout(5):
             await gateway.maintenance.settlements.retry()
         retried.set()
         await settling
-        assert len(told) == 1 and not gateway.maintenance.requests.pending_counter_updates
+        assert len(updates) == 1 and not gateway.maintenance.requests.pending_counter_updates
         assert await gateway.maintenance.ledger.epoch(tenant.tenant_id) == 1
 
 

@@ -37,17 +37,17 @@ async def test_rows_go_together_while_a_statement_runs() -> None:
 
 async def test_a_refused_row_fails_alone() -> None:
     rows = WriteBatcher(Table().run)
-    told = await asyncio.gather(*(rows.add(number) for number in (1, 13, 2)), return_exceptions=True)
-    assert (told[0], told[2]) == (2, 4)
-    assert isinstance(told[1], psycopg.DataError)
+    results = await asyncio.gather(*(rows.add(number) for number in (1, 13, 2)), return_exceptions=True)
+    assert (results[0], results[2]) == (2, 4)
+    assert isinstance(results[1], psycopg.DataError)
 
 
 async def test_a_store_that_is_down_fails_the_batch_at_once() -> None:
     table = Table()
     table.down = True
     rows = WriteBatcher(table.run)
-    told = await asyncio.gather(*(rows.add(number) for number in range(9)), return_exceptions=True)
-    assert all(isinstance(each, DatabaseUnavailable) for each in told)
+    results = await asyncio.gather(*(rows.add(number) for number in range(9)), return_exceptions=True)
+    assert all(isinstance(each, DatabaseUnavailable) for each in results)
     assert len(table.batches) == 1
     table.down = False
     assert await rows.add(4) == 8
