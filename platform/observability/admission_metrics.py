@@ -131,7 +131,9 @@ class RecordedAdmissionController:
         self._admissions = admissions
         self._metrics = metrics
 
-    async def admit(self, request: ReservationRequest, on_provisional: OnProvisional | None = None) -> Reservation:
+    async def admit(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
+    ) -> Reservation:
         """Times what a request waits for before work on it begins, and until it is in the books."""
         began, waited = time.perf_counter(), None
 

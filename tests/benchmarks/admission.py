@@ -183,7 +183,9 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
             database, settings = Database(services.database_url), AdmissionConfig()
             fast = open_valkey(services.redis_url)
             bulk_redis = open_valkey(services.redis_url)
-            admissions = QuotaAdmissionController(database, fast, PRICE, uuid4(), settings, bulk_redis=bulk_redis)
+            admissions = QuotaAdmissionController(
+                database, fast, PRICE, uuid4(), settings, bulk_redis=bulk_redis
+            )
             upkeep = asyncio.create_task(admissions.run())
             try:
                 yield database, admissions

@@ -33,7 +33,9 @@ class FakeAdmissions:
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
 
-    async def admit(self, request: ReservationRequest, on_provisional: OnProvisional | None = None) -> Reservation:
+    async def admit(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
+    ) -> Reservation:
         self.asked.append(request)
         if self.refusals:
             raise self.refusals.pop(0)

@@ -227,7 +227,9 @@ async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every
     gateways = [Authenticator(database, 3600), Authenticator(database, 3600)]
     callers = [await gateway.authenticate(bearer(key), cached=True) for gateway in gateways]
     await counters.rebuild(
-        callers[0].tenant_id, 1, CounterSnapshot(policy_epoch=1, totals=(), reservations=(), full_buckets=True)
+        callers[0].tenant_id,
+        1,
+        CounterSnapshot(policy_epoch=1, totals=(), reservations=(), full_buckets=True),
     )
     for caller in callers:
         assert isinstance(await counters.admit(asked_by(caller)), Admitted)
