@@ -1,5 +1,5 @@
-"""The audit log: who changed what, from where. Invariant: an entry is written in the transaction of its change, and holds
-no secret, whatever its author passes.
+"""The audit log: who changed what, from where. Invariant: an entry is written in the transaction of its change, and contains
+no secret, whatever the caller passes.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ SECRET_FIELDS: Final = frozenset(
     }
 )
 """Fields whose values never enter the log: credentials, and what tenants send to models."""
-# With or without its checksum: a key somebody mistyped into a name is still mostly a key.
+# Keys with or without their checksum: a key mistyped into a name is still mostly a key.
 _KEY: Final = re.compile(r"lpx_(?:live|test|op)_[A-Za-z0-9_-]+")
 _MAX_TEXT: Final = 1000
 FILTERS: Final = {
@@ -37,7 +37,7 @@ FILTERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts: a key or an operator by the key's public id, a command, or a part of the system by its name.
+    """The author of a change: a key or an operator by the key's public id, a command, or a part of the system by its name.
 
     `address` is the client's; None where it has none, as on a unix socket.
     """
@@ -69,7 +69,7 @@ class AuditRepository:
     ) -> None:
         """`action` is `<noun>.<verb>`, `target` the path of what changed, such as `adapters/support/aliases/production`.
 
-        Of `before` and `after` only the fields that differ are kept: None before a creation, None after a deletion.
+        Only the fields of `before` and `after` that differ are kept: None before a creation, None after a deletion.
         """
         owner = tenant_id or self._tenant_id
         old, new = changed(before, after)
@@ -133,7 +133,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON holds it, with everything that looks like a key taken out."""
+    """`value` as JSON, with everything that looks like a key removed."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 
 def _address(text: str | None) -> str | None:
-    """Only what is an address: a unix socket's peer has none, and a link-local one loses its zone."""
+    """The text if it is an IP address, without its zone; None otherwise, as for the peer of a unix socket."""
     candidate = (text or "").partition("%")[0]
     try:
         return str(ipaddress.ip_address(candidate))

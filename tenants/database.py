@@ -1,5 +1,5 @@
-"""The PostgreSQL connection pool. Invariant: one transaction per unit of work, committed here and nowhere else, and every one
-of them takes a role that row-level security binds; the connecting role's own rights are never used.
+"""The PostgreSQL connection pool. Invariant: one transaction per unit of work, committed here and nowhere else. Each takes a
+role bound by row-level security; the connecting user's own rights are never used.
 """
 
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ IDLE_MILLISECONDS = 60_000
 POOL_SIZE = 10
 POOL_WAIT_SECONDS = 5
 ROLES = ("app_tenant", "app_operator", "app_writer")
-# Both settings end with the transaction: a pooled connection carries nothing over.
+# Both settings end with the transaction, so a pooled connection keeps neither.
 TAKE_ROLE = text("SELECT set_config('role', :role, true), set_config('app.tenant_id', :tenant_id, true)")
 BYPASSES = text("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
 
@@ -75,7 +75,7 @@ class Database:
         return self._transaction("app_operator", "")
 
     def as_writer(self) -> AbstractAsyncContextManager[AsyncSession]:
-        """A transaction that finds keys and keeps the books of requests."""
+        """A transaction that finds keys and writes the usage ledger."""
         return self._transaction("app_writer", "")
 
     async def ping(self) -> None:

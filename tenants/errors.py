@@ -19,7 +19,7 @@ TenantsError
 │   ├── VersionNotFound
 │   ├── AliasNotFound
 │   ├── UploadNotFound
-│   └── RefusalNotFound      no limit refused a request of this id of late
+│   └── RefusalNotFound      no limit refused a request of this id recently
 ├── Conflict                 the present state forbids the change
 │   ├── NameTaken
 │   ├── VersionNotReady
@@ -29,14 +29,14 @@ TenantsError
 │   ├── NoPreviousVersion
 │   ├── RevisionMoved        the row is not as the caller saw it
 │   ├── CountReached         the tenant has as many as its quota allows: names the limit
-│   ├── InUse                an alias points to it, requests run on it, or it has not been judged yet
+│   ├── InUse                an alias points to it, requests run on it, or it has not been validated yet
 │   ├── IdempotencyInUse     the first request with this Idempotency-Key is still running
-│   ├── AnswerLost           the kept answer was sealed with another server secret
+│   ├── StoredResponseUnreadable  the stored response was encrypted with another server secret
 │   ├── KeyEnded             the key is revoked or expired: nothing of it may change
 │   ├── UploadEnded          it was completed, aborted, or has expired
-│   └── UploadClaimed        its parts are being put together
+│   └── UploadClaimed        its parts are being assembled
 ├── IdempotencyMismatch      the Idempotency-Key was used for another request
-├── PolicyStale              the caller was read before its tenant, key or limits changed: read it anew
+├── PolicyStale              the caller was read before its tenant, key or limits changed: read it again
 ├── LimitExceeded            a limit forbids the request: names it and its level
 │   ├── RateLimited          trying again later helps
 │   └── QuotaExhausted       nothing helps before the period ends or the limit is raised
@@ -44,7 +44,7 @@ TenantsError
 └── StoreUnavailable         a store is down, overloaded or too slow; the caller may try again
     ├── DatabaseUnavailable
     ├── ValkeyUnavailable
-    └── QuotaUnavailable     nobody can tell now what is left of a limit: names it and its level
+    └── QuotaUnavailable     what is left of a limit is unknown now: names it and its level
 """
 
 from loraplex.tenants.rate_state import RateState
@@ -212,9 +212,9 @@ class PolicyStale(TenantsError):
 
 
 class LimitExceeded(TenantsError):
-    """`limit` is its name, `level` whose it is: tenant, key or adapter. `retry_after_s` None: waiting does not help.
+    """`limit` is the limit's name, `level` is tenant, key or adapter. `retry_after_s` None: waiting does not help.
 
-    `rate`: the rates that the request met, None where they are not known; `degraded`: by a gateway's share.
+    `rate`: the current rates, None if unknown. `degraded`: refused by a gateway's share, without the counters.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class ValkeyUnavailable(StoreUnavailable):
 
 
 class QuotaUnavailable(StoreUnavailable):
-    """`limit` and `level`: a limit of which nobody can tell what is left, None where it is no limit that holds it up."""
+    """`limit` and `level`: a limit whose remainder is unknown; None if the cause is not a limit."""
 
     def __init__(self, message: str, *, limit: str | None = None, level: str | None = None) -> None:
         super().__init__(message)

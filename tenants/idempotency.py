@@ -1,7 +1,7 @@
-"""Requests that may be repeated: the first answer is kept and given again, sealed by the platform.
+"""Idempotency: stores the first response to a request, encrypted by the platform, and returns it again.
 
-Invariant: the record is written in the transaction of the change itself, so that there is one exactly where the change
-took place; while that transaction runs, a lock of PostgreSQL turns others with the same key away.
+Invariant: the record is written in the transaction of the change, so a record exists exactly if the change was made. While
+that transaction runs, a lock of PostgreSQL refuses other requests with the same key.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ KEPT: Final = timedelta(hours=24)
 
 @dataclass(frozen=True, slots=True)
 class RepeatableRequest:
-    """What makes a request the same one: `caller` and `key` name it, `route` (method and path) and body are compared."""
+    """The identity of a request: `caller` and `key` name it; `route` (method and path) and body must be equal."""
 
     caller: str
     key: str
@@ -30,15 +30,15 @@ class RepeatableRequest:
 
 
 class IdempotencyRepository:
-    """The kept answers, seen by one session."""
+    """The stored responses, seen by one session."""
 
     def __init__(self, session: AsyncSession, kept: timedelta = KEPT) -> None:
-        """`kept`: how long answers are."""
+        """`kept`: the time for which responses are stored."""
         self._session = session
         self._kept = kept
 
     async def begin(self, request: RepeatableRequest) -> bytes | None:
-        """The sealed answer of the same request, or None when it is the first: then `finish` it in this transaction.
+        """The encrypted response of the same request; None if it is the first: then call `finish` in this transaction.
 
         Raises `IdempotencyInUse` while the first is running, `IdempotencyMismatch` when another request had the key.
         """
@@ -59,7 +59,7 @@ class IdempotencyRepository:
         return record.sealed_answer
 
     async def finish(self, request: RepeatableRequest, status: int, sealed_answer: bytes) -> None:
-        """Keeps the answer."""
+        """Store the response."""
         self._session.add(
             IdempotencyRecord(
                 caller=request.caller,

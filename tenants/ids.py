@@ -1,4 +1,4 @@
-"""UUIDs that sort by the time they were made: version 7 (RFC 9562), with a fraction of the millisecond in `rand_a`."""
+"""UUIDs that sort by their time of creation: version 7 (RFC 9562), with a fraction of the millisecond in `rand_a`."""
 
 import secrets
 import time
@@ -11,13 +11,13 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def uuid7_from(time: datetime) -> UUID:
-    """The smallest that was made at this time or later."""
+    """The smallest UUID created at this time or later."""
     milliseconds = (time - EPOCH) // timedelta(milliseconds=1)
     return UUID(int=(milliseconds & ((1 << 48) - 1)) << 80 | 7 << 76 | 0b10 << 62)
 
 
 def uuid7() -> UUID:
-    """A new one. Of two of one process the later is greater when a quarter of a microsecond lies between them."""
+    """A new UUID. Of two from one process, the later is greater if they are a quarter of a microsecond apart."""
     milliseconds, nanoseconds = divmod(time.time_ns(), _MILLISECOND)
     fraction = (nanoseconds << 12) // _MILLISECOND
     value = (milliseconds & ((1 << 48) - 1)) << 80 | 7 << 76 | fraction << 64

@@ -1,4 +1,4 @@
-"""What tenants, keys, adapters and aliases may be called. Invariant: the database holds the same patterns as checks."""
+"""Names of tenants, keys, adapters and aliases. Invariant: check constraints of the database have the same patterns."""
 
 import re
 
@@ -51,5 +51,5 @@ def check_pattern(field: str, value: str, pattern: str, rule: str) -> str:
 
 
 def is_name(value: str, pattern: str) -> bool:
-    """Whether the database could hold `value`; asking it for another (a NUL byte, say) would be an error."""
+    """Whether the database can store `value`; a query with another text, such as a NUL byte, would be an error."""
     return re.fullmatch(pattern.strip("^$"), value) is not None

@@ -1,11 +1,11 @@
-"""What is left of the limits per minute. Known by errors too: a refusal tells the rates as an admission does."""
+"""The state of the limits per minute; admissions and refusals both report it, so errors import it too."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One rate limit, after an admission or at a refusal; `reset_s`: when all of it is there again."""
+    """One rate limit after an admission or a refusal. `reset_s`: the time until its bucket is full."""
 
     limit: int
     remaining: int
@@ -14,7 +14,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """The tightest rate of any level; None where nothing is limited."""
+    """The tightest rates of all levels; None without a limit."""
 
     requests: Rate | None = None
     tokens: Rate | None = None

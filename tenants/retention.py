@@ -1,5 +1,5 @@
-"""How long records are kept that nobody needs for ever. Invariant: one transaction deletes a bounded number of rows, and of
-several gateways that would do so at once one does.
+"""Deletes records after their retention time. Invariant: one transaction deletes a bounded number of rows, and only one of
+several gateways deletes at a time.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.models import AuditEntry, Base, IdempotencyRecord, QuotaEvent
 
 MIN_AUDIT_DAYS: Final = 2
-"""The database itself refuses to delete what is younger than a day."""
+"""The database itself refuses to delete records of less than a day."""
 ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex retention', 0))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Times are counted from when a record was written. Idempotency records carry their own end."""
+    """Retention times, from the writing of a record. Idempotency records carry their own end."""
 
     audit: timedelta
     quota_events: timedelta
 
 
 class RetentionRepository:
-    """Deletes what is old, seen by one session of an operator."""
+    """Deletes old records in one session of an operator."""
 
     def __init__(self, session: AsyncSession, retention: Retention, now: datetime | None = None) -> None:
         self._session = session
@@ -34,9 +34,9 @@ class RetentionRepository:
         self._now = now or datetime.now(UTC)
 
     async def sweep(self, batch: int) -> dict[str, int]:
-        """Deletes at most `batch` old rows of each table: how many of which. A full batch says that more may be left.
+        """Delete at most `batch` old rows per table and return the numbers by table. A full batch means that more may be left.
 
-        Deletes nothing while another transaction does the same.
+        Deletes nothing while another transaction sweeps.
         """
         if not await self._session.scalar(ALONE):
             return {table.__tablename__: 0 for table, _ in self._conditions()}

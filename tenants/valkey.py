@@ -16,14 +16,14 @@ SCHEMES = ("redis", "rediss", "unix")
 CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
 CONNECT_SECONDS = 1.0
 ANSWER_SECONDS = 1.0
-# For what every request waits for: a Valkey that hangs must not hold requests up.
+# For calls that requests wait for: a hanging Valkey must not block requests.
 COMMAND_SECONDS = 0.05
 MAX_CONNECTIONS = 100
 SCAN_COUNT = 1000
 ERASE_BATCH = 500
 
 Valkey = Redis | RedisCluster
-# What a client raises when there is no good answer; cluster errors and the system's are outside the library's own tree.
+# Errors of a client without a good reply; cluster and system errors are outside the library's error hierarchy.
 FAILURES = (RedisError, RedisClusterException, OSError)
 
 
@@ -32,7 +32,7 @@ def open_valkey(
 ) -> Redis | RedisCluster:
     """A client for a `redis://`, `rediss://` or `unix://` address, or `redis+cluster://`, `rediss+cluster://` for a cluster.
 
-    It connects on first use; close it with `aclose`. `command_s` bounds the wait for each answer. Raises `InvalidField`.
+    It connects on first use; close it with `aclose`. `command_s` bounds the wait for each reply. Raises `InvalidField`.
     """
     scheme, _, place = url.partition("://")
     retry = Retry(NoBackoff(), 0)
@@ -70,7 +70,7 @@ def tenant_key(tenant_id: UUID, *parts: str) -> str:
 
 
 async def erase_tenant(client: Valkey, tenant_id: UUID) -> int:
-    """Deletes every key of a tenant: how many. Keys written meanwhile may stay. Raises `ValkeyUnavailable`."""
+    """Delete every key of a tenant and return their number. Keys written meanwhile may stay. Raises `ValkeyUnavailable`."""
     erased, names = 0, []
     try:
         async for name in client.scan_iter(match=tenant_key(tenant_id, "*"), count=SCAN_COUNT):

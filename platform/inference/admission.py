@@ -133,13 +133,13 @@ class InferenceAdmission:
         model: ResolvedModel,
         prompt_tokens: int,
         completion_tokens: int,
-        let_in: OnProvisional,
+        on_provisional: OnProvisional,
     ) -> Reservation:
         try:
-            return await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
+            return await self._ask(call, model, prompt_tokens, completion_tokens, on_provisional)
         except PolicyStale:
             await call.renew()
-            return await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
+            return await self._ask(call, model, prompt_tokens, completion_tokens, on_provisional)
 
     async def _ask(
         self,
@@ -147,7 +147,7 @@ class InferenceAdmission:
         model: ResolvedModel,
         prompt_tokens: int,
         completion_tokens: int,
-        let_in: OnProvisional,
+        on_provisional: OnProvisional,
     ) -> Reservation:
         request = ReservationRequest(
             id=uuid7(),
@@ -159,9 +159,9 @@ class InferenceAdmission:
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
         )
-        return await self._admissions.admit(request, let_in)
+        return await self._admissions.admit(request, on_provisional)
 
     async def _give_back(self, entry: PendingAdmission) -> None:
         admission = await entry.admitted_or_none()
         if admission is not None:
-            await self._admissions.release(admission)
+            await self._admissions.cancel(admission)

@@ -17,7 +17,6 @@ from loraplex.tenants.quotas.reservation import (
     Reservation,
     ReservationRequest,
     SettledUsage,
-    not_told,
 )
 
 DECISIONS: Final = ("admitted", "rate_limited", "exhausted", "unavailable", "stale")
@@ -39,7 +38,7 @@ class WatchedAdmissions(Protocol):
     def script_fallbacks(self) -> int: ...
 
     @property
-    def counters_mended(self) -> int: ...
+    def counters_rebuilt(self) -> int: ...
 
 
 class AdmissionMetrics:
@@ -56,8 +55,8 @@ class AdmissionMetrics:
         for decision in DECISIONS:
             self._decisions.labels(decision, NONE, NONE)
         self._seconds = self._times("loraplex_admission_seconds", "Added to a request before it begins.")
-        self._booked_seconds = self._times(
-            "loraplex_admission_booked_seconds", "Until an admitted request was in the books."
+        self._ledger_seconds = self._times(
+            "loraplex_admission_ledger_seconds", "Until an admitted request was in the books."
         )
         self._settle_seconds = self._times("loraplex_admission_settle_seconds", "Writing down what was used.")
         self._degraded_requests = Counter(
@@ -88,12 +87,12 @@ class AdmissionMetrics:
             registry=self._registry,
         )
         fallbacks.set_function(lambda: float(admissions.script_fallbacks))
-        mended = Gauge(
+        rebuilt = Gauge(
             "loraplex_admission_counters_mended",
             "Tenants seeded anew since the start, because their counters were not what the books say.",
             registry=self._registry,
         )
-        mended.set_function(lambda: float(admissions.counters_mended))
+        rebuilt.set_function(lambda: float(admissions.counters_rebuilt))
 
     def decided(self, decision: str, seconds: float, limit: str = NONE, level: str = NONE) -> None:
         """One answer to an admission. A limit or level that is not known counts as none."""
@@ -102,9 +101,9 @@ class AdmissionMetrics:
         self._decisions.labels(*labels).inc()
         self._seconds.observe(seconds)
 
-    def booked(self, seconds: float) -> None:
+    def ledger_written(self, seconds: float) -> None:
         """One admitted request is in the books. By as much as that is later than its beginning, its answer had to wait."""
-        self._booked_seconds.observe(seconds)
+        self._ledger_seconds.observe(seconds)
 
     def degraded(self) -> None:
         """One request was admitted without Valkey."""
@@ -132,7 +131,9 @@ class RecordedAdmissionController:
         self._admissions = admissions
         self._metrics = metrics
 
-    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
+    async def admit(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
+    ) -> Reservation:
         """Times what a request waits for before work on it begins, and until it is in the books."""
         began, waited = time.perf_counter(), None
 
@@ -140,7 +141,8 @@ class RecordedAdmissionController:
             nonlocal waited
             if waited is None:
                 waited = time.perf_counter() - began
-            let_in()
+            if on_provisional is not None:
+                on_provisional()
 
         try:
             admission = await self._admissions.admit(request, begin)
@@ -154,7 +156,7 @@ class RecordedAdmissionController:
             raise
         booked = time.perf_counter() - began
         self._metrics.decided("admitted", booked if waited is None else waited)
-        self._metrics.booked(booked)
+        self._metrics.ledger_written(booked)
         if admission.degraded:
             self._metrics.degraded()
         return admission
@@ -163,10 +165,10 @@ class RecordedAdmissionController:
         began = time.perf_counter()
         await self._admissions.settle(admission, usage)
         used = usage.prompt_tokens + usage.completion_tokens
-        self._metrics.settled(admission.hold.tokens, used, time.perf_counter() - began)
+        self._metrics.settled(admission.reserved.tokens, used, time.perf_counter() - began)
 
-    async def release(self, admission: Reservation) -> None:
-        await self._admissions.release(admission)
+    async def cancel(self, admission: Reservation) -> None:
+        await self._admissions.cancel(admission)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
         return await self._admissions.quotas(tenant_id, subjects)

@@ -176,14 +176,14 @@ async def open_admissions(
     """
     fast = valkey.open_valkey(redis_url)
     stack.push_async_callback(fast.aclose)
-    patient = valkey.open_valkey(redis_url)
-    stack.push_async_callback(patient.aclose)
+    bulk_redis = valkey.open_valkey(redis_url)
+    stack.push_async_callback(bulk_redis.aclose)
     times = AdmissionConfig(
         lease_s=settings.admission_lease_s,
         heartbeat_s=settings.admission_heartbeat_s,
         valkey_s=settings.valkey_timeout_s,
     )
-    admissions = QuotaAdmissionController(database, fast, settings.price, uuid4(), times, patient=patient)
+    admissions = QuotaAdmissionController(database, fast, settings.price, uuid4(), times, bulk_redis=bulk_redis)
     stack.push_async_callback(admissions.close)
     metrics.watch(admissions)
     upkeep = asyncio.create_task(admissions.run())

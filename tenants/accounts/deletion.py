@@ -1,7 +1,7 @@
-"""Deleting a tenant. Invariant: from `begin` on its name is free and no key of it works; what makes the deletion complete may
-be done in steps, by anybody, any number of times, and `erased_at` is set last.
+"""Deletes tenants. Invariant: from `begin` on, the name is free and no key works; any process may run the remaining steps, any
+number of times, and `erased_at` is set last.
 
-What stays: the row itself without a name in use, usage records and totals (numbers), and the audit log for its own time.
+Kept: the row itself, whose name is free, usage records and totals (numbers), and the audit log for its retention time.
 """
 
 from datetime import datetime
@@ -33,7 +33,7 @@ ERASED_TABLES: Final[tuple[type[Base], ...]] = (
     *(IdempotencyRecord, QuotaEvent, UploadPart, Upload, AliasTarget, AdapterAlias, AdapterVersion),
     *(Quota, Adapter, ApiKey, ReservationRow, AdmissionEpoch),
 )
-"""What refers to a table comes before it, so that no cascade is larger than a batch."""
+"""Referring tables come before the tables they refer to, so that no cascade is larger than a batch."""
 
 KEPT_TABLES: Final = frozenset({"usage_records", "usage_totals", "audit_entries"})
 
@@ -45,7 +45,7 @@ class TenantDeletions:
         self._session = session
 
     async def begin(self, tenant_id: UUID) -> Tenant:
-        """Ends the tenant at once. Beginning again changes nothing. Raises `TenantNotFound`."""
+        """End the tenant at once; may be repeated. Raises `TenantNotFound`."""
         tenant = await self._session.get(Tenant, tenant_id, with_for_update=True)
         if tenant is None:
             raise TenantNotFound(f"no tenant {tenant_id}")
@@ -56,7 +56,7 @@ class TenantDeletions:
         return tenant
 
     async def unfinished(self, limit: int) -> list[UUID]:
-        """Deleted tenants of which something is left, the longest deleted first."""
+        """Deleted tenants with rows left to erase, the longest deleted first."""
         query = (
             select(Tenant.id)
             .where(Tenant.deleted_at.is_not(None), Tenant.erased_at.is_(None))
@@ -71,17 +71,19 @@ class TenantDeletions:
         return [*await self._session.scalars(query)]
 
     async def deleted_among(self, tenant_ids: set[UUID]) -> set[UUID]:
-        """Those that are deleted; one that this database never knew is not."""
+        """The deleted ones of these tenants; an unknown id is not among them."""
         query = select(Tenant.id).where(Tenant.id.in_(tenant_ids), Tenant.deleted_at.is_not(None))
         return set(await self._session.scalars(query))
 
     async def open_requests(self, tenant_id: UUID) -> int:
-        """Requests of the tenant that nobody has settled."""
+        """The number of the tenant's requests that are not settled."""
         query = select(func.count()).select_from(ReservationRow).where(ReservationRow.tenant_id == tenant_id)
         return (await self._session.scalars(query)).one()
 
     async def erase_rows(self, tenant_id: UUID, batch: int) -> bool:
-        """Deletes at most `batch` rows of a deleted tenant; whether that was all. Raises `TenantNotFound` for a living one."""
+        """Delete at most `batch` rows of a deleted tenant; return whether that was all. Raises `TenantNotFound` for a
+        living one.
+        """
         await self._deleted(tenant_id)
         left = batch
         for table in ERASED_TABLES:
@@ -91,7 +93,7 @@ class TenantDeletions:
         return True
 
     async def finish(self, tenant_id: UUID) -> bool:
-        """Notes that nothing is left to erase; False while rows are. Raises `TenantNotFound` for a living tenant."""
+        """Record that nothing is left to erase; False while rows are left. Raises `TenantNotFound` for a living tenant."""
         tenant = await self._deleted(tenant_id)
         for table in ERASED_TABLES:
             left = select(_owner(table)).where(_owner(table) == tenant_id).limit(1)

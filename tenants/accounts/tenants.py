@@ -1,5 +1,5 @@
-"""Tenants as accounts: made, found, suspended and resumed. Invariant: a suspended tenant keeps all it has but no key of
-it authenticates; a deleted one is found by its id alone.
+"""Creates, finds, suspends and resumes tenants. Invariant: a suspended tenant keeps its data, but none of its keys
+authenticates; a deleted tenant is found by its id only.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ MAX_WEIGHT = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class TierChange:
-    """What is None stays."""
+    """Changed settings of a tenant; None leaves one as it is."""
 
     tier: str | None = None
     weight: float | None = None
@@ -33,7 +33,7 @@ class TenantRepository:
         self._session = session
 
     async def create(self, name: str, weight: float = 1.0, tier: str = "standard") -> Tenant:
-        """Raises `InvalidField` or `NameTaken`."""
+        """Create a tenant. Raises `InvalidField` or `NameTaken`."""
         values = {"name": check_tenant_name(name), "weight": check_weight(weight), "tier": check_tier(tier)}
         statement = insert(Tenant).values(values).on_conflict_do_nothing().returning(Tenant)
         tenant = (await self._session.scalars(statement)).one_or_none()
@@ -50,15 +50,15 @@ class TenantRepository:
         return tenant
 
     async def by_id(self, tenant_id: UUID) -> Tenant:
-        """Also a deleted one. Raises `TenantNotFound`."""
+        """The tenant, also a deleted one. Raises `TenantNotFound`."""
         tenant = await self._session.get(Tenant, tenant_id)
         if tenant is None:
             raise TenantNotFound(f"no tenant {tenant_id}")
         return tenant
 
     async def living(self, tenant_id: UUID) -> Tenant:
-        """Locked against other changes until the transaction's end, but not against new rows that refer to it, as those of
-        requests do. Raises `TenantNotFound`, also when it is deleted.
+        """The tenant, locked against other changes until the transaction ends; new rows, such as those of requests, may
+        still refer to it. Raises `TenantNotFound`, also if it is deleted.
         """
         query = select(Tenant).where(Tenant.id == tenant_id, Tenant.deleted_at.is_(None))
         query = query.with_for_update(key_share=True)
@@ -80,7 +80,7 @@ class TenantRepository:
         return (await self._session.scalars(query)).all()
 
     async def suspend(self, name: str) -> Tenant:
-        """Suspending again keeps the first time. Raises `TenantNotFound`."""
+        """Suspend the tenant; again keeps the first time. Raises `TenantNotFound`."""
         tenant = await self.get(name)
         tenant.suspended_at = tenant.suspended_at or datetime.now(UTC)
         await self._session.flush()

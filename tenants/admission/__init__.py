@@ -1,1 +1,1 @@
-"""Admission: what a request may use is taken at once from every limit of its tenant, key and adapter, or not at all."""
+"""Admission control: reserves what a request may use from every limit of its tenant, key and adapter, or from none."""

@@ -1,6 +1,6 @@
-"""A circuit breaker: after so many failures in a row nobody asks any more, until a probe has succeeded.
+"""A circuit breaker: opens after a number of failures in a row, and closes after a successful probe.
 
-Invariant: while it is open, no request waits for what is down.
+Invariant: while it is open, no request waits for the store that is down.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ FAILURES = 3
 
 @dataclass(slots=True)
 class CircuitBreaker:
-    """Starts closed. `failed` and `succeeded` count calls of requests; only `close` after a probe closes it again."""
+    """Starts closed. `failed` and `succeeded` report calls of requests. Only `close`, called after a probe, closes it again."""
 
-    most_failures: int = FAILURES
+    max_failures: int = FAILURES
     is_open: bool = False
     _failures: int = 0
 
@@ -21,7 +21,7 @@ class CircuitBreaker:
 
     def failed(self) -> None:
         self._failures += 1
-        if self._failures >= self.most_failures:
+        if self._failures >= self.max_failures:
             self.is_open = True
 
     def close(self) -> None:

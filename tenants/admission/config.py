@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionConfig:
-    """Times in seconds. A gateway that is silent for `lease_s` is taken for dead and its open requests are given up.
+    """Times in seconds. After `lease_s` without a heartbeat, a gateway counts as dead and its open requests are given up.
 
-    `valkey_s` is how long an admission waits for Valkey, and 0.8 times that once more for a second attempt; `most_pending`,
-    how many settlements may wait for PostgreSQL before nothing more is admitted. Every `compare_s` the counters of
-    `compared_at_once` tenants are compared with the books.
+    An admission waits `valkey_s` for Valkey, and 0.8 times that for a second attempt. When `max_pending_settlements`
+    settlements wait for PostgreSQL, nothing more is admitted. Every `reconcile_s` the counters of at most
+    `reconciled_at_once` tenants are compared with the ledger.
     """
 
     lease_s: float = 45.0
@@ -18,6 +18,6 @@ class AdmissionConfig:
     valkey_s: float = 0.05
     probe_s: float = 0.5
     retry_s: float = 1.0
-    most_pending: int = 10_000
-    compare_s: float = 5.0
-    compared_at_once: int = 32
+    max_pending_settlements: int = 10_000
+    reconcile_s: float = 5.0
+    reconciled_at_once: int = 32

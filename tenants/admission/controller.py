@@ -1,7 +1,7 @@
-"""Admission of requests: from every limit at once or not at all, written down, and settled once, whatever fails between.
+"""Admission control of one gateway: reserves from every limit or from none, and settles each request once.
 
-Invariant: what is admitted is in the books before anything of it is told; until it is settled there its gateway vouches
-for it.
+Invariant: a reservation is in the usage ledger before any byte of the response is sent, and its lease is renewed until its
+usage is in the ledger.
 """
 
 import time
@@ -38,7 +38,6 @@ from loraplex.tenants.quotas.reservation import (
     Reservation,
     ReservationRequest,
     SettledUsage,
-    not_told,
 )
 from loraplex.tenants.rate_state import Rate, RateState
 from loraplex.tenants.valkey import Valkey
@@ -59,7 +58,7 @@ DEFAULTS = AdmissionConfig()
 
 
 class QuotaAdmissionController:
-    """Of one gateway. Somebody must `run` it; `close` it before its stores."""
+    """Admits and settles the requests of one gateway. `run` its background tasks; `close` it before its stores."""
 
     def __init__(
         self,
@@ -69,61 +68,67 @@ class QuotaAdmissionController:
         gateway_id: UUID,
         settings: AdmissionConfig = DEFAULTS,
         *,
-        patient: Valkey | None = None,
+        bulk_redis: Valkey | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`redis` is given up after `settings.valkey_s`, so its own timeouts are longer; `patient` serves what may take long, as
-        seeding does.
+        """`redis` serves admissions, which wait `settings.valkey_s`, so its own timeouts are longer. `bulk_redis` serves what
+        may take long, such as counter rebuilds.
         """
         self._price, self._gateway_id, self._settings = price, gateway_id, settings
         self._requests = InFlightReservations()
-        self._books = books = UsageLedger(database)
+        self._ledger = ledger = UsageLedger(database)
         self._counters = counters = Counters(
-            redis, patient, lease_s=settings.lease_s, command_s=settings.valkey_s
+            redis, bulk_redis, lease_s=settings.lease_s, command_s=settings.valkey_s
         )
-        self._policies = Policies(books.policy)
-        self._seeding = CounterRebuild(books, counters, patient or redis, gateway_id)
-        self._share = LocalLimiter(clock)
+        self._policies = Policies(ledger.policy)
+        self._counter_rebuild = CounterRebuild(ledger, counters, bulk_redis or redis, gateway_id)
+        self._local_limiter = LocalLimiter(clock)
         self._denials = DenialLog(clock)
         self._breaker = breaker = CircuitBreaker()
         self._settlements = SettlementQueue(
-            books, counters, self._seeding, breaker, self._requests, settings.most_pending, clock
+            ledger,
+            counters,
+            self._counter_rebuild,
+            breaker,
+            self._requests,
+            settings.max_pending_settlements,
+            clock,
         )
-        self._reaper = Reaper(books, counters, self._requests, settings.lease_s, clock)
-        self._comparison = Reconciliation(
-            books, counters, self._seeding, breaker, self._requests, settings.compared_at_once
+        self._reaper = Reaper(ledger, counters, self._requests, settings.lease_s, clock)
+        self._reconciliation = Reconciliation(
+            ledger, counters, self._counter_rebuild, breaker, self._requests, settings.reconciled_at_once
         )
-        self._gate = Reserver(
-            books=books,
+        self._reserver = Reserver(
+            ledger=ledger,
             counters=counters,
-            seeding=self._seeding,
+            counter_rebuild=self._counter_rebuild,
             policies=self._policies,
             breaker=breaker,
-            booking=CircuitBreaker(most_failures=1),
-            share=self._share,
+            ledger_breaker=CircuitBreaker(max_failures=1),
+            local_limiter=self._local_limiter,
             denials=self._denials,
             price=price,
             gateway_id=gateway_id,
             settings=settings,
-            tell_overdue=self._reaper.overdue.add,
-            abandon=self._settlements.abandon,
+            report_overdue=self._reaper.overdue.add,
+            cancel_later=self._settlements.cancel_later,
         )
-        self.upkeep = AdmissionMaintenance(
-            books=books,
+        self.maintenance = AdmissionMaintenance(
+            ledger=ledger,
             counters=counters,
             breaker=breaker,
-            share=self._share,
+            local_limiter=self._local_limiter,
             requests=self._requests,
             settlements=self._settlements,
             reaper=self._reaper,
-            comparison=self._comparison,
+            reconciliation=self._reconciliation,
             gateway_id=gateway_id,
             settings=settings,
         )
 
     @property
     def degraded(self) -> bool:
-        """Whether the counters are not asked now, because they did not answer."""
+        """Whether the gateway admits without the counters, because Valkey failed."""
         return self._breaker.is_open
 
     @property
@@ -132,51 +137,55 @@ class QuotaAdmissionController:
         return self._counters.script_fallbacks
 
     @property
-    def counters_mended(self) -> int:
-        """How often counters were seeded anew because they were not what the books say."""
-        return self._comparison.mended
+    def counters_rebuilt(self) -> int:
+        """How often counters were rebuilt because they differed from the ledger."""
+        return self._reconciliation.rebuilt
 
-    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
-        """Whoever gets it must `settle` or `release` it. From `let_in` on the request may be worked on, but nothing of its
-        answer may leave before this returns: only then it is in the books, and it may still be refused.
+    async def admit(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
+    ) -> Reservation:
+        """Reserve what the request may use. The caller must `settle` or `cancel` the reservation.
+
+        `on_provisional` is called when the counters have admitted the request: work may start. No part of the response
+        may be sent before this returns: only then is the reservation in the ledger, and it may still be refused.
 
         Raises `PolicyStale`, `RateLimited`, `QuotaExhausted`, `QuotaUnavailable`, `DatabaseUnavailable`.
         """
-        if len(self._requests.unbooked) >= self._settings.most_pending:
+        if len(self._requests.unsettled) >= self._settings.max_pending_settlements:
             raise DatabaseUnavailable("too much usage waits for PostgreSQL; nothing more is admitted")
         if request.key.tenant_id is not None:
             self._requests.active[request.key.tenant_id] = None
-        admission = await self._gate.admit(request, let_in)
-        self._requests.running[admission.id] = admission
-        return admission
+        reservation = await self._reserver.admit(request, on_provisional)
+        self._requests.running[reservation.id] = reservation
+        return reservation
 
-    async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
-        """Returns when the usage is in the books, or when it waits for PostgreSQL. Harmless when repeated."""
+    async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
+        """Settle a request. Returns when the usage is in the ledger or waits for PostgreSQL. May be repeated."""
         pico = self._price.amount_pico(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
         actual = ActualUsage(usage.prompt_tokens + usage.completion_tokens, amount_nano(pico))
-        await self._end(admission, usage, pico, actual)
+        await self._end(reservation, usage, pico, actual)
 
-    async def release(self, admission: Reservation) -> None:
-        """As if the request had never been. Harmless when repeated, or after it was settled."""
-        await self._end(admission, None, 0, NOTHING_USED)
+    async def cancel(self, reservation: Reservation) -> None:
+        """Cancel a reservation: nothing was used. May be repeated, and has no effect after `settle`."""
+        await self._end(reservation, None, 0, NOTHING_USED)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> list[LimitUse]:
-        """What is used of every limit of these subjects of the tenant.
+        """The use of every limit of these subjects of the tenant.
 
         Raises `ValkeyUnavailable`, `DatabaseUnavailable`.
         """
         uses = await self._counters.read(tenant_id, subjects)
         if uses is None:
-            await self._seeding.seed(tenant_id)
+            await self._counter_rebuild.rebuild(tenant_id)
             uses = await self._counters.read(tenant_id, subjects)
         if uses is None:
             raise ValkeyUnavailable("the counters were lost while they were read; try again")
         return uses
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
-        """Why a request was denied, if it was of late: by the counters, or by this gateway without them.
+        """Why a request was denied recently, by the counters or by this gateway without them; None if it was not.
 
-        Raises `ValkeyUnavailable` where the counters would have to tell.
+        Raises `ValkeyUnavailable` if only the counters could know.
         """
         here = self._denials.find(tenant_id, request_id)
         if here is not None and self.degraded:
@@ -189,7 +198,7 @@ class QuotaAdmissionController:
             return here
 
     async def publish(self, tenant_id: UUID) -> None:
-        """Tells all gateways that the tenant's keys or limits have changed; the books would stop stale callers anyway."""
+        """Publish that the tenant's keys or limits have changed. Without it, the ledger still refuses outdated callers."""
         try:
             policy = await self._policies.refresh(tenant_id)
             await self._counters.publish_policy(tenant_id, policy.policy_epoch)
@@ -197,74 +206,76 @@ class QuotaAdmissionController:
             LOG.warning("a policy could not be published", tenant=str(tenant_id), reason=str(error))
 
     async def run(self) -> None:
-        """Heartbeats, retries, probes, reaping and comparing, until it is cancelled."""
-        await self.upkeep.run()
+        """Run the background tasks until cancelled."""
+        await self.maintenance.run()
 
     async def close(self) -> None:
-        """What still waits for PostgreSQL is tried for some seconds more."""
+        """Retry what waits for PostgreSQL for a few seconds, then remove this gateway."""
         try:
             await self._settlements.finish()
-            await self._books.gone(self._gateway_id, FORGOTTEN_GATEWAY_SECONDS)
+            await self._ledger.remove_gateway(self._gateway_id, FORGOTTEN_GATEWAY_SECONDS)
         except StoreUnavailable as error:
-            LOG.warning("the gateway could not take its leave", reason=str(error))
+            LOG.warning("the gateway could not be removed from PostgreSQL", reason=str(error))
         finally:
-            await self._books.close()
+            await self._ledger.close()
 
     async def _end(
-        self, admission: Reservation, usage: SettledUsage | None, pico: int, actual: ActualUsage
+        self, reservation: Reservation, usage: SettledUsage | None, pico: int, actual: ActualUsage
     ) -> None:
-        if self._requests.running.pop(admission.id, None) is None:
+        if self._requests.running.pop(reservation.id, None) is None:
             return
-        self._share.leave(admission.id, actual.tokens)
-        self._requests.active[admission.tenant_id] = None
+        self._local_limiter.settle(reservation.id, actual.tokens)
+        self._requests.active[reservation.tenant_id] = None
         await self._settlements.settle(
-            PendingSettlement(admission, usage_row(admission, usage, pico), actual)
+            PendingSettlement(reservation, usage_row(reservation, usage, pico), actual)
         )
 
 
-def usage_row(admission: Reservation, usage: SettledUsage | None, amount_pico: int) -> LedgerUsage:
-    """`usage` None: the request never began."""
-    hold = admission.hold
+def usage_row(reservation: Reservation, usage: SettledUsage | None, amount_pico: int) -> LedgerUsage:
+    """The ledger's row for an ended request. `usage` None: the request was cancelled."""
+    reserved = reservation.reserved
     return LedgerUsage(
-        id=admission.id,
-        tenant_id=admission.tenant_id,
-        api_key_id=hold.api_key_id,
-        adapter_id=hold.adapter_id,
-        adapter_version=admission.adapter_version,
-        digest=admission.digest,
+        id=reservation.id,
+        tenant_id=reservation.tenant_id,
+        api_key_id=reserved.api_key_id,
+        adapter_id=reserved.adapter_id,
+        adapter_version=reservation.adapter_version,
+        digest=reservation.digest,
         outcome=None if usage is None else usage.outcome,
         prompt_tokens=0 if usage is None else usage.prompt_tokens,
         cached_tokens=0 if usage is None else usage.cached_tokens,
         completion_tokens=0 if usage is None else usage.completion_tokens,
         amount_pico=amount_pico,
-        day=hold.day,
-        month=hold.month,
-        admitted_at=admission.admitted_at,
+        day=reserved.day,
+        month=reserved.month,
+        admitted_at=reservation.admitted_at,
     )
 
 
 class AdmissionController(Protocol):
-    """Lets requests in within their limits, reserving the most they may use, and writes down what they did use."""
+    """Admits requests within their limits by reserving the most they may use, and settles what they used."""
 
-    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
-        """`let_in` is called when work on it may begin; nothing of its answer may leave before this returns.
+    async def admit(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
+    ) -> Reservation:
+        """Reserve. `on_provisional` is called when work may start; no part of the response may be sent before this returns.
 
-        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, also after `let_in`.
+        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, also after `on_provisional`.
         """
         ...
 
-    async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
-        """In place of the reservation; never lost, and harmless when repeated."""
+    async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
+        """Replace the reservation by the usage. Usage is never lost; may be repeated."""
         ...
 
-    async def release(self, admission: Reservation) -> None:
-        """As if the request had never been."""
+    async def cancel(self, reservation: Reservation) -> None:
+        """Cancel the reservation: nothing was used."""
         ...
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
-        """What is used of every limit of these subjects of the tenant. Raises `StoreUnavailable`."""
+        """The use of every limit of these subjects of the tenant. Raises `StoreUnavailable`."""
         ...
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
-        """Why a request was refused lately; None when it was not. Raises `StoreUnavailable`."""
+        """Why a request was refused recently; None if it was not. Raises `StoreUnavailable`."""
         ...

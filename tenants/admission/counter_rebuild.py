@@ -1,6 +1,6 @@
-"""Seeds lost or outdated counters from the books, so that few gateways do it at the same time.
+"""Rebuilds lost or outdated counters from the ledger, mostly in one gateway at a time.
 
-Invariant: the lock only saves work; two that seed at once take two epochs, and the counters keep the later one.
+Invariant: the lock only saves work. Two rebuilds at once take two epochs, and the counters keep the later one.
 """
 
 import asyncio
@@ -15,34 +15,34 @@ LOCK_MILLISECONDS = 500
 
 
 class CounterRebuild:
-    """Of all tenants of one gateway: one seeding at a time for each."""
+    """The rebuilds of one gateway: one at a time per tenant."""
 
-    def __init__(self, books: UsageLedger, counters: Counters, redis: Valkey, gateway_id: UUID) -> None:
-        self._books = books
+    def __init__(self, ledger: UsageLedger, counters: Counters, redis: Valkey, gateway_id: UUID) -> None:
+        self._ledger = ledger
         self._counters = counters
         self._redis = redis
         self._gateway = str(gateway_id)
         self._running: dict[UUID, asyncio.Task[int]] = {}
 
-    async def try_seed(self, tenant_id: UUID) -> bool:
-        """Seeds unless another gateway is at it, or somebody has since the caller asked: seeding reads all of a tenant.
+    async def try_rebuild(self, tenant_id: UUID) -> bool:
+        """Rebuild unless another gateway is doing so or has just done so, since a rebuild reads all of a tenant's totals.
 
-        Raises `ValkeyUnavailable`, `DatabaseUnavailable`.
+        Returns False if another gateway has the lock. Raises `ValkeyUnavailable`, `DatabaseUnavailable`.
         """
         if tenant_id in self._running:
-            await self.seed(tenant_id)
+            await self.rebuild(tenant_id)
             return True
         if not await self._locked(tenant_id):
             return False
-        if not await self._is_seeded(tenant_id):
-            await self.seed(tenant_id)
+        if not await self._is_current(tenant_id):
+            await self.rebuild(tenant_id)
         return True
 
-    async def seed(self, tenant_id: UUID) -> int:
-        """The epoch in force, with all that is in the books. Raises `ValkeyUnavailable`, `DatabaseUnavailable`."""
+    async def rebuild(self, tenant_id: UUID) -> int:
+        """Rebuild from all that is in the ledger; return the epoch in force. Raises `ValkeyUnavailable`, `DatabaseUnavailable`."""
         task = self._running.get(tenant_id)
         if task is None or task.done():
-            task = self._running[tenant_id] = asyncio.create_task(self._seed(tenant_id))
+            task = self._running[tenant_id] = asyncio.create_task(self._rebuild(tenant_id))
             task.add_done_callback(lambda ended: self._forget(tenant_id, ended))
         return await asyncio.shield(task)
 
@@ -50,22 +50,22 @@ class CounterRebuild:
         if self._running.get(tenant_id) is ended:
             del self._running[tenant_id]
 
-    async def _seed(self, tenant_id: UUID) -> int:
-        """Counters may be ahead of books that were restored from a backup: then the books skip what they do not know of."""
-        epoch, seed = await self._books.seed(tenant_id)
-        in_force = await self._counters.seed(tenant_id, epoch, seed)
-        if in_force > epoch and in_force > await self._books.epoch(tenant_id):
-            epoch, seed = await self._books.seed(tenant_id, above=in_force)
-            in_force = await self._counters.seed(tenant_id, epoch, seed)
+    async def _rebuild(self, tenant_id: UUID) -> int:
+        """Rebuild once; again under a higher epoch if the counters are ahead of a ledger restored from a backup."""
+        epoch, snapshot = await self._ledger.take_snapshot(tenant_id)
+        in_force = await self._counters.rebuild(tenant_id, epoch, snapshot)
+        if in_force > epoch and in_force > await self._ledger.epoch(tenant_id):
+            epoch, snapshot = await self._ledger.take_snapshot(tenant_id, above=in_force)
+            in_force = await self._counters.rebuild(tenant_id, epoch, snapshot)
         return in_force
 
-    async def _is_seeded(self, tenant_id: UUID) -> bool:
-        """Whether counters and books have the same epoch."""
+    async def _is_current(self, tenant_id: UUID) -> bool:
+        """Whether counters and ledger have the same epoch."""
         counted = (await self._counters.heartbeat(tenant_id, ())).epoch
-        return counted is not None and counted == await self._books.epoch(tenant_id)
+        return counted is not None and counted == await self._ledger.epoch(tenant_id)
 
     async def _locked(self, tenant_id: UUID) -> bool:
-        """The lock is not given back: those who come late within its time have nothing to look up."""
+        """Take the lock. It is left to expire, so that late callers within its time do not look anything up."""
         key = tenant_key(tenant_id, "seeding")
         try:
             async with asyncio.timeout(ANSWER_SECONDS):

@@ -1,6 +1,6 @@
-"""What this gateway refused while the limits could not be counted together, so that it can be explained.
+"""Remembers what this gateway refused while the counters were unavailable, so that it can be explained.
 
-Invariant: bounded, per tenant and in all; a tenant that is refused often forgets its own denials first.
+Invariant: bounded per tenant and in total. Many denials of one tenant displace that tenant's older denials first.
 """
 
 import time
@@ -11,12 +11,12 @@ from uuid import UUID
 from loraplex.tenants.counters.counter_replies import Explanation
 
 MAX_PER_TENANT = 100
-MOST = 10_000
+MAX_DENIALS = 10_000
 KEPT_SECONDS = 86_400.0
 
 
 class DenialLog:
-    """Of all tenants, in memory; newest last."""
+    """Denials of all tenants, in memory; newest last."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,19 +24,19 @@ class DenialLog:
         self._of_tenant: dict[UUID, OrderedDict[str, None]] = {}
 
     def remember(self, tenant_id: UUID, explanation: Explanation) -> None:
-        """In place of an older one of the same request."""
+        """Add a denial; it replaces an older one of the same request."""
         request_id = explanation.request_id
         self._forget(tenant_id, request_id)
         own = self._of_tenant.setdefault(tenant_id, OrderedDict())
         if len(own) >= MAX_PER_TENANT:
             self._forget(tenant_id, next(iter(own)))
-        elif len(self._kept) >= MOST:
+        elif len(self._kept) >= MAX_DENIALS:
             self._forget(*next(iter(self._kept)))
         self._of_tenant.setdefault(tenant_id, own)[request_id] = None
         self._kept[tenant_id, request_id] = self._clock(), explanation
 
     def find(self, tenant_id: UUID, request_id: str) -> Explanation | None:
-        """Known for a day."""
+        """The denial of a request; None after a day."""
         self._forget_old()
         _, explanation = self._kept.get((tenant_id, request_id), (0.0, None))
         return explanation

@@ -1,7 +1,7 @@
-"""What this gateway has admitted and not settled, and what has ended but is not yet in the books or in the counters.
+"""The reservations of one gateway that are open, wait for the ledger, or wait for the counters.
 
-Invariant: from its admission until it is in the books, a request is in exactly one of `running` and `unbooked`, and its
-lease is renewed; from then until the counters know, it is in `uncounted`.
+Invariant: from its admission until its usage is in the ledger, a request is in exactly one of `running` and `unsettled`, and
+its lease is renewed. From then until the counters are updated, it is in `pending_counter_updates`.
 """
 
 from dataclasses import dataclass, field
@@ -13,59 +13,64 @@ from loraplex.tenants.quotas.reservation import ActualUsage, LedgerUsage, Reserv
 
 @dataclass(frozen=True, slots=True)
 class PendingSettlement:
-    """A request that has ended: what is to be written and counted. Without an outcome it counts for nothing."""
+    """A request that has ended: the row for the ledger and the use for the counters. Without an outcome it uses nothing."""
 
-    admission: Reservation
+    reservation: Reservation
     row: LedgerUsage
     actual: ActualUsage
 
 
 class MissingReservation(Enum):
-    """What is to be done where the counters hold nothing for a request."""
+    """What to do if the counters have no reservation of a request."""
 
-    CHARGE = "it was written just now: counted under that epoch"
-    SEED = "it had been written before, nobody knows under which epoch: only a seeding counts it once"
-    LEAVE = "nothing was written"
+    CHARGE = "its usage was written just now: charge it under that epoch"
+    REBUILD = "its usage was written before, under an unknown epoch: only a rebuild counts it once"
+    IGNORE = "no usage was written"
 
 
 @dataclass(frozen=True, slots=True)
 class PendingCounterUpdate:
-    """What the counters are still to be told. `epoch`: the tenant's when it was written into the books; `hold`: as which it
-    was admitted, None if it was refused. `met`: it was admitted without the counters, which may not have its epoch yet.
-    `told_at`: when they were first told, which may have happened although no answer came.
+    """The end of a request that the counters do not know yet.
+
+    `epoch`: the tenant's epoch when the usage was written to the ledger. `reserved`: what was admitted; None if the request
+    was refused. `without_counters`: it was admitted without them, so they may not have its epoch yet. `updated_at`: time of
+    the first update, which may have taken effect even if no reply came.
     """
 
     tenant_id: UUID
     id: UUID
     actual: ActualUsage
     epoch: int | None = None
-    unheld: MissingReservation = MissingReservation.LEAVE
-    hold: ReservedAmounts | None = None
-    met: bool = False
-    told_at: float | None = None
+    if_missing: MissingReservation = MissingReservation.IGNORE
+    reserved: ReservedAmounts | None = None
+    without_counters: bool = False
+    updated_at: float | None = None
 
 
 @dataclass(slots=True)
 class InFlightReservations:
-    """`reseed`: tenants whose counters are to be seeded anew, because too much was to be told to them. `active`: those to be
-    compared with the books, whoever waits longest first.
+    """The reservations of one gateway, and what still waits for a store.
+
+    `to_rebuild`: tenants whose counters are rebuilt because too many updates waited. `active`: tenants to be reconciled,
+    the longest waiting first.
     """
 
     running: dict[UUID, Reservation] = field(default_factory=dict)
-    unbooked: dict[UUID, PendingSettlement] = field(default_factory=dict)
-    uncounted: dict[UUID, PendingCounterUpdate] = field(default_factory=dict)
-    reseed: set[UUID] = field(default_factory=set)
+    unsettled: dict[UUID, PendingSettlement] = field(default_factory=dict)
+    pending_counter_updates: dict[UUID, PendingCounterUpdate] = field(default_factory=dict)
+    to_rebuild: set[UUID] = field(default_factory=set)
     active: dict[UUID, None] = field(default_factory=dict)
 
-    def vouched_for(self) -> list[Reservation]:
-        return [*self.running.values(), *(ended.admission for ended in self.unbooked.values())]
+    def leased(self) -> list[Reservation]:
+        """All reservations whose leases this gateway renews."""
+        return [*self.running.values(), *(ended.reservation for ended in self.unsettled.values())]
 
-    def holds(self) -> dict[UUID, list[ReservedAmounts]]:
-        """By tenant, what Valkey's leases are renewed for."""
-        holds: dict[UUID, list[ReservedAmounts]] = {}
-        for admission in self.vouched_for():
-            holds.setdefault(admission.tenant_id, []).append(admission.hold)
-        return holds
+    def leased_by_tenant(self) -> dict[UUID, list[ReservedAmounts]]:
+        """The amounts whose leases are renewed in Valkey, by tenant."""
+        reservations: dict[UUID, list[ReservedAmounts]] = {}
+        for reservation in self.leased():
+            reservations.setdefault(reservation.tenant_id, []).append(reservation.reserved)
+        return reservations
 
     def __contains__(self, request_id: UUID) -> bool:
-        return request_id in self.running or request_id in self.unbooked
+        return request_id in self.running or request_id in self.unsettled

@@ -1,8 +1,7 @@
-"""This gateway's share of the rates and of the concurrency, for when the counters cannot be asked.
+"""Limits rates and concurrency by this gateway's share while the counters are unavailable.
 
-Invariant: a share is floor(limit / live gateways), so all shares together never exceed the limit. A rate is a bucket as
-the counters have it: a share of S per minute holds S and refills S / 60 per second; what open requests may use is held
-aside, and paid when they end.
+Invariant: a share is floor(limit / live gateways), so all shares together never exceed the limit. Rates are buckets as in
+the counters: a share of S per minute is a bucket of S that refills by S / 60 per second.
 """
 
 import math
@@ -24,7 +23,7 @@ NO_SHARE_RETRY_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Bucket:
-    """`lacking`: what has been taken and not refilled yet, as of `at`."""
+    """`lacking`: the amount taken and not refilled yet, as of `at`."""
 
     lacking: float = 0.0
     at: float = 0.0
@@ -36,7 +35,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class TestedLimit:
-    """`limit` is all of it, `share` what this gateway gives out of it; `asked` comes on top of `used` and `reserved`."""
+    """One limit and a request. `share` is this gateway's part of `limit`; `asked` is added to `used` and `reserved`."""
 
     level: Level
     name: LimitName
@@ -64,7 +63,7 @@ class TestedLimit:
         return NO_SHARE_RETRY_SECONDS if self.asked > self.share else self.missing * 60 / self.share
 
     def decision(self) -> Decision:
-        """Of the share."""
+        """The decision as the counters would report it, with the share as the limit."""
         return Decision(
             level=self.level,
             name=self.name,
@@ -79,16 +78,17 @@ class TestedLimit:
 
 @dataclass(slots=True)
 class SubjectUse:
-    """What one tenant, key or adapter uses of this gateway's share; `held`: tokens that running requests may use."""
+    """What one tenant, key or adapter uses of this gateway's share. `reserved`: tokens that running requests may use;
+    the bucket pays at their end."""
 
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
     running: set[UUID] = field(default_factory=set)
-    held: int = 0
+    reserved: int = 0
 
 
 class LocalLimiter:
-    """Of all tenants; `live_gateways` is set by whoever counts them."""
+    """The shares of all tenants. The maintenance task sets `live_gateways`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.live_gateways = 1
@@ -97,7 +97,7 @@ class LocalLimiter:
         self._running: dict[UUID, tuple[tuple[Subject, ...], int]] = {}
 
     def admit(self, admission_id: UUID, subjects: tuple[Subject, ...], tokens: int) -> RateState:
-        """Takes from every limit or from none. Raises `RateLimited`, or `QuotaExhausted` for what no share ever holds."""
+        """Take from every limit or from none. Raises `RateLimited`, or `QuotaExhausted` for more than any share allows."""
         now = self._clock()
         failed = [each for each in self._tested(subjects, tokens, now) if not each.passed]
         if failed:
@@ -105,24 +105,24 @@ class LocalLimiter:
         for subject in subjects:
             use = self._use(subject, now)
             use.requests.lacking += 1
-            use.held += tokens
+            use.reserved += tokens
             use.running.add(admission_id)
         self._running[admission_id] = subjects, tokens
         return self._rates(subjects, now)
 
     def decisions(self, subjects: Sequence[Subject], tokens: int) -> tuple[Decision, ...]:
-        """How its shares of the limits would meet a request now."""
+        """The decisions of this gateway's shares on a request now."""
         return tuple(each.decision() for each in self._tested(subjects, tokens, self._clock()))
 
-    def leave(self, admission_id: UUID, used_tokens: int) -> None:
-        """The request has ended: it pays what it used. Harmless for one that was not admitted here."""
+    def settle(self, admission_id: UUID, used_tokens: int) -> None:
+        """End a request: its buckets pay what it used. No effect on a request that was not admitted here."""
         subjects, tokens = self._running.pop(admission_id, ((), 0))
         now = self._clock()
         for subject in subjects:
             use = self._use(subject, now)
             if admission_id in use.running:
                 use.running.discard(admission_id)
-                use.held -= tokens
+                use.reserved -= tokens
                 use.tokens.lacking += used_tokens
 
     def share(self, limit: int) -> int:
@@ -145,7 +145,7 @@ class LocalLimiter:
             rows: tuple[tuple[LimitName, float, int, int], ...] = (
                 ("concurrent_requests", len(use.running), 0, 1),
                 ("requests_per_minute", use.requests.lacking, 0, 1),
-                ("tokens_per_minute", use.tokens.lacking, use.held, tokens),
+                ("tokens_per_minute", use.tokens.lacking, use.reserved, tokens),
             )
             for name, used, reserved, asked in rows:
                 limit = subject.limits.get(name)
@@ -176,7 +176,7 @@ class LocalLimiter:
             limit = subject.limits.get(f"{kind}_per_minute")
             if limit:
                 share, use = self.share(limit), self._use(subject, now)
-                lacking = use.requests.lacking if kind == "requests" else use.tokens.lacking + use.held
+                lacking = use.requests.lacking if kind == "requests" else use.tokens.lacking + use.reserved
                 reset_s = lacking * 60 / share if share else 60.0
                 rates.append(Rate(limit, max(0, int(share - lacking)), reset_s))
         return min(rates, key=lambda rate: rate.remaining, default=None)

@@ -1,7 +1,6 @@
-"""What a gateway does beside its requests: it says that it lives, renews leases, repeats what failed, probes, reaps, and
-compares the counters with the books.
+"""Background tasks of one gateway: heartbeat, lease renewal, settlement retries, Valkey probe, reaping, reconciliation.
 
-Invariant: no failure ends a task; each is tried again in its time, and told to the log.
+Invariant: no failure ends a task; it is logged, and the task runs again after its interval.
 """
 
 import asyncio
@@ -22,56 +21,60 @@ from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable, ValkeyUnavailable
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
-HOLDS_AT_ONCE = 256
-LOG = structlog.get_logger("loraplex.admission_upkeep")
+LEASES_AT_ONCE = 256
+LOG = structlog.get_logger("loraplex.admission_maintenance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionMaintenance:
-    """Of one gateway."""
+    """The background tasks of one gateway."""
 
-    books: UsageLedger
+    ledger: UsageLedger
     counters: Counters
     breaker: CircuitBreaker
-    share: LocalLimiter
+    local_limiter: LocalLimiter
     requests: InFlightReservations
     settlements: SettlementQueue
     reaper: Reaper
-    comparison: Reconciliation
+    reconciliation: Reconciliation
     gateway_id: UUID
     settings: AdmissionConfig
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run all tasks until cancelled."""
         settings = self.settings
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_repeat(self.beat, settings.heartbeat_s))
+            tasks.create_task(_repeat(self.heartbeat, settings.heartbeat_s))
             tasks.create_task(_repeat(self.settlements.retry, settings.retry_s))
             tasks.create_task(_repeat(self.probe, settings.probe_s))
             tasks.create_task(_repeat(self.reaper.reap, settings.heartbeat_s))
-            tasks.create_task(_repeat(self.comparison.compare, settings.compare_s))
+            tasks.create_task(_repeat(self.reconciliation.reconcile, settings.reconcile_s))
 
-    async def beat(self) -> None:
-        """Renews this gateway and all its requests in both stores, in each whatever the other does."""
-        told = await asyncio.gather(self._renew_in_books(), self._renew_asked(), return_exceptions=True)
-        failures = [each for each in told if each is not None]
+    async def heartbeat(self) -> None:
+        """Renew this gateway and all its leases in both stores, each independently of the other."""
+        results = await asyncio.gather(
+            self._renew_in_ledger(), self._renew_in_counters(), return_exceptions=True
+        )
+        failures = [each for each in results if each is not None]
         if failures:
             self.reaper.failed_to_renew()
             raise failures[0]
         self.reaper.renewed()
 
-    async def _renew_in_books(self) -> None:
-        self.share.live_gateways = await self.books.seen(self.gateway_id, self.settings.gateway_live_s)
-        ids = [admission.id for admission in self.requests.vouched_for()]
-        await self.books.renew(ids, self.settings.lease_s)
+    async def _renew_in_ledger(self) -> None:
+        self.local_limiter.live_gateways = await self.ledger.record_gateway(
+            self.gateway_id, self.settings.gateway_live_s
+        )
+        ids = [reservation.id for reservation in self.requests.leased()]
+        await self.ledger.renew(ids, self.settings.lease_s)
 
-    async def _renew_asked(self) -> None:
+    async def _renew_in_counters(self) -> None:
         if self.breaker.is_open:
-            raise ValkeyUnavailable("Valkey is not asked until a probe has succeeded")
+            raise ValkeyUnavailable("Valkey is not used until a probe has succeeded")
         await self._renew_leases()
 
     async def probe(self) -> None:
-        """Closes the breaker once Valkey knows again of all that runs here."""
+        """Close the breaker once all leases of this gateway are renewed in Valkey."""
         if not self.breaker.is_open:
             return
         try:
@@ -80,23 +83,23 @@ class AdmissionMaintenance:
         except ValkeyUnavailable:
             return
         self.breaker.close()
-        LOG.warning("the counters answer again")
+        LOG.warning("the counters are available again")
 
     async def _renew_leases(self) -> None:
-        """Of every tenant, though others fail: in a cluster some may lie on a node that is away."""
+        """Renew the leases of every tenant, even if others fail: in a cluster, one node may be down."""
         heartbeats = (
-            self.counters.heartbeat(tenant_id, holds[first : first + HOLDS_AT_ONCE])
-            for tenant_id, holds in self.requests.holds().items()
-            for first in range(0, len(holds), HOLDS_AT_ONCE)
+            self.counters.heartbeat(tenant_id, reservations[first : first + LEASES_AT_ONCE])
+            for tenant_id, reservations in self.requests.leased_by_tenant().items()
+            for first in range(0, len(reservations), LEASES_AT_ONCE)
         )
         try:
             async with asyncio.timeout(self.settings.lease_s / 3):
-                answers = await asyncio.gather(*heartbeats, return_exceptions=True)
+                replies = await asyncio.gather(*heartbeats, return_exceptions=True)
         except TimeoutError as error:
             raise ValkeyUnavailable("the leases could not be renewed in time") from error
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
 
 
 async def _repeat(step: Callable[[], Awaitable[object]], seconds: float) -> None:

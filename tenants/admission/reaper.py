@@ -1,7 +1,7 @@
-"""Gives up what nobody vouches for: requests of gateways that died, and what was admitted and never reserved.
+"""Gives up reservations whose lease has expired: of gateways that died, and of requests that never reached the ledger.
 
-Invariant: only a gateway that itself could renew its leases for a whole lease gives up those of others, so that an outage
-of a store or of a whole machine, which lets all leases run out together, kills no running request.
+Invariant: a gateway reaps only after it could renew its own leases for a whole lease. An outage of a store or of a machine
+lets all leases expire together; it therefore kills no running request.
 """
 
 import time
@@ -19,18 +19,18 @@ LOG = structlog.get_logger("loraplex.reaper")
 
 
 class Reaper:
-    """Of one gateway, for all tenants. `overdue` are tenants whose counters have leases that ran out."""
+    """The reaper of one gateway, for all tenants. `overdue`: tenants whose counters have expired leases."""
 
     def __init__(
         self,
-        books: UsageLedger,
+        ledger: UsageLedger,
         counters: Counters,
         requests: InFlightReservations,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.overdue: set[UUID] = set()
-        self._books = books
+        self._ledger = ledger
         self._counters = counters
         self._requests = requests
         self._lease_s = lease_s
@@ -40,23 +40,24 @@ class Reaper:
         self._renewed_at = 0.0
 
     def renewed(self) -> None:
-        """This gateway has just renewed its leases in both stores."""
+        """Note that this gateway has just renewed its leases in both stores."""
         if self._renewing_since is None or self._stood_still():
             self._renewing_since = self._clock()
         self._renewed_at = self._clock()
 
     def failed_to_renew(self) -> None:
+        """Note that a renewal has failed: reaping waits for another whole lease."""
         self._renewing_since = None
 
     async def reap(self) -> int:
-        """How many requests were given up. Raises `StoreUnavailable`."""
+        """Give up expired requests and return their number. Raises `StoreUnavailable`."""
         if self._renewing_since is None or self._stood_still():
             return 0
         if self._clock() - self._renewing_since < self._lease_s:
             return 0
         given_up = await self._give_up()
         for tenant_id in [*self.overdue]:
-            done = await self._release_expired(tenant_id)
+            done = await self._end_expired(tenant_id)
             if done and self._clock() >= self._look_until.get(tenant_id, 0.0):
                 self._look_until.pop(tenant_id, None)
                 self.overdue.discard(tenant_id)
@@ -66,20 +67,20 @@ class Reaper:
         return self._clock() - self._renewed_at > self._lease_s
 
     async def _give_up(self) -> int:
-        """What the books have open and nobody renews: nobody knows what became of it, and nothing is charged."""
-        rows = [row for row in await self._books.take_expired(self._lease_s) if row.id not in self._requests]
+        """Settle reservations of the ledger whose lease has expired with the outcome `unknown`; nothing is charged."""
+        rows = [row for row in await self._ledger.take_expired(self._lease_s) if row.id not in self._requests]
         for row in rows:
             LOG.warning("a request was given up", admission=str(row.id), tenant=str(row.tenant_id))
-            await self._books.settle(row)
-            # Counters that were seeded meanwhile gave it a whole lease again, and nobody may come who tells of its end.
+            await self._ledger.settle(row)
+            # Counters rebuilt meanwhile gave it a whole lease again. Its gateway may be dead and never report its end.
             self._look_until[row.tenant_id] = self._clock() + self._lease_s
             self.overdue.add(row.tenant_id)
         return len(rows)
 
-    async def _release_expired(self, tenant_id: UUID) -> bool:
-        """Ends leases that ran out, with what the books say was used. Returns whether none is left to look at again."""
+    async def _end_expired(self, tenant_id: UUID) -> bool:
+        """End expired leases in the counters with the use that the ledger has. Return whether none is left to check again."""
         expired = [each for each in await self._counters.expired(tenant_id) if each not in self._requests]
-        known = await self._books.known(expired) if expired else {}
+        known = await self._ledger.known(expired) if expired else {}
         done = True
         for request_id in expired:
             record = known.get(request_id)

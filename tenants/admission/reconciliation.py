@@ -1,7 +1,7 @@
-"""Compares what the counters have settled with the books, and seeds those anew that lost writes or have too many.
+"""Compares the settled use in the counters with the ledger, and rebuilds counters that lost writes or have too many.
 
-Invariant: a difference counts only when it is the same twice, some seconds apart, and what is on its way makes none: use
-that the counters were not told yet is that of requests they hold open, or let in later (README.md, "Lost writes").
+Invariant: a drift counts only if it is the same twice, some seconds apart. Updates in progress cause none: they belong to
+requests that the counters have open, or admitted later (README.md, "Lost writes").
 """
 
 from dataclasses import dataclass
@@ -17,51 +17,52 @@ from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 
-LOG = structlog.get_logger("loraplex.comparison")
+LOG = structlog.get_logger("loraplex.reconciliation")
 
 
 @dataclass(frozen=True, slots=True)
 class CounterDrift:
-    """By how much the counters of an epoch are behind the books; negative where they are ahead."""
+    """The amounts by which the counters of an epoch are behind the ledger; negative where they are ahead."""
 
     epoch: int
     behind: tuple[PeriodUse, ...]
 
 
 class Reconciliation:
-    """Of one gateway, for the tenants that it asked or told something since it compared them last."""
+    """The reconciliation of one gateway, for tenants whose counters it used since it compared them last."""
 
     def __init__(
         self,
-        books: UsageLedger,
+        ledger: UsageLedger,
         counters: Counters,
-        seeding: CounterRebuild,
+        counter_rebuild: CounterRebuild,
         breaker: CircuitBreaker,
         requests: InFlightReservations,
-        most_at_once: int,
+        max_at_once: int,
     ) -> None:
-        self.mended = 0
-        """How often counters were seeded anew because they were not what the books say."""
-        self._books = books
+        self.rebuilt = 0
+        """How often counters were rebuilt because they differed from the ledger."""
+        self._ledger = ledger
         self._counters = counters
-        self._seeding = seeding
+        self._counter_rebuild = counter_rebuild
         self._breaker = breaker
         self._requests = requests
-        self._most_at_once = most_at_once
-        self._differing: dict[UUID, CounterDrift] = {}
+        self._max_at_once = max_at_once
+        self._drifting: dict[UUID, CounterDrift] = {}
 
-    async def compare(self) -> None:
-        """One round, of every tenant, though others fail: a node of a cluster may be away. Raises `StoreUnavailable` at its
-        end; tenants that were not reached are compared later.
+    async def reconcile(self) -> None:
+        """Run one round. A tenant that fails does not stop the others, since only one node of a cluster may be down.
+
+        Raises `StoreUnavailable` at its end; tenants that were not reached are compared later.
         """
         if self._breaker.is_open:
             return
         active, failure = self._requests.active, None
-        for tenant_id in [*active][: self._most_at_once]:
+        for tenant_id in [*active][: self._max_at_once]:
             del active[tenant_id]
             known = False
             try:
-                known = await self._compare(tenant_id)
+                known = await self._reconcile(tenant_id)
             except StoreUnavailable as error:
                 failure = error
             finally:
@@ -70,40 +71,42 @@ class Reconciliation:
         if failure is not None:
             raise failure
 
-    async def _compare(self, tenant_id: UUID) -> bool:
-        """False: it differs, and is to be compared once more."""
-        found = await self._difference(tenant_id)
-        before = self._differing.pop(tenant_id, None)
-        if found is None:
+    async def _reconcile(self, tenant_id: UUID) -> bool:
+        """Whether the tenant is done; False if its counters differ and must be compared once more."""
+        drift = await self._drift(tenant_id)
+        before = self._drifting.pop(tenant_id, None)
+        if drift is None:
             return True
-        if found == before and not self._is_telling(tenant_id):
-            await self._mend(tenant_id, found)
+        if drift == before and not self._has_pending_updates(tenant_id):
+            await self._rebuild(tenant_id, drift)
             return True
-        self._differing[tenant_id] = found
+        self._drifting[tenant_id] = drift
         return False
 
-    async def _difference(self, tenant_id: UUID) -> CounterDrift | None:
-        """None, too, while a seeding is under way, or nobody can tell."""
+    async def _drift(self, tenant_id: UUID) -> CounterDrift | None:
+        """The drift of a tenant's counters. None also while a rebuild is in progress or the ledger has no answer."""
         counted = await self._counters.settled(tenant_id)
         if counted is None:
             return None
-        booked = await self._books.settled(tenant_id, counted)
-        if booked is None or booked.epoch != counted.epoch or booked.uses == counted.uses:
+        expected = await self._ledger.settled(tenant_id, counted)
+        if expected is None or expected.epoch != counted.epoch or expected.uses == counted.uses:
             return None
         behind = tuple(
             PeriodUse(right.period, right.tokens - there.tokens, right.amount_nano - there.amount_nano)
-            for right, there in zip(booked.uses, counted.uses, strict=True)
+            for right, there in zip(expected.uses, counted.uses, strict=True)
         )
         return CounterDrift(counted.epoch, behind)
 
-    def _is_telling(self, tenant_id: UUID) -> bool:
-        return any(each.tenant_id == tenant_id for each in self._requests.uncounted.values())
+    def _has_pending_updates(self, tenant_id: UUID) -> bool:
+        return any(each.tenant_id == tenant_id for each in self._requests.pending_counter_updates.values())
 
-    async def _mend(self, tenant_id: UUID, found: CounterDrift) -> None:
-        """Forgotten first: their buckets may have lost as much. Nothing is done where another gateway was quicker."""
-        if not await self._counters.invalidate(tenant_id, found.epoch):
+    async def _rebuild(self, tenant_id: UUID, drift: CounterDrift) -> None:
+        """Invalidate the counters, since their buckets may have lost as much, then rebuild them, unless another gateway did."""
+        if not await self._counters.invalidate(tenant_id, drift.epoch):
             return
-        self.mended += 1
-        behind = {each.period: (each.tokens, each.amount_nano) for each in found.behind}
-        LOG.warning("the counters were not what the books say", tenant=str(tenant_id), behind=behind)
-        await self._seeding.seed(tenant_id)
+        self.rebuilt += 1
+        behind = {each.period: (each.tokens, each.amount_nano) for each in drift.behind}
+        LOG.warning(
+            "the counters differ from the ledger; they are rebuilt", tenant=str(tenant_id), behind=behind
+        )
+        await self._counter_rebuild.rebuild(tenant_id)

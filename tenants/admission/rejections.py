@@ -1,4 +1,4 @@
-"""What the counters' decisions mean to the caller: the tightest rates, or the limit that refused. Nothing secret is told."""
+"""Turns decisions of the counters into what a caller gets: the tightest rates, or an error that names the limit; never a secret."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,43 +12,51 @@ from loraplex.tenants.rate_state import Rate, RateState
 
 
 def rate_state(decisions: Sequence[Decision]) -> RateState:
+    """The tightest rates of all levels."""
     return RateState(_tightest(decisions, "requests_per_minute"), _tightest(decisions, "tokens_per_minute"))
 
 
 def refusal(denied: Denied) -> LimitExceeded:
-    """The error for the limit that holds longest."""
+    """The error for the failed limit with the longest wait."""
     decision = denied.deciding
     kind = QuotaExhausted if denied.exhausted else RateLimited
     unit = " micro-units" if decision.name.startswith("budget") else ""
     return kind(
         f"{decision.name} of the {decision.level} is {decision.limit}{unit}: {decision.used} used, "
-        f"{decision.reserved} reserved, {decision.asked} asked",
+        f"{decision.reserved} reserved, {decision.asked} requested",
         limit=decision.name,
         level=decision.level,
         limit_value=decision.limit,
         retry_after_s=decision.retry_after_s,
-        # Nothing was taken, not even of the limits that it would have passed.
+        # A denied request takes nothing, not even from the limits that it passed.
         rate=rate_state([replace(each, asked=0) for each in denied.decisions]),
     )
 
 
 def degraded_denial(
-    asked: CounterReservation,
+    counter_request: CounterReservation,
     at: datetime,
     *,
     decisions: tuple[Decision, ...] = (),
-    untold: tuple[UnknownLimit, ...] = (),
+    unknown: tuple[UnknownLimit, ...] = (),
 ) -> Explanation:
-    return Explanation(request_id=asked.request_id, at=at, decisions=decisions, untold=untold, degraded=True)
+    """Explain a denial that a gateway decided without the counters."""
+    return Explanation(
+        request_id=counter_request.request_id, at=at, decisions=decisions, unknown=unknown, degraded=True
+    )
 
 
-def untold_limits(asked: CounterReservation, names: Sequence[LimitName]) -> tuple[UnknownLimit, ...]:
-    """Those of its subjects' limits that have one of these names, and what the request asked of each."""
+def unknown_limits(
+    counter_request: CounterReservation, names: Sequence[LimitName]
+) -> tuple[UnknownLimit, ...]:
+    """The limits of the request's subjects with one of these names, and the amount that the request needs of each."""
     amounts: dict[str, int] = {"requests_per_minute": 1, "concurrent_requests": 1}
-    amounts |= dict.fromkeys(BUDGETS, -(-asked.amount_nano // NANO_PER_MICRO))
+    amounts |= dict.fromkeys(BUDGETS, -(-counter_request.amount_nano // NANO_PER_MICRO))
     return tuple(
-        UnknownLimit(level=subject.level, name=name, limit=limit, asked=amounts.get(name, asked.tokens))
-        for subject in asked.subjects
+        UnknownLimit(
+            level=subject.level, name=name, limit=limit, asked=amounts.get(name, counter_request.tokens)
+        )
+        for subject in counter_request.subjects
         for name in names
         if (limit := subject.limits.get(name)) is not None
     )

@@ -1,7 +1,7 @@
-"""Lets one request in: by the counters and the books together, or while the counters cannot be asked by this gateway's share.
+"""Reserves for one request in the counters and in the ledger, or, without the counters, by this gateway's share.
 
-Invariant: a request is in only when the books have its reservation, under the epoch of the counters that admitted it. Who
-waits may begin its work earlier, when the counters have let it in, but keeps to itself what comes of it.
+Invariant: a request is admitted only when the ledger has its reservation under the epoch of the counters that admitted it.
+Until then its admission is provisional: work may start, but no part of the response may be sent.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
-from loraplex.tenants.admission.rejections import degraded_denial, rate_state, refusal, untold_limits
+from loraplex.tenants.admission.rejections import degraded_denial, rate_state, refusal, unknown_limits
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import (
     Admitted,
@@ -47,65 +47,69 @@ from loraplex.tenants.quotas.reservation import (
     Reservation,
     ReservationRequest,
     ReservedAmounts,
-    not_told,
 )
 from loraplex.tenants.rate_state import RateState
 
-# Together the pauses are longer than a gateway holds the lock of a seeding.
+# Together the pauses are longer than the lock of a rebuild lives.
 TRIES = 12
 PAUSE_SECONDS = 0.01
-# So many attempts leave the counters time to be replaced by whoever took the next epoch, or has it in hand.
-PATIENCE = {Reserved.EPOCH_MOVED: 1, Reserved.EPOCH_LOCKED: 5}
-# How long both attempts of an admission wait for Valkey, in units of `valkey_s`, which bounds one.
-ASKING = 1.8
+# Attempts before this gateway rebuilds the counters itself: the gateway that took the next epoch needs time to replace them.
+RETRIES_BEFORE_REBUILD = {Reserved.EPOCH_MOVED: 1, Reserved.EPOCH_LOCKED: 5}
+# The wait of both attempts together, in units of `valkey_s`, which bounds one attempt.
+TOTAL_WAIT = 1.8
 LOG = structlog.get_logger("loraplex.admission")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserver:
-    """`breaker` is that of Valkey; `booking` is open from a failure of the books until they keep a reservation: meanwhile no
-    work is begun that may come to nothing. `tell_overdue` hears of tenants that have leases to be reaped; `abandon`, of
-    (tenant, id) that Valkey may still admit when it goes on, though the request was refused.
+    """Reserves for the requests of one gateway.
+
+    `breaker` is Valkey's. `ledger_breaker` is open from a failure of the ledger until it stores a reservation again;
+    meanwhile no admission is provisional. `report_overdue` gets each tenant with expired leases. `cancel_later` gets
+    (tenant, id) of a refused request that Valkey may still admit.
     """
 
-    books: UsageLedger
+    ledger: UsageLedger
     counters: Counters
-    seeding: CounterRebuild
+    counter_rebuild: CounterRebuild
     policies: Policies
     breaker: CircuitBreaker
-    booking: CircuitBreaker
-    share: LocalLimiter
+    ledger_breaker: CircuitBreaker
+    local_limiter: LocalLimiter
     denials: DenialLog
     price: Price
     gateway_id: UUID
     settings: AdmissionConfig
-    tell_overdue: Callable[[UUID], None]
-    abandon: Callable[[UUID, UUID], None]
+    report_overdue: Callable[[UUID], None]
+    cancel_later: Callable[[UUID, UUID], None]
 
-    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
-        """`let_in` is called as soon as the counters have admitted it, unless the books failed the request before.
+    async def admit(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
+    ) -> Reservation:
+        """Reserve what a request may use. `on_provisional` is called when the counters have admitted it, unless
+        `ledger_breaker` is open; perhaps more than once.
 
         Raises `PolicyStale`, `LimitExceeded`, `QuotaUnavailable`, `DatabaseUnavailable`.
         """
-        asked = await self._counter_request(request)
+        counter_request = await self._counter_request(request)
         if self.breaker.is_open:
-            return await self._by_share(request, asked)
+            return await self._by_local_limiter(request, counter_request)
         try:
-            return await self._by_counters(request, asked, let_in)
+            return await self._by_counters(request, counter_request, on_provisional)
         except ValkeyUnavailable as error:
-            LOG.warning("the counters did not answer", reason=str(error))
+            LOG.warning("Valkey did not answer; admitting without the counters", reason=str(error))
         except LimitExceeded:
             raise
         except asyncio.CancelledError:
-            self.abandon(asked.tenant_id, asked.id)
+            self.cancel_later(counter_request.tenant_id, counter_request.id)
             raise
         except Exception:
-            await self._release(asked)
+            await self._cancel(counter_request)
             raise
         try:
-            return await self._by_share(request, asked)
+            return await self._by_local_limiter(request, counter_request)
         except BaseException:
-            self.abandon(asked.tenant_id, asked.id)
+            self.cancel_later(counter_request.tenant_id, counter_request.id)
             raise
 
     async def _counter_request(self, request: ReservationRequest) -> CounterReservation:
@@ -124,160 +128,178 @@ class Reserver:
         )
 
     async def _by_counters(
-        self, request: ReservationRequest, asked: CounterReservation, let_in: OnProvisional
+        self,
+        request: ReservationRequest,
+        counter_request: CounterReservation,
+        on_provisional: OnProvisional | None,
     ) -> Reservation:
-        """Again while the counters are being seeded; an id that is still held there is not taken twice.
+        """Reserve in the counters, then in the ledger; again while the counters are rebuilt. An id is reserved once.
 
-        Whatever it raises but `LimitExceeded`, the counters may hold the id.
+        After any error but `LimitExceeded`, the counters may have a reservation of this id.
         """
         for attempt in range(TRIES):
-            answer = await self._ask(asked)
-            if isinstance(answer, Admitted):
-                if not self.booking.is_open:
-                    let_in()
-                periods = Periods(answer.day, answer.month)
-                self._note(asked.tenant_id, answer.overdue)
-                reserved = await self._reserve(self._row(request, asked, periods, answer.at, answer.epoch))
+            reply = await self._call_counters(counter_request)
+            if isinstance(reply, Admitted):
+                if on_provisional is not None and not self.ledger_breaker.is_open:
+                    on_provisional()
+                periods = Periods(reply.day, reply.month)
+                self._note_overdue(counter_request.tenant_id, reply.overdue)
+                reserved = await self._reserve(
+                    self._row(request, counter_request, periods, reply.at, reply.epoch)
+                )
                 if reserved.outcome is Reserved.KEPT:
-                    rate = rate_state(answer.decisions)
-                    return admission(request, asked, periods, reserved.epoch, answer.at, rate, degraded=False)
-                outdated = attempt >= PATIENCE[reserved.outcome]
+                    rate = rate_state(reply.decisions)
+                    return reservation_of(
+                        request, counter_request, periods, reserved.epoch, reply.at, rate, degraded=False
+                    )
+                outdated = attempt >= RETRIES_BEFORE_REBUILD[reserved.outcome]
             else:
-                self._raise_refusal(asked, answer)
+                self._raise_refusal(counter_request, reply)
                 outdated = True
-            if not outdated or not await self.seeding.try_seed(asked.tenant_id):
+            if not outdated or not await self.counter_rebuild.try_rebuild(counter_request.tenant_id):
                 await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
-        raise self._unavailable(asked, COUNTED, "the counters of this tenant are being seeded; try again")
+        raise self._unavailable(
+            counter_request, COUNTED, "the counters of this tenant are being rebuilt; try again"
+        )
 
-    def _raise_refusal(self, asked: CounterReservation, answer: CounterReply) -> None:
-        """Returns only for counters that are not seeded."""
-        if isinstance(answer, Denied):
-            self._note(asked.tenant_id, answer.overdue)
-            raise refusal(answer)
-        if isinstance(answer, PolicyOutdated):
-            raise PolicyStale(f"the caller's policy is older than epoch {answer.policy_epoch}")
-        if not isinstance(answer, CountersMissing):
-            raise InvalidField("id", f"admission {asked.id} has ended already")
+    def _raise_refusal(self, counter_request: CounterReservation, reply: CounterReply) -> None:
+        """Raise what a refusal means. Returns only for `CountersMissing`."""
+        if isinstance(reply, Denied):
+            self._note_overdue(counter_request.tenant_id, reply.overdue)
+            raise refusal(reply)
+        if isinstance(reply, PolicyOutdated):
+            raise PolicyStale(f"the caller's policy is older than epoch {reply.policy_epoch}")
+        if not isinstance(reply, CountersMissing):
+            raise InvalidField("id", f"admission {counter_request.id} has ended already")
 
     async def _reserve(self, row: LedgerReservation) -> ReservedUnder:
-        """Not kept when a seeding came between: the counters that admitted it are, or will be, no longer in force. Given up
-        long before a reaper may end the lease in the counters.
+        """Write the reservation to the ledger; gives up long before a reaper may end the lease in the counters.
+
+        The outcome is not `KEPT` if a rebuild took the next epoch meanwhile: the counters that admitted it are outdated.
         """
         try:
             async with asyncio.timeout(self.settings.lease_s / 2):
-                reserved = await self.books.reserve(row)
+                reserved = await self.ledger.reserve(row)
         except (TimeoutError, DatabaseUnavailable) as error:
-            self.booking.failed()
+            self.ledger_breaker.failed()
             if isinstance(error, DatabaseUnavailable):
                 raise
             raise DatabaseUnavailable("too many reservations wait for PostgreSQL") from error
-        self.booking.close()
+        self.ledger_breaker.close()
         if reserved.outcome is Reserved.POLICY_STALE:
             raise PolicyStale("the policy of the caller's tenant has changed meanwhile")
         return reserved
 
-    async def _by_share(self, request: ReservationRequest, asked: CounterReservation) -> Reservation:
-        if any(subject.limits.has_periods() for subject in asked.subjects):
-            message = "what is left of a day's or month's quota cannot be told now; try again"
-            raise self._unavailable(asked, PERIODIC, message)
+    async def _by_local_limiter(
+        self, request: ReservationRequest, counter_request: CounterReservation
+    ) -> Reservation:
+        """Reserve by this gateway's share, then in the ledger. Refuses tenants with a limit per day or month."""
+        if any(subject.limits.has_periods() for subject in counter_request.subjects):
+            message = "what is left of a day's or month's quota is unknown now; try again"
+            raise self._unavailable(counter_request, PERIODIC, message)
         now = datetime.now(UTC)
         periods = periods_of(now)
         try:
-            rate = self.share.admit(asked.id, asked.subjects, asked.tokens)
+            rate = self.local_limiter.admit(
+                counter_request.id, counter_request.subjects, counter_request.tokens
+            )
         except LimitExceeded:
-            decisions = self.share.decisions(asked.subjects, asked.tokens)
-            self.denials.remember(asked.tenant_id, degraded_denial(asked, now, decisions=decisions))
+            decisions = self.local_limiter.decisions(counter_request.subjects, counter_request.tokens)
+            self.denials.remember(
+                counter_request.tenant_id, degraded_denial(counter_request, now, decisions=decisions)
+            )
             raise
         try:
-            reserved = await self._reserve(self._row(request, asked, periods, now, None))
+            reserved = await self._reserve(self._row(request, counter_request, periods, now, None))
         except BaseException:
-            self.share.leave(asked.id, 0)
+            self.local_limiter.settle(counter_request.id, 0)
             raise
         if reserved.outcome is not Reserved.KEPT:
-            self.share.leave(asked.id, 0)
-            raise QuotaUnavailable("the tenant's reservation was not taken; try again")
-        return admission(request, asked, periods, reserved.epoch, now, rate, degraded=True)
+            self.local_limiter.settle(counter_request.id, 0)
+            raise QuotaUnavailable("the tenant's reservation was not stored; try again")
+        return reservation_of(request, counter_request, periods, reserved.epoch, now, rate, degraded=True)
 
     def _unavailable(
-        self, asked: CounterReservation, names: Sequence[LimitName], message: str
+        self, counter_request: CounterReservation, names: Sequence[LimitName], message: str
     ) -> QuotaUnavailable:
-        untold = untold_limits(asked, names)
-        if not untold:
+        unknown = unknown_limits(counter_request, names)
+        if not unknown:
             return QuotaUnavailable(message)
-        self.denials.remember(asked.tenant_id, degraded_denial(asked, datetime.now(UTC), untold=untold))
-        return QuotaUnavailable(message, limit=untold[0].name, level=untold[0].level)
+        self.denials.remember(
+            counter_request.tenant_id, degraded_denial(counter_request, datetime.now(UTC), unknown=unknown)
+        )
+        return QuotaUnavailable(message, limit=unknown[0].name, level=unknown[0].level)
 
-    async def _ask(self, asked: CounterReservation) -> CounterReply:
-        """Once more while the breaker is closed: a connection that Valkey has closed fails at once, and on a busy machine
-        an answer may be late once. Both together wait for `ASKING` times `valkey_s`, also behind requests that Valkey
-        keeps waiting.
+    async def _call_counters(self, counter_request: CounterReservation) -> CounterReply:
+        """Call the counters, twice while the breaker is closed: a closed connection fails at once, and on a busy machine one
+        reply may be late. Both attempts together wait `TOTAL_WAIT` times `valkey_s`, including the wait for a connection.
         """
-        last = asyncio.get_running_loop().time() + ASKING * self.settings.valkey_s
+        last = asyncio.get_running_loop().time() + TOTAL_WAIT * self.settings.valkey_s
         try:
-            return await self._ask_once(asked, last)
+            return await self._call_counters_once(counter_request, last)
         except ValkeyUnavailable:
             if self.breaker.is_open:
                 raise
-            return await self._ask_once(asked, last)
+            return await self._call_counters_once(counter_request, last)
 
-    async def _ask_once(self, asked: CounterReservation, last: float) -> CounterReply:
+    async def _call_counters_once(self, counter_request: CounterReservation, last: float) -> CounterReply:
         now = asyncio.get_running_loop().time()
         try:
-            # A loop that was held up beyond `last` asks for a moment, too: that was not Valkey's fault.
+            # An event loop that was blocked beyond `last` still waits a moment: the delay was not Valkey's.
             async with deadline(max(min(now + self.settings.valkey_s, last), now + GRACE_SECONDS)):
-                answer = await self.counters.admit(asked)
+                reply = await self.counters.admit(counter_request)
         except (TimeoutError, ValkeyUnavailable) as error:
             self.breaker.failed()
             if isinstance(error, ValkeyUnavailable):
                 raise
             raise ValkeyUnavailable("Valkey did not answer in time") from error
         self.breaker.succeeded()
-        return answer
+        return reply
 
-    async def _release(self, asked: CounterReservation) -> None:
+    async def _cancel(self, counter_request: CounterReservation) -> None:
         try:
-            await self.counters.release(asked.tenant_id, asked.id)
+            await self.counters.cancel(counter_request.tenant_id, counter_request.id)
         except ValkeyUnavailable as error:
-            LOG.warning("will be released later", admission=str(asked.id), reason=str(error))
-            self.abandon(asked.tenant_id, asked.id)
+            LOG.warning("will be cancelled later", admission=str(counter_request.id), reason=str(error))
+            self.cancel_later(counter_request.tenant_id, counter_request.id)
         except asyncio.CancelledError:
-            self.abandon(asked.tenant_id, asked.id)
+            self.cancel_later(counter_request.tenant_id, counter_request.id)
             raise
 
-    def _note(self, tenant_id: UUID, overdue: int) -> None:
+    def _note_overdue(self, tenant_id: UUID, overdue: int) -> None:
         if overdue:
-            self.tell_overdue(tenant_id)
+            self.report_overdue(tenant_id)
 
     def _row(
         self,
         request: ReservationRequest,
-        asked: CounterReservation,
+        counter_request: CounterReservation,
         periods: Periods,
         at: datetime,
         epoch: int | None,
     ) -> LedgerReservation:
         return LedgerReservation(
-            id=asked.id,
-            tenant_id=asked.tenant_id,
-            api_key_id=asked.api_key_id,
-            adapter_id=asked.adapter_id,
+            id=counter_request.id,
+            tenant_id=counter_request.tenant_id,
+            api_key_id=counter_request.api_key_id,
+            adapter_id=counter_request.adapter_id,
             digest=request.digest,
             gateway_id=self.gateway_id,
             prompt_tokens=request.prompt_tokens,
             completion_tokens=request.completion_tokens,
-            amount_nano=asked.amount_nano,
+            amount_nano=counter_request.amount_nano,
             day=periods.day,
             month=periods.month,
             admitted_at=at,
             lease_s=self.settings.lease_s,
             epoch=epoch,
-            policy_epoch=asked.policy_epoch,
+            policy_epoch=counter_request.policy_epoch,
         )
 
 
-def admission(
+def reservation_of(
     request: ReservationRequest,
-    asked: CounterReservation,
+    counter_request: CounterReservation,
     periods: Periods,
     epoch: int | None,
     at: datetime,
@@ -285,20 +307,20 @@ def admission(
     *,
     degraded: bool,
 ) -> Reservation:
-    hold = ReservedAmounts(
-        id=asked.id,
-        api_key_id=asked.api_key_id,
-        adapter_id=asked.adapter_id,
-        tokens=asked.tokens,
-        amount_nano=asked.amount_nano,
+    reserved = ReservedAmounts(
+        id=counter_request.id,
+        api_key_id=counter_request.api_key_id,
+        adapter_id=counter_request.adapter_id,
+        tokens=counter_request.tokens,
+        amount_nano=counter_request.amount_nano,
         day=periods.day,
         month=periods.month,
         epoch=epoch,
     )
     return Reservation(
-        id=asked.id,
-        tenant_id=asked.tenant_id,
-        hold=hold,
+        id=counter_request.id,
+        tenant_id=counter_request.tenant_id,
+        reserved=reserved,
         adapter_version=request.adapter_version,
         digest=request.digest,
         admitted_at=at,

@@ -1,7 +1,7 @@
-"""Settles what has ended: first in the books, durably, then in the counters. Each step is repeated until it is done.
+"""Settles ended requests: durably in the ledger, then in the counters. Each step is repeated until it is done.
 
-Invariant: the counters are told only of what is in the books, and only where no seeding has told them already (README.md,
-"Epochs"); so a gateway that dies at any point leaves nothing that the reaper cannot finish.
+Invariant: the counters are updated only with usage that is in the ledger, and only if no rebuild has included it (README.md,
+"Epochs"). Whatever a gateway leaves when it dies, the reaper can finish.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from loraplex.tenants.quotas.reservation import NOTHING_USED
 AT_ONCE = 64
 FINISH_SECONDS = 5.0
 FINISH_PAUSE_SECONDS = 0.25
-# Less than the counters remember an end for: until then a charge may be repeated.
+# A charge may be repeated for so long: less than the time for which the counters remember an end.
 REPEATABLE_SECONDS = 300.0
 Item = TypeVar("Item")
 
@@ -40,166 +40,179 @@ LOG = structlog.get_logger("loraplex.settlements")
 
 
 class SettlementQueue:
-    """Of one gateway. `most_uncounted` bounds what is remembered while Valkey is away; beyond it tenants are seeded anew."""
+    """The settlements of one gateway. Beyond `max_pending_updates` waiting counter updates, tenants are rebuilt instead."""
 
     def __init__(
         self,
-        books: UsageLedger,
+        ledger: UsageLedger,
         counters: Counters,
-        seeding: CounterRebuild,
+        counter_rebuild: CounterRebuild,
         breaker: CircuitBreaker,
         requests: InFlightReservations,
-        most_uncounted: int,
+        max_pending_updates: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._books = books
+        self._ledger = ledger
         self._counters = counters
-        self._seeding = seeding
+        self._counter_rebuild = counter_rebuild
         self._breaker = breaker
         self._requests = requests
-        self._most_uncounted = most_uncounted
+        self._max_pending_updates = max_pending_updates
         self._clock = clock
         self._busy: set[UUID] = set()
-        self._telling: set[UUID] = set()
+        self._updating: set[UUID] = set()
 
-    async def settle(self, ended: PendingSettlement) -> None:
-        """Tries once; what could not be done stays for `retry`."""
-        self._requests.unbooked[ended.admission.id] = ended
-        await self._book(ended)
+    async def settle(self, pending: PendingSettlement) -> None:
+        """Try once; what failed is left to `retry`."""
+        self._requests.unsettled[pending.reservation.id] = pending
+        await self._write(pending)
 
-    def abandon(self, tenant_id: UUID, request_id: UUID) -> None:
-        """A refused request that the counters may still admit is released when they answer again."""
+    def cancel_later(self, tenant_id: UUID, request_id: UUID) -> None:
+        """Cancel a refused request, which the counters may still admit, once they are available again."""
         self._remember(PendingCounterUpdate(tenant_id, request_id, NOTHING_USED))
 
     async def retry(self) -> None:
-        """Once more whatever is not done, until a store fails again."""
-        for waiting in _batches([*self._requests.unbooked.values()]):
-            if not all(await asyncio.gather(*map(self._book, waiting))):
+        """Repeat every step that is not done, until a store fails again."""
+        for waiting in _batches([*self._requests.unsettled.values()]):
+            if not all(await asyncio.gather(*map(self._write, waiting))):
                 return
         if self._breaker.is_open:
             return
-        for uncounted in _batches([*self._requests.uncounted.values()]):
-            await asyncio.gather(*map(self._count, uncounted))
-        for tenant_id in [*self._requests.reseed]:
-            await self._seeding.seed(tenant_id)
-            self._requests.reseed.discard(tenant_id)
+        for updates in _batches([*self._requests.pending_counter_updates.values()]):
+            await asyncio.gather(*map(self._send_update, updates))
+        for tenant_id in [*self._requests.to_rebuild]:
+            await self._counter_rebuild.rebuild(tenant_id)
+            self._requests.to_rebuild.discard(tenant_id)
 
     async def finish(self) -> None:
-        """Repeats what is not done for a while; usage that the books do not take even then is left in the log."""
+        """Repeat for `FINISH_SECONDS`; usage that is not in the ledger then is logged."""
         deadline = time.monotonic() + FINISH_SECONDS
         await self.retry()
-        while self._requests.unbooked and time.monotonic() < deadline:
+        while self._requests.unsettled and time.monotonic() < deadline:
             await asyncio.sleep(FINISH_PAUSE_SECONDS)
             await self.retry()
-        for ended in self._requests.unbooked.values():
-            LOG.error("usage is lost", **msgspec.to_builtins(ended.row))
+        for pending in self._requests.unsettled.values():
+            LOG.error("usage is lost", **msgspec.to_builtins(pending.row))
 
-    async def _book(self, ended: PendingSettlement) -> bool:
-        """False when PostgreSQL failed. What is on its way already is left to whoever sent it."""
-        request_id = ended.admission.id
+    async def _write(self, pending: PendingSettlement) -> bool:
+        """Write one settlement; False if PostgreSQL failed. One that is being written already is skipped."""
+        request_id = pending.reservation.id
         if request_id in self._busy:
             return True
         self._busy.add(request_id)
         try:
-            told = await self._written(ended)
+            updates = await self._settle_in_ledger(pending)
         except (DatabaseUnavailable, psycopg.Error) as error:
             LOG.warning("usage waits for PostgreSQL", admission=str(request_id), reason=first_line(error))
             return False
         finally:
             self._busy.discard(request_id)
-        self._requests.unbooked.pop(request_id, None)
-        for each in told:
+        self._requests.unsettled.pop(request_id, None)
+        for each in updates:
             self._remember(each)
-        for each in told:
-            await self._count(each)
+        for each in updates:
+            await self._send_update(each)
         return True
 
-    async def _written(self, ended: PendingSettlement) -> list[PendingCounterUpdate]:
-        """What the counters are to be told, now that it is in the books."""
-        admission, row = ended.admission, ended.row
-        nothing = PendingCounterUpdate(
-            admission.tenant_id, row.id, NOTHING_USED, hold=admission.hold, met=admission.degraded
+    async def _settle_in_ledger(self, pending: PendingSettlement) -> list[PendingCounterUpdate]:
+        """Write the usage to the ledger and return the counter updates that follow."""
+        reservation, row = pending.reservation, pending.row
+        unused = PendingCounterUpdate(
+            reservation.tenant_id,
+            row.id,
+            NOTHING_USED,
+            reserved=reservation.reserved,
+            without_counters=reservation.degraded,
         )
         try:
-            booked = await self._books.settle(row)
+            written = await self._ledger.settle(row)
             if row.outcome is None:
-                return [replace(nothing, epoch=booked.epoch)]
-            if booked.written:
+                return [replace(unused, epoch=written.epoch)]
+            if written.written:
                 return [
                     replace(
-                        nothing, actual=ended.actual, epoch=booked.epoch, unheld=MissingReservation.CHARGE
+                        unused,
+                        actual=pending.actual,
+                        epoch=written.epoch,
+                        if_missing=MissingReservation.CHARGE,
                     )
                 ]
-            if not await self._books.was_given_up(row.id):
+            if not await self._ledger.has_unknown_outcome(row.id):
                 return [
-                    replace(nothing, actual=ended.actual, epoch=booked.epoch, unheld=MissingReservation.SEED)
+                    replace(
+                        unused,
+                        actual=pending.actual,
+                        epoch=written.epoch,
+                        if_missing=MissingReservation.REBUILD,
+                    )
                 ]
             LOG.warning("a request that was given up has ended", admission=str(row.id))
-            late = await self._books.settle(replace(row, id=row.late_id))
+            late = await self._ledger.settle(replace(row, id=row.late_id))
         except (psycopg.DataError, psycopg.IntegrityError) as error:
-            LOG.error("no table takes this usage", admission=str(row.id), reason=type(error).__name__)
-            return [nothing]
-        unheld = MissingReservation.CHARGE if late.written else MissingReservation.SEED
-        hold = replace(admission.hold, id=row.late_id)
-        told = replace(nothing, id=hold.id, hold=hold)
-        return [nothing, replace(told, actual=ended.actual, epoch=late.epoch, unheld=unheld)]
+            LOG.error("PostgreSQL rejects this usage", admission=str(row.id), reason=type(error).__name__)
+            return [unused]
+        if_missing = MissingReservation.CHARGE if late.written else MissingReservation.REBUILD
+        reserved = replace(reservation.reserved, id=row.late_id)
+        update = replace(unused, id=reserved.id, reserved=reserved)
+        return [unused, replace(update, actual=pending.actual, epoch=late.epoch, if_missing=if_missing)]
 
-    async def _count(self, uncounted: PendingCounterUpdate) -> None:
-        """What is on its way already is left to whoever sent it: told twice, it looks as if the counters had lost it."""
-        self._remember(uncounted)
-        if self._breaker.is_open or uncounted.id in self._telling:
+    async def _send_update(self, update: PendingCounterUpdate) -> None:
+        """Send an update unless it is being sent: a second one finds no reservation, as if the counters had lost it."""
+        self._remember(update)
+        if self._breaker.is_open or update.id in self._updating:
             return
-        self._telling.add(uncounted.id)
+        self._updating.add(update.id)
         try:
-            await self._count_once(uncounted)
+            await self._send_update_once(update)
         finally:
-            self._telling.discard(uncounted.id)
+            self._updating.discard(update.id)
 
-    async def _count_once(self, uncounted: PendingCounterUpdate) -> None:
-        if uncounted.told_at is None:
-            uncounted = replace(uncounted, told_at=self._clock())
-            self._remember(uncounted)
+    async def _send_update_once(self, update: PendingCounterUpdate) -> None:
+        if update.updated_at is None:
+            update = replace(update, updated_at=self._clock())
+            self._remember(update)
         try:
-            await self._tell(uncounted)
+            await self._update(update)
         except StoreUnavailable as error:
             if isinstance(error, ValkeyUnavailable):
                 self._breaker.failed()
-            LOG.warning("the counters wait for usage", admission=str(uncounted.id), reason=str(error))
+            LOG.warning("the counters wait for usage", admission=str(update.id), reason=str(error))
             return
-        if self._requests.uncounted.get(uncounted.id) is uncounted:
-            del self._requests.uncounted[uncounted.id]
+        if self._requests.pending_counter_updates.get(update.id) is update:
+            del self._requests.pending_counter_updates[update.id]
 
-    async def _tell(self, uncounted: PendingCounterUpdate) -> None:
-        """A seeding that read the books before the usage was written may still be on its way: then another one follows."""
-        tenant_id, hold, booked = uncounted.tenant_id, uncounted.hold, uncounted.epoch
+    async def _update(self, update: PendingCounterUpdate) -> None:
+        """Update the counters. A rebuild that read the ledger before the usage was written may be in progress: then
+        another one follows."""
+        tenant_id, reserved, epoch = update.tenant_id, update.reserved, update.epoch
         charge = None
         if (
-            hold is not None
-            and uncounted.unheld is MissingReservation.CHARGE
-            and self._is_repeatable(uncounted)
+            reserved is not None
+            and update.if_missing is MissingReservation.CHARGE
+            and self._is_repeatable(update)
         ):
-            charge = replace(hold, epoch=booked)
-        settled = await self._counters.settle(tenant_id, uncounted.id, uncounted.actual, charge=charge)
-        if hold is None or booked is None:
+            charge = replace(reserved, epoch=epoch)
+        settled = await self._counters.settle(tenant_id, update.id, update.actual, charge=charge)
+        if reserved is None or epoch is None:
             return
-        behind = settled.epoch < booked and (uncounted.met or hold.epoch != booked)
-        unclear = settled.epoch <= booked and not settled.found and not charge
-        if behind or (unclear and uncounted.unheld is not MissingReservation.LEAVE):
-            await self._seed_beyond(tenant_id, booked)
+        behind = settled.epoch < epoch and (update.without_counters or reserved.epoch != epoch)
+        unclear = settled.epoch <= epoch and not settled.found and not charge
+        if behind or (unclear and update.if_missing is not MissingReservation.IGNORE):
+            await self._rebuild_beyond(tenant_id, epoch)
 
-    def _is_repeatable(self, uncounted: PendingCounterUpdate) -> bool:
-        return uncounted.told_at is None or self._clock() - uncounted.told_at < REPEATABLE_SECONDS
+    def _is_repeatable(self, update: PendingCounterUpdate) -> bool:
+        return update.updated_at is None or self._clock() - update.updated_at < REPEATABLE_SECONDS
 
-    async def _seed_beyond(self, tenant_id: UUID, epoch: int) -> None:
-        """One that was under way already may have read the books too early."""
-        if await self._seeding.seed(tenant_id) <= epoch:
-            await self._seeding.seed(tenant_id)
+    async def _rebuild_beyond(self, tenant_id: UUID, epoch: int) -> None:
+        """Rebuild under a later epoch. A rebuild already in progress may have read the ledger too early."""
+        if await self._counter_rebuild.rebuild(tenant_id) <= epoch:
+            await self._counter_rebuild.rebuild(tenant_id)
 
-    def _remember(self, uncounted: PendingCounterUpdate) -> None:
-        remembered = self._requests.uncounted
-        remembered[uncounted.id] = uncounted
-        if len(remembered) > self._most_uncounted:
-            self._requests.reseed.update(each.tenant_id for each in remembered.values())
+    def _remember(self, update: PendingCounterUpdate) -> None:
+        remembered = self._requests.pending_counter_updates
+        remembered[update.id] = update
+        if len(remembered) > self._max_pending_updates:
+            self._requests.to_rebuild.update(each.tenant_id for each in remembered.values())
             remembered.clear()
 
 

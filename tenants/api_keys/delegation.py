@@ -1,4 +1,4 @@
-"""API keys as another key of their tenant manages them, and the restrictions (networks, expiry) that bound both.
+"""Keys that manage other keys of their tenant, and the restrictions (networks, expiry) that bound both.
 
 Invariant: a key that creates, rotates or changes another grants no scope, network or time beyond its own, read in the same
 transaction; a revoked key manages nothing.
@@ -21,7 +21,7 @@ from loraplex.tenants.models import ApiKey
 
 @dataclass(frozen=True, slots=True)
 class KeyRestrictions:
-    """`networks` () is from everywhere, `expires_at` None is for ever."""
+    """Networks and expiry of a key. `networks` (): from everywhere; `expires_at` None: no expiry."""
 
     networks: tuple[str, ...]
     expires_at: datetime | None
@@ -31,7 +31,7 @@ class KeyRestrictions:
         return cls(tuple(record.allowed_cidrs), record.expires_at)
 
     def changed(self, change: KeyChange) -> "KeyRestrictions":
-        """What `change` would make of them. Raises `InvalidField`."""
+        """The restrictions after `change`. Raises `InvalidField`."""
         networks, expires_at = self.networks, self.expires_at
         if "allowed_cidrs" in change:
             networks = tuple(check_networks("allowed_cidrs", change["allowed_cidrs"]))
@@ -40,7 +40,7 @@ class KeyRestrictions:
         return KeyRestrictions(networks, expires_at)
 
     def exceeded_by(self, other: "KeyRestrictions") -> str | None:
-        """The field in which `other` reaches further, if any."""
+        """The field in which `other` allows more, if any."""
         if self.networks and not (other.networks and are_covered(other.networks, self.networks)):
             return "allowed_cidrs"
         if self.expires_at is not None and (other.expires_at is None or other.expires_at > self.expires_at):
@@ -48,7 +48,7 @@ class KeyRestrictions:
         return None
 
     def require(self, granted: "KeyRestrictions") -> None:
-        """Raises `BoundNotHeld` where `granted` reaches further than these, those of the managing key."""
+        """Raise `BoundNotHeld` if `granted` allows more than these restrictions of the managing key."""
         match self.exceeded_by(granted):
             case "allowed_cidrs":
                 raise BoundNotHeld(
@@ -63,7 +63,10 @@ class KeyRestrictions:
 
 
 class KeyDelegation:
-    """`manager` is the id of the key that acts. Every method raises `InvalidApiKey` when that key has ended."""
+    """Manages keys on behalf of another key. `manager` is the id of that key.
+
+    Every method raises `InvalidApiKey` when that key has ended.
+    """
 
     def __init__(self, session: AsyncSession, tenant_id: UUID, manager: UUID) -> None:
         self._session = session
@@ -77,14 +80,14 @@ class KeyDelegation:
         scopes: Sequence[str],
         bounds: KeyChange | None = None,
     ) -> IssuedKey:
-        """A key for the manager's environment. Of `bounds`, `expires_at` and `allowed_cidrs` count; what is absent there is
+        """Create a key in the manager's environment. `expires_at` and `allowed_cidrs` of `bounds` apply; an absent one is
         the manager's. Raises `ScopeNotHeld`, `BoundNotHeld`, `InvalidField`, `CountReached`.
         """
         manager = await self._manager()
         require_held(manager, scopes)
-        held = KeyRestrictions.of(manager)
-        granted = held.changed(bounds or {})
-        held.require(granted)
+        own = KeyRestrictions.of(manager)
+        granted = own.changed(bounds or {})
+        own.require(granted)
         return await self._keys.create(
             self._tenant_id,
             name,
@@ -96,7 +99,7 @@ class KeyDelegation:
         )
 
     async def locked(self, key_id: str) -> ApiKey:
-        """The key as it is until this transaction changes it. Raises `KeyNotFound`, `ScopeNotHeld`."""
+        """The key, locked until this transaction ends. Raises `KeyNotFound`, `ScopeNotHeld`."""
         return (await self._over(key_id))[1]
 
     async def change(self, key_id: str, change: KeyChange, expected: int) -> ApiKey:
@@ -112,7 +115,7 @@ class KeyDelegation:
         return await self._keys.change(self._tenant_id, key_id, change, expected)
 
     async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
-        """Raises `ScopeNotHeld`, `BoundNotHeld` for a key that reaches further, and what `KeyRepository.rotate` does."""
+        """Raises `ScopeNotHeld`, `BoundNotHeld` for a key that allows more, and what `KeyRepository.rotate` does."""
         manager, record = await self._over(key_id)
         KeyRestrictions.of(manager).require(KeyRestrictions.of(record))
         return await self._keys.rotate(self._tenant_id, key_id, grace_seconds, created_by=manager.key_id)
@@ -130,7 +133,7 @@ class KeyDelegation:
         return manager, record
 
     async def _manager(self) -> ApiKey:
-        """The managing key as it is now, and as it stays until the end of the transaction."""
+        """The current managing key, locked until the transaction ends."""
         await self._keys.lock(self._tenant_id)
         query = select(ApiKey).where(ApiKey.tenant_id == self._tenant_id, ApiKey.id == self._manager_id)
         found = await self._session.scalars(query.execution_options(populate_existing=True))
@@ -145,6 +148,6 @@ class KeyDelegation:
 
 def require_held(manager: ApiKey, scopes: Iterable[str]) -> None:
     """Raises `ScopeNotHeld`; a text that is no scope at all is left to `check_scopes`."""
-    held = effective_scopes(manager.scopes)
-    if lacking := sorted(effective_scopes(scopes) & (TENANT_SCOPES | OPERATOR_SCOPES) - held):
+    own = effective_scopes(manager.scopes)
+    if lacking := sorted(effective_scopes(scopes) & (TENANT_SCOPES | OPERATOR_SCOPES) - own):
         raise ScopeNotHeld(f"this needs a key that itself has the scope `{lacking[0]}`")

@@ -25,7 +25,7 @@ PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class ParsedKey:
-    """A key whose checksum holds. Its secret is not shown by `repr`."""
+    """A key with a valid checksum. `repr` hides its secret."""
 
     environment: str
     key_id: str
@@ -52,7 +52,7 @@ def generate_key(environment: str) -> ParsedKey:
 
 
 def parse_key(text: str) -> ParsedKey:
-    """Raises `MalformedKey`; its message never holds the text."""
+    """Raises `MalformedKey`; its message never contains the text."""
     match = PATTERN.fullmatch(text) if len(text) <= MAX_LENGTH else None
     if match is None:
         raise MalformedKey("an API key looks like lpx_<live|test|op>_<key id>_<secret>_<checksum>")

@@ -1,5 +1,5 @@
-"""Issuing, finding, changing and checking API keys. Invariants: the plaintext leaves this module once, in `IssuedKey`; the
-keys of one tenant change one at a time, and a tenant never has more of them than its quota allows.
+"""Issues, finds, changes and checks API keys. Invariants: the plaintext leaves this module once, in `IssuedKey`; the keys of
+one tenant change one at a time, and a tenant never has more of them than its quota allows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,9 +38,9 @@ LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthenticatedKey:
-    """A key with what its tenant decides, as the database's one lookup function returns it.
+    """A key with its tenant's settings, as the database's lookup function returns it.
 
-    An operator's key has no tenant: its tenant's fields are None. `policy_epoch` says how new all this is.
+    An operator's key has no tenant, so the tenant's fields are None. `policy_epoch` is the version of this data.
     """
 
     api_key_id: UUID
@@ -61,7 +61,7 @@ class AuthenticatedKey:
 
 @dataclass(frozen=True)
 class IssuedKey:
-    """A new key; `plaintext` is shown once and stored nowhere."""
+    """A new key; `plaintext` is returned once and stored nowhere."""
 
     record: ApiKey
     plaintext: str = field(repr=False)
@@ -83,7 +83,7 @@ class KeyRepository:
         self._session = session
 
     async def lock(self, tenant_id: UUID | None) -> None:
-        """Until the end of the transaction no other one changes keys of this tenant."""
+        """Lock the keys of this tenant against other transactions until this one ends."""
         await self._session.execute(LOCK, {"name": f"keys:{tenant_id or 'operator'}"})
 
     async def create(
@@ -97,7 +97,10 @@ class KeyRepository:
         allowed_cidrs: Iterable[str] = (),
         created_by: str | None = None,
     ) -> IssuedKey:
-        """`tenant_id` None makes an operator's key, whose environment is `op`. Raises `InvalidField`, `CountReached`."""
+        """Create a key. `tenant_id` None creates an operator's key, whose environment is `op`.
+
+        Raises `InvalidField`, `CountReached`.
+        """
         await self._check_room(tenant_id, replaced=False)
         return await self._issue(
             tenant_id,
@@ -141,7 +144,7 @@ class KeyRepository:
     async def change(
         self, tenant_id: UUID | None, key_id: str, change: KeyChange, expected: int | None = None
     ) -> ApiKey:
-        """`expected` is the revision that the caller has seen, None for whichever it is.
+        """Change a key. `expected` is the revision that the caller has read; None for any.
 
         Raises `KeyNotFound`, `RevisionMoved`, `KeyEnded`, `InvalidField`.
         """
@@ -203,7 +206,7 @@ class KeyRepository:
         return issued
 
     async def locked(self, tenant_id: UUID | None, key_id: str) -> ApiKey:
-        """The key, which nobody else changes until the end of the transaction. Raises `KeyNotFound`."""
+        """The key, locked against other changes until the transaction ends. Raises `KeyNotFound`."""
         await self.lock(tenant_id)
         query = of_owner(tenant_id).execution_options(populate_existing=True)
         return await self._one(key_id, query.with_for_update())
@@ -287,7 +290,7 @@ def alive(now: datetime) -> ColumnElement[bool]:
 
 
 def check_key(record: AuthenticatedKey | None, key: ParsedKey, now: datetime) -> AuthenticatedKey:
-    """Whether `key` authenticates as `record` at `now`; the digests are compared also when there is no record."""
+    """Check that `key` authenticates as `record` at `now`. Digests are compared also without a record."""
     matches = key.matches(NO_DIGEST if record is None else record.secret_sha256)
     if record is None or not matches or record.environment != key.environment:
         raise UnknownKey("no such API key")
@@ -344,5 +347,5 @@ DEFAULT_MAX_KEYS = 10_000
 
 
 def key_limit(own: int | None) -> int:
-    """`own`: what the operator has set."""
+    """The limit in force. `own`: the operator's setting."""
     return DEFAULT_MAX_KEYS if own is None else own

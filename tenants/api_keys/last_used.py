@@ -1,5 +1,5 @@
-"""When keys were last used. Invariant: a request writes nothing; what was used is held in memory, bounded, and written by one
-statement a minute, so a time is up to a minute late.
+"""Tracks when keys were last used. Invariant: a request writes nothing; uses are kept in memory, bounded, and written by one
+statement per minute, so a stored time is up to a minute late.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from loraplex.tenants.errors import DatabaseUnavailable
 
 FLUSH_SECONDS: Final = 60.0
 MAX_KEYS: Final = 100_000
-# A key that somebody is changing is left to its next use: writing times waits for nobody and locks nobody in.
+# A key locked by a change is skipped until its next use: writing times never waits and causes no deadlock.
 WRITE_TIMES: Final = text("""
 WITH used AS (
     SELECT u.id, u.at FROM unnest(CAST(:ids AS uuid[]), CAST(:times AS timestamptz[])) AS u (id, at)
@@ -36,12 +36,12 @@ class LastUsedTracker:
         self._used: dict[UUID, datetime] = {}
 
     def note(self, api_key_id: UUID, at: datetime) -> None:
-        """Beyond `MAX_KEYS` different keys between two flushes the further ones are not noted."""
+        """Note a use. Beyond `MAX_KEYS` different keys between two flushes, further keys are ignored."""
         if api_key_id in self._used or len(self._used) < MAX_KEYS:
             self._used[api_key_id] = at
 
     async def flush(self, database: Database) -> None:
-        """Writes what was noted. Raises `DatabaseUnavailable`; the uses are kept then."""
+        """Write the noted uses. Raises `DatabaseUnavailable`; the uses are kept then."""
         used, self._used = self._used, {}
         if not used:
             return
@@ -56,14 +56,14 @@ class LastUsedTracker:
         """Flushes every `seconds` until cancelled."""
         while True:
             await asyncio.sleep(seconds)
-            # What was not written is in the next flush; that PostgreSQL is down is told by everything else.
+            # Unwritten uses are in the next flush; other parts report that PostgreSQL is down.
             with suppress(DatabaseUnavailable):
                 await self.flush(database)
 
 
 @asynccontextmanager
 async def writing_use(database: Database) -> AsyncIterator[LastUsedTracker]:
-    """Notes uses, and writes them while it is open and at its end."""
+    """A tracker whose uses are written while the block runs and at its end."""
     key_use = LastUsedTracker()
     writing = asyncio.create_task(key_use.run(database))
     try:

@@ -1,5 +1,5 @@
-"""IP addresses and networks as text, and which holds which. Invariant: an IPv4 address that is written as an IPv6 one
-(RFC 4291, 2.5.5.2) is the IPv4 address, so that a list of networks cannot be passed by or missed through its spelling.
+"""Parses IP addresses and networks, and tests which contains which. Invariant: an IPv4 address written as IPv6 (RFC 4291,
+2.5.5.2) counts as the IPv4 address, so that its spelling cannot bypass or miss a list of networks.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ MAPPED_BITS: Final = 96
 
 
 def parse_address(text: str) -> Address | None:
-    """The address, without the name of an interface; None for what is no address."""
+    """Parse an address and drop the name of its interface; None for text that is no address."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -65,7 +65,7 @@ def check_networks(field: str, texts: Iterable[str]) -> list[str]:
 
 
 def are_covered(narrow: Iterable[str], wide: Iterable[str]) -> bool:
-    """Whether every address that a network of `narrow` holds is in one of `wide`, which may share a network between them."""
+    """Whether every address in a network of `narrow` is in a network of `wide`; several of these may cover one together."""
     four: list[IPv4Network] = []
     six: list[IPv6Network] = []
     for network in map(parse_network, wide):
@@ -83,5 +83,5 @@ def are_covered(narrow: Iterable[str], wide: Iterable[str]) -> bool:
 
 
 def is_within(address: Address | None, networks: Iterable[Network]) -> bool:
-    """Whether one of `networks` holds `address`; an unknown address is in none."""
+    """Whether one of `networks` contains `address`; an unknown address is in none."""
     return address is not None and any(address in network for network in networks)

@@ -1,4 +1,4 @@
-"""What a key may do. Invariant: a scope outside these sets is refused by name, and only operator keys hold `operator`."""
+"""Scopes: the rights of a key. Invariant: an unknown scope is refused by name; only operator keys have `operator`."""
 
 from collections.abc import Iterable
 

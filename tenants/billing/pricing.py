@@ -1,5 +1,5 @@
-"""What tokens cost. Invariant: amounts are exact integers of pico-units (micro-units per million tokens, times tokens); only
-what the counters hold is rounded, up to nano-units, so that a request never costs more than was reserved for it.
+"""Prices of tokens. Invariant: amounts are exact integers of pico-units (micro-units per million tokens, times tokens). Only
+the counters' amounts are rounded up to nano-units, so that a request never costs more than was reserved for it.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the counters answer. Invariant: a denial names every limit that was tested, not only the first that failed."""
+"""Replies of the counters. Invariant: a denial lists every limit that was tested, not only the first that failed."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,10 +11,10 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One limit, as one admission found it. Budgets in micro-units of money, rounded up.
+    """The test of one limit for one request. Budgets in micro-units of money, rounded up.
 
-    `used` and `reserved` are before this request, which asked for `asked`. `retry_after_s`: when it may pass; zero if it
-    passed, None if it never can. A rate's `used` is what its bucket lacks, a concurrency's what runs.
+    `used` and `reserved` are before this request, which needs `asked`. `retry_after_s`: when it may pass; zero if it
+    passed, None if it never can. `used` of a rate is what its bucket lacks, of a concurrency the running requests.
     """
 
     level: Level
@@ -28,19 +28,19 @@ class Decision:
 
     @property
     def remaining(self) -> int:
-        """After this request, if it passed here."""
+        """What is left; after this request, if it passed this limit."""
         return max(0, self.limit - self.used - self.reserved - (self.asked if self.passed else 0))
 
     @property
     def reset_s(self) -> float | None:
-        """For a rate: when its bucket is full again if nothing else comes."""
+        """For a rate: the time until its bucket is full if nothing else is admitted."""
         if self.name not in RATES or self.limit == 0:
             return None
         return min(60.0, (self.limit - self.remaining) * 60 / self.limit)
 
     @property
     def exhausted(self) -> bool:
-        """It failed, and waiting for open requests or for the bucket does not help: no retry before the period's end."""
+        """Whether it failed and waiting for open requests or the bucket does not help: no retry passes before the period's end."""
         if self.passed or self.retry_after_s is None:
             return not self.passed
         periodic = self.name.endswith(("_per_day", "_per_month"))
@@ -49,7 +49,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """`epoch` is that of the counters it was taken from. `overdue`: the tenant's leases that wait for a reaper.
+    """All limits passed and the amounts are reserved. `epoch`: that of the counters. `overdue`: the tenant's expired leases.
 
     `repeated`: this id had been admitted already; nothing was written.
     """
@@ -73,31 +73,31 @@ class Denied:
 
     @property
     def deciding(self) -> Decision:
-        """The failed limit that holds longest."""
+        """The failed limit with the longest wait."""
         failed = [decision for decision in self.decisions if not decision.passed]
         return max(failed, key=lambda decision: (decision.exhausted, wait(decision)))
 
     @property
     def exhausted(self) -> bool:
-        """Whether trying again soon is of no use."""
+        """Whether trying again soon cannot help."""
         return self.deciding.exhausted
 
 
 @dataclass(frozen=True, slots=True)
 class CountersMissing:
-    """The counters are new or lost: they must be seeded before anything is admitted."""
+    """The counters are new or lost: they must be rebuilt before anything is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutdated:
-    """The tenant, key or limits have changed since the request's were read; `policy_epoch` is the newest."""
+    """The tenant, key or limits have changed since the request read them. `policy_epoch` is the newest."""
 
     policy_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class AlreadyEnded:
-    """The reservation of this id was settled or released before; nothing was written."""
+    """The reservation of this id was settled or cancelled before; nothing was written."""
 
 
 CounterReply = Admitted | Denied | CountersMissing | PolicyOutdated | AlreadyEnded
@@ -105,9 +105,8 @@ CounterReply = Admitted | Denied | CountersMissing | PolicyOutdated | AlreadyEnd
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """`found`: there was a reservation, now there is none. `charged`: there was none, and its use was added anyway.
-
-    `epoch`: that of the counters, 0 when they are not seeded.
+    """The result of ending a reservation. `found`: there was one, and it was removed. `charged`: there was none, and the use
+    was added anyway. `epoch`: that of the counters, 0 without counters.
     """
 
     found: bool
@@ -117,7 +116,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class PeriodUse:
-    """What a tenant has settled in one period."""
+    """The settled use of a tenant in one period."""
 
     period: str
     tokens: int
@@ -126,7 +125,7 @@ class PeriodUse:
 
 @dataclass(frozen=True, slots=True)
 class SettledUse:
-    """What a tenant has settled in the day and the month of `at`, under an epoch; `open`: what was open then."""
+    """The settled use of a tenant in the day and the month of `at`, under an epoch. `open`: ids open at that time."""
 
     epoch: int
     at: datetime
@@ -136,9 +135,9 @@ class SettledUse:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """`epoch` None: the counters are not seeded, and nothing was done.
+    """The result of a heartbeat. `epoch` None: there are no counters, and nothing was done.
 
-    `lost` are the ids that have no reservation and were not made anew: ended, or from another epoch.
+    `lost`: ids without a reservation that were not recreated, because they have ended or belong to another epoch.
     """
 
     epoch: int | None
@@ -149,7 +148,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitUse:
-    """What is used of one limit now; also counted where there is no limit, except for rates. Budgets in micro-units."""
+    """The current use of one limit. Except for rates it is counted also without a limit. Budgets in micro-units."""
 
     level: Level
     subject_id: UUID
@@ -162,7 +161,7 @@ class LimitUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownLimit:
-    """One limit of which nobody could tell what is left. Budgets in micro-units of money, rounded up."""
+    """One limit whose remainder is unknown. Budgets in micro-units of money, rounded up."""
 
     level: Level
     name: LimitName
@@ -172,14 +171,14 @@ class UnknownLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a request was denied. `degraded`: without the counters, so that `decisions` are of one gateway's shares of the
-    limits, and `untold` are those that have no shares.
+    """Why a request was denied. `degraded`: denied without the counters. Then `decisions` are about one gateway's shares of
+    the limits, and `unknown` lists the limits that have no shares.
     """
 
     request_id: str
     at: datetime
     decisions: tuple[Decision, ...]
-    untold: tuple[UnknownLimit, ...] = ()
+    unknown: tuple[UnknownLimit, ...] = ()
     degraded: bool = False
 
 

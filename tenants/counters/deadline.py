@@ -1,22 +1,22 @@
-"""A deadline for what another process answers, against which this process's own delays do not count.
+"""A deadline for replies of another process that excludes delays of this process.
 
-Invariant: on a loop that is not late a block ends at its deadline.
+Invariant: on an event loop that is not late, a block ends at its deadline.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-# A loop that is later than this was held up: by a long callback, or by other processes.
+# A loop that is later than this was blocked by a long callback or by other processes.
 LATE_SECONDS = 0.005
 GRACE_SECONDS = 0.01
 
 
 @asynccontextmanager
 async def deadline(at: float) -> AsyncIterator[None]:
-    """Raises `TimeoutError` when the block runs until `at`, a time of the running loop.
+    """Raise `TimeoutError` when the block runs until `at`, a time of the running loop.
 
-    A loop that comes late reads for `GRACE_SECONDS` more: the answer may have been in its socket since long.
+    A loop that is late reads for `GRACE_SECONDS` more: the reply may have been in its socket in time.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as bound:

@@ -1,5 +1,6 @@
-"""What the scripts return, as typed answers. Invariant: budgets are counted in nano-units and told in micro-units, rounded
-up, so that no answer promises more than there is.
+"""Decodes what the scripts return into typed replies.
+
+Invariant: budgets are counted in nano-units and reported in micro-units, rounded up, so that no reply promises too much.
 """
 
 from collections.abc import Sequence
@@ -31,16 +32,16 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 
-def decode_admission(answer: Sequence[Any]) -> CounterReply:
-    """Of `admit.lua`."""
-    kind = text(answer[0])
+def decode_admission(reply: Sequence[Any]) -> CounterReply:
+    """Decode the reply of `admit.lua`."""
+    kind = text(reply[0])
     if kind == "unseeded":
         return CountersMissing()
     if kind == "stale":
-        return PolicyOutdated(answer[1])
+        return PolicyOutdated(reply[1])
     if kind == "ended":
         return AlreadyEnded()
-    epoch, microseconds, day, month, overdue, repeated, numbers = answer[1:]
+    epoch, microseconds, day, month, overdue, repeated, numbers = reply[1:]
     at = moment(microseconds)
     decisions = decode_decisions(numbers, at, text(day), text(month))
     if kind == "denied":
@@ -62,7 +63,7 @@ def decode_decisions(numbers: Sequence[int], at: datetime, day: str, month: str)
 
 
 def decode_explanation(line: bytes | str | None) -> Explanation | None:
-    """Of `explain.lua`."""
+    """Decode the reply of `explain.lua`."""
     if line is None:
         return None
     request_id, microseconds, day, month, *numbers = text(line).split(" ")
@@ -72,27 +73,27 @@ def decode_explanation(line: bytes | str | None) -> Explanation | None:
     )
 
 
-def decode_use(answer: Sequence[Any], subjects: Sequence[Subject]) -> tuple[int, list[LimitUse]] | None:
-    """The epoch and the use, of `read.lua`, which was asked for these subjects."""
-    if not answer:
+def decode_use(reply: Sequence[Any], subjects: Sequence[Subject]) -> tuple[int, list[LimitUse]] | None:
+    """Decode the reply of `read.lua` for these subjects: the epoch and the use."""
+    if not reply:
         return None
-    at, day, month = moment(answer[1]), text(answer[2]), text(answer[3])
-    rows = zip(*[iter(map(int, answer[4:]))] * USE_WIDTH, strict=True)
-    return answer[0], [
+    at, day, month = moment(reply[1]), text(reply[2]), text(reply[3])
+    rows = zip(*[iter(map(int, reply[4:]))] * USE_WIDTH, strict=True)
+    return reply[0], [
         use
         for subject, row in zip(subjects, rows, strict=True)
         for use in _uses(subject, row, at, period_end(day), period_end(month))
     ]
 
 
-def decode_settled(answer: Sequence[Any]) -> SettledUse | None:
-    """Of `settled.lua`."""
-    if not answer:
+def decode_settled(reply: Sequence[Any]) -> SettledUse | None:
+    """Decode the reply of `settled.lua`."""
+    if not reply:
         return None
-    epoch, at, day, month, *numbers = answer[:8]
+    epoch, at, day, month, *numbers = reply[:8]
     day_tokens, day_amount, month_tokens, month_amount = map(int, numbers)
     uses = PeriodUse(text(day), day_tokens, day_amount), PeriodUse(text(month), month_tokens, month_amount)
-    return SettledUse(epoch, moment(at), uses, tuple(map(member, answer[8:])))
+    return SettledUse(epoch, moment(at), uses, tuple(map(member, reply[8:])))
 
 
 def moment(microseconds: int) -> datetime:
@@ -108,22 +109,22 @@ def member(value: bytes | str) -> UUID:
 
 
 def _decision(row: Sequence[int], at: datetime, day: str, month: str) -> Decision:
-    level, index, limit, used, reserved, asked, passed, wait = row
+    level, index, limit, used, reserved, requested, passed, wait = row
     name = COUNTED[index - 1]
     return Decision(
         level=LEVELS[level - 1],
         name=name,
-        limit=_told(name, limit),
-        used=_told(name, used),
-        reserved=_told(name, reserved),
-        asked=_told(name, asked),
+        limit=_to_micro(name, limit),
+        used=_to_micro(name, used),
+        reserved=_to_micro(name, reserved),
+        asked=_to_micro(name, requested),
         passed=bool(passed),
         retry_after_s=0.0 if passed else _retry_after(name, wait, at, day, month),
     )
 
 
 def _retry_after(name: LimitName, wait: int, at: datetime, day: str, month: str) -> float | None:
-    """Rates know their wait. What runs ends at any time. A period ends when it ends."""
+    """A rate's wait is known; running requests may end at any time; a budget waits for the end of its period."""
     if wait < 0:
         return None
     if name.endswith("_per_minute"):
@@ -136,11 +137,11 @@ def _retry_after(name: LimitName, wait: int, at: datetime, day: str, month: str)
 def _uses(
     subject: Subject, row: Sequence[int], at: datetime, day_end: datetime, month_end: datetime
 ) -> list[LimitUse]:
-    requests, tokens, held, running = row[:4]
+    requests, tokens, reserved, running = row[:4]
     day, month = row[4:8], row[8:12]
     counted: tuple[tuple[int, int, datetime | None], ...] = (
         (requests, 0, _refilled(at, requests, subject.limits.requests_per_minute)),
-        (tokens, held, _refilled(at, tokens + held, subject.limits.tokens_per_minute)),
+        (tokens, reserved, _refilled(at, tokens + reserved, subject.limits.tokens_per_minute)),
         (running, 0, None),
         (day[0], day[1], day_end),
         (month[0], month[1], month_end),
@@ -153,8 +154,8 @@ def _uses(
             subject_id=subject.id,
             name=name,
             limit=subject.limits.get(name),
-            used=_told(name, used),
-            reserved=_told(name, reserved),
+            used=_to_micro(name, used),
+            reserved=_to_micro(name, reserved),
             resets_at=resets_at,
         )
         for name, (used, reserved, resets_at) in zip(COUNTED, counted, strict=True)
@@ -165,5 +166,5 @@ def _refilled(at: datetime, lacks: int, limit: int | None) -> datetime | None:
     return at + timedelta(seconds=min(60.0, lacks * 60 / limit)) if limit else None
 
 
-def _told(name: LimitName, counted: int) -> int:
+def _to_micro(name: LimitName, counted: int) -> int:
     return -(-counted // NANO_PER_MICRO) if name in BUDGETS else counted

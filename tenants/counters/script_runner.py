@@ -1,5 +1,7 @@
-"""The Lua scripts, and running them. Invariant: a script is one atomic step, and runs at most once per call: it is sent by
-its digest, and with its text only where the server said that it did not run.
+"""Loads and runs the Lua scripts.
+
+Invariant: a script is one atomic step and runs at most once per call. It is sent by its digest, and with its text only after
+the server has replied that it did not run.
 """
 
 import asyncio
@@ -16,9 +18,9 @@ from loraplex.tenants.errors import ValkeyUnavailable
 from loraplex.tenants.valkey import FAILURES, Valkey
 
 FOLDER = Path(__file__).parent / "lua"
-# Every script begins with these: their functions are local to it.
+# Every script begins with these files: their functions are local to it.
 OPENING = ("state", "bucket", "reservation")
-# Fewer than a client's connections: more requests wait their turn instead of failing.
+# Fewer than a client's connections: further requests wait instead of failing.
 MAX_COMMANDS = 32
 
 ScriptName = Literal[
@@ -47,18 +49,18 @@ def load_script(name: ScriptName) -> Script:
 
 
 class ScriptRunner:
-    """Runs scripts on one client, each within `deadline_s` once it is its turn; the client's own timeouts are longer."""
+    """Runs scripts on one client, each within `deadline_s` after it got a slot. The client's own timeouts are longer."""
 
     def __init__(self, client: Valkey, deadline_s: float) -> None:
         self._client = client
         self._deadline_s = deadline_s
-        self._turns = asyncio.Semaphore(MAX_COMMANDS)
+        self._slots = asyncio.Semaphore(MAX_COMMANDS)
         self.fallbacks = 0
         """Scripts that had to be sent with their text."""
 
     async def run(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
-        """Raises `ValkeyUnavailable`; then the script may or may not have run."""
-        async with self._turns:
+        """Run a script. Raises `ValkeyUnavailable`; then it may or may not have run."""
+        async with self._slots:
             try:
                 async with deadline(asyncio.get_running_loop().time() + self._deadline_s):
                     return await self._send(script, state_key, arguments)

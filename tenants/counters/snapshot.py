@@ -1,4 +1,4 @@
-"""What the ledger knows of a tenant, from which its counters are rebuilt: totals per period and open reservations."""
+"""The input of a counter rebuild: a tenant's totals per period and its open reservations, from the ledger."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -8,7 +8,7 @@ from loraplex.tenants.quotas.reservation import ReservedAmounts
 
 @dataclass(frozen=True, slots=True)
 class PeriodTotal:
-    """What a subject has settled in one period. The amounts may be larger than any limit."""
+    """The settled use of a subject in one period. The amounts may be larger than any limit."""
 
     level: str
     subject_id: UUID
@@ -21,11 +21,11 @@ class PeriodTotal:
 class CounterSnapshot:
     """What the counters start from: PostgreSQL's totals of the periods around now, and all open reservations.
 
-    `full_buckets` only when this tenant never had counters before. Otherwise buckets of counters that live go on; what lost
-    ones had given out nobody knows, so they start empty.
+    `full_buckets`: the tenant never had counters before. Otherwise buckets of live counters continue, and lost buckets
+    start empty, since what they had admitted is unknown.
     """
 
     policy_epoch: int
     totals: tuple[PeriodTotal, ...]
-    holds: tuple[ReservedAmounts, ...]
+    reservations: tuple[ReservedAmounts, ...]
     full_buckets: bool = False

@@ -1,7 +1,7 @@
-"""The statements of the books, each one transaction over many rows that come as one JSON text.
+"""SQL of the usage ledger: each statement is one transaction over many rows, passed as one JSON text.
 
-Invariant (README, "Epochs"): whoever adds or removes a reservation holds its tenant's epoch row in share mode until the
-commit, so that seeding, which takes the next epoch, sees all of it or none.
+Invariant (tenants/admission/README.md, "Epochs"): a statement that adds or removes a reservation locks its tenant's epoch row
+in share mode until the commit. A counter rebuild, which takes the next epoch, therefore sees all of it or nothing.
 """
 
 from typing import Final, LiteralString
@@ -15,19 +15,19 @@ RESERVATION_COLUMNS: Final = """
         admitted_at timestamptz, lease_s double precision, epoch bigint, policy_epoch bigint
     )
 """
-# Locked rows are about to change, so what was admitted under them is out of date: no need to wait to say so.
+# Locked rows are about to change, so admissions under them are outdated: skipping them saves the wait.
 SHARED_EPOCHS: Final = """
     SELECT e.tenant_id, e.epoch FROM admission_epochs e
     WHERE e.tenant_id IN (SELECT a.tenant_id FROM asked a) FOR SHARE SKIP LOCKED
 """
-# What was admitted without counters belongs to the epoch that it meets; before the first seeding that is zero.
-MET_EPOCHS: Final = """
+# An admission without counters belongs to the current epoch; zero before the first rebuild.
+CURRENT_EPOCHS: Final = """
     INSERT INTO admission_epochs AS e (tenant_id, epoch)
     SELECT DISTINCT a.tenant_id, 0 FROM asked a JOIN tenants t ON t.id = a.tenant_id ORDER BY a.tenant_id
     ON CONFLICT (tenant_id) DO UPDATE SET epoch = e.epoch
     RETURNING tenant_id, epoch
 """
-KEEP_RESERVATIONS: Final = """
+INSERT_RESERVATIONS: Final = """
     INSERT INTO reservations (
         id, tenant_id, api_key_id, adapter_id, digest, gateway_id, prompt_tokens, completion_tokens, amount_nano,
         day, month, admitted_at, expires_at
@@ -40,7 +40,7 @@ KEEP_RESERVATIONS: Final = """
     ON CONFLICT (id) DO NOTHING
     RETURNING id
 """
-TOLD: Final = """
+RESERVE_RESULT: Final = """
 SELECT a.id, k.id IS NOT NULL, coalesce(t.policy_epoch = a.policy_epoch, false), l.epoch
 FROM asked a LEFT JOIN kept k ON k.id = a.id LEFT JOIN tenants t ON t.id = a.tenant_id
 LEFT JOIN locked l ON l.tenant_id = a.tenant_id
@@ -50,15 +50,15 @@ LEFT JOIN locked l ON l.tenant_id = a.tenant_id
 def _reserve(epochs: LiteralString) -> LiteralString:
     return (
         f"WITH asked AS MATERIALIZED ({RESERVATION_COLUMNS}), locked AS MATERIALIZED ({epochs}), "
-        f"kept AS ({KEEP_RESERVATIONS}) {TOLD}"
+        f"kept AS ({INSERT_RESERVATIONS}) {RESERVE_RESULT}"
     )
 
 
 RESERVE: Final = _reserve(SHARED_EPOCHS)
-RESERVE_UNSEEN: Final = _reserve(MET_EPOCHS)
+RESERVE_WITHOUT_EPOCH: Final = _reserve(CURRENT_EPOCHS)
 
-# Rows without an outcome were never used: their reservation goes and nothing is written. Epochs are locked before totals,
-# and totals in one order, so that two statements never wait for each other.
+# Rows without an outcome are cancelled: their reservation is removed and no record is written. Epochs are locked before
+# totals, and totals in one order, so that two statements never deadlock.
 SETTLE: Final = """
 WITH given AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%s::json) AS g (
@@ -134,7 +134,7 @@ RENEW: Final = """
 UPDATE reservations SET expires_at = now() + make_interval(secs => %s) WHERE id = ANY(%s)
 RETURNING id
 """
-# What nobody vouches for any longer, oldest first; put off, so that no other gateway takes it at the same time.
+# Expired reservations, oldest first. Their lease is extended, so that no other gateway takes them at the same time.
 EXPIRED: Final = """
 UPDATE reservations r SET expires_at = now() + make_interval(secs => %s)
 FROM (
@@ -143,14 +143,14 @@ FROM (
 WHERE r.id = e.id
 RETURNING r.id, r.tenant_id, r.api_key_id, r.adapter_id, r.digest, r.day, r.month, r.admitted_at
 """
-# Without tokens: it is open.
+# A row without tokens is an open request.
 KNOWN: Final = """
 SELECT request_id, prompt_tokens + completion_tokens, amount_pico FROM usage_records WHERE request_id = ANY(%s)
 UNION ALL SELECT id, NULL, NULL FROM reservations WHERE id = ANY(%s)
 """
-# What the counters should have settled, of a moment that has just passed: without those requests that were open then, and
-# those let in since. Their ids tell by their time, which is their gateway's, where in the index to look for them. Last, whether
-# one of them is of a time that nobody can have had yet.
+# What the counters should have settled at a moment that has just passed: totals less the records of requests that were open
+# then or admitted later. Ids contain their gateway's time, so the index finds the later ones. The last column: whether one of
+# them has a time that is still in the future, from a clock that is ahead.
 SETTLED: Final = """
 WITH later AS MATERIALIZED (
     SELECT r.day, r.month, r.admitted_at, r.prompt_tokens + r.completion_tokens AS tokens, (r.amount_pico + 999) / 1000 AS amount_nano

@@ -1,7 +1,7 @@
-"""The books in PostgreSQL, kept as `app_writer`: reservations, usage, totals, crossed thresholds, seeds, gateways.
+"""The usage ledger in PostgreSQL, written as `app_writer`: reservations, usage, totals, thresholds, epochs, gateways.
 
-Invariant: a usage record is written once per request, in one transaction with its totals; README.md, "Epochs", has how
-reservations and seeds see each other.
+Invariant: a usage record is written once per request, in one transaction with its totals. tenants/admission/README.md,
+"Epochs", describes how reservations and counter rebuilds see each other.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ from loraplex.tenants.quotas.reservation import ActualUsage, LedgerReservation, 
 
 UNKNOWN = "unknown"
 MAX_REAPED = 256
-# Of a gateway's clock, which is in its ids, and Valkey's.
+# The largest difference allowed between a gateway's clock, which is in its ids, and Valkey's.
 CLOCKS_APART = timedelta(seconds=30)
-# What was let in so long after the counters were asked is of a clock that is ahead of theirs.
+# A request admitted so long after the counters were read comes from a clock that is ahead of theirs.
 AHEAD = timedelta(seconds=1)
 
 
 class Reserved(Enum):
-    """What became of a reservation."""
+    """The outcome of writing a reservation."""
 
     KEPT = "kept"
     EPOCH_LOCKED = "epoch_locked"
@@ -46,7 +46,7 @@ class Reserved(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReservedUnder:
-    """`epoch`: the tenant's when the row was written, held until it was; later seedings know the row."""
+    """An outcome and the tenant's epoch, locked while the row was written: later rebuilds include the row."""
 
     outcome: Reserved
     epoch: int | None
@@ -54,8 +54,10 @@ class ReservedUnder:
 
 @dataclass(frozen=True, slots=True)
 class LedgerWrite:
-    """`written` False: the books had a record of this request already. `epoch`: the tenant's, held while it was written;
-    None if it has none yet."""
+    """A settlement. `written` False: the ledger had a record of this request already.
+
+    `epoch`: the tenant's, locked while the record was written; None if it has none yet.
+    """
 
     written: bool
     epoch: int | None
@@ -63,45 +65,46 @@ class LedgerWrite:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A request that the books know; `actual` None while it is open."""
+    """A request in the ledger; `actual` None while it is open."""
 
     actual: ActualUsage | None
 
 
 class UsageLedger:
-    """All methods raise `DatabaseUnavailable`; then what they do may or may not have been done, and may be repeated."""
+    """The usage ledger. All methods raise `DatabaseUnavailable`; then the write may have happened, and may be repeated."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._reserving = WriterConnection(database.url, durable=False)
         self._settling = WriterConnection(database.url, durable=True)
-        self._keeping = WriterConnection(database.url, durable=False)
+        self._general = WriterConnection(database.url, durable=False)
         self._reservations = WriteBatcher(self._reserve)
-        self._unseen_reservations = WriteBatcher(self._reserve_unseen)
+        self._reservations_without_epoch = WriteBatcher(self._reserve_without_epoch)
         self._settlements = WriteBatcher(self._settle)
 
     async def reserve(self, row: LedgerReservation) -> ReservedUnder:
-        """Kept only under the epoch it was admitted under and by the newest policy; a row without an epoch gets one."""
-        rows = self._unseen_reservations if row.epoch is None else self._reservations
+        """Store a reservation if its epoch and its policy are the newest; a row without an epoch gets the current one."""
+        rows = self._reservations_without_epoch if row.epoch is None else self._reservations
         return await rows.add(row)
 
     async def settle(self, row: LedgerUsage) -> LedgerWrite:
-        """Durable when it returns. Harmless when repeated. Raises `psycopg.Error` for a row that no table takes."""
+        """Write usage durably; may be repeated. Raises `psycopg.Error` for a row that PostgreSQL rejects."""
         return await self._settlements.add(row)
 
-    async def was_given_up(self, request_id: UUID) -> bool:
-        """Whether the record of a request says that nobody knew what became of it."""
+    async def has_unknown_outcome(self, request_id: UUID) -> bool:
+        """Whether the record of a request has the outcome `unknown`: it was given up."""
         rows = await self._settling.fetch(statements.OUTCOME, request_id)
         return [outcome for (outcome,) in rows] == [UNKNOWN]
 
     async def renew(self, ids: Sequence[UUID], lease_s: float) -> None:
-        """Vouches for open reservations for another lease."""
+        """Renew the leases of open reservations."""
         if ids:
-            await self._keeping.fetch(statements.RENEW, lease_s, [*ids])
+            await self._general.fetch(statements.RENEW, lease_s, [*ids])
 
     async def take_expired(self, put_off_s: float) -> list[LedgerUsage]:
-        """What nobody vouches for any longer, as usage that nobody knows; put off, so that one gateway gets it."""
-        rows = await self._keeping.fetch(statements.EXPIRED, put_off_s, MAX_REAPED)
+        """Claim expired reservations as usage with outcome `unknown`. Their lease is extended by `put_off_s`, so that only
+        one gateway handles each."""
+        rows = await self._general.fetch(statements.EXPIRED, put_off_s, MAX_REAPED)
         return [
             LedgerUsage(
                 **dict(zip(("id", "tenant_id", "api_key_id", "adapter_id", "digest"), row[:5], strict=True)),
@@ -112,15 +115,15 @@ class UsageLedger:
         ]
 
     async def known(self, ids: Sequence[UUID]) -> dict[UUID, Known]:
-        """Of those ids that the books know: whether they are open, or else what they used."""
-        rows = await self._keeping.fetch(statements.KNOWN, [*ids], [*ids])
+        """The requests of these ids that are in the ledger: open, or with what they used."""
+        rows = await self._general.fetch(statements.KNOWN, [*ids], [*ids])
         return {
             request_id: Known(None if tokens is None else ActualUsage(tokens, amount_nano(pico)))
             for request_id, tokens, pico in rows
         }
 
     async def policy(self, tenant_id: UUID) -> TenantPolicy:
-        """The tenant's limits as they are now. Raises `TenantNotFound`."""
+        """The tenant's current limits. Raises `TenantNotFound`."""
         async with self._database.as_writer() as session:
             rows = await session.stream(policy_rows(tenant_id))
             policy = await policy_of(rows.partitions(ROWS_AT_ONCE))
@@ -129,17 +132,17 @@ class UsageLedger:
         return policy
 
     async def epoch(self, tenant_id: UUID) -> int:
-        """The number of the tenant's newest seeding; zero before the first."""
-        rows = await self._keeping.fetch(statements.EPOCH, tenant_id)
+        """The number of the tenant's newest counter rebuild; zero before the first."""
+        rows = await self._general.fetch(statements.EPOCH, tenant_id)
         return next((epoch for (epoch,) in rows), 0)
 
     async def settled(self, tenant_id: UUID, counted: SettledUse) -> SettledUse | None:
-        """What the counters should have counted when they were asked. None when nobody can tell: the tenant was never seeded,
-        or has records of a clock that is ahead.
+        """What the counters should have settled when they were read. None if unknown: the tenant's counters were never built,
+        or it has records of a clock that is ahead.
         """
         first_id = uuid7_from(counted.at - CLOCKS_APART)
         periods = [use.period for use in counted.uses]
-        rows = await self._keeping.fetch(
+        rows = await self._general.fetch(
             statements.SETTLED,
             *(tenant_id, [*counted.open], first_id, counted.at, counted.at + AHEAD, periods, tenant_id),
         )
@@ -148,9 +151,9 @@ class UsageLedger:
         day, month = (PeriodUse(*row[1:4]) for row in rows)
         return SettledUse(rows[0][0], counted.at, (day, month))
 
-    async def seed(self, tenant_id: UUID, above: int = 0) -> tuple[int, CounterSnapshot]:
-        """Takes the tenant's next epoch above that one, and what its counters start from; nothing in the books changes
-        meanwhile.
+    async def take_snapshot(self, tenant_id: UUID, above: int = 0) -> tuple[int, CounterSnapshot]:
+        """Take the tenant's next epoch, above `above`, and read what its counters start from. The tenant's ledger does not
+        change meanwhile.
         """
         async with self._database.as_writer() as session:
             parameters = {"tenant_id": tenant_id, "above": above}
@@ -163,53 +166,53 @@ class UsageLedger:
                 select(ReservationRow).where(ReservationRow.tenant_id == tenant_id)
             )
             policy = await session.execute(select(Tenant.policy_epoch).where(Tenant.id == tenant_id))
-            seed = CounterSnapshot(
+            snapshot = CounterSnapshot(
                 policy_epoch=policy.scalar_one(),
                 totals=tuple(period_total(each) for each in totals),
-                holds=tuple(hold_of(each) for each in open_requests),
+                reservations=tuple(reserved_amounts(each) for each in open_requests),
                 full_buckets=epoch == statements.FIRST_EPOCH,
             )
-        return epoch, seed
+        return epoch, snapshot
 
-    async def seen(self, gateway_id: UUID, live_s: float) -> int:
-        """Says that a gateway is alive. Returns how many are, itself included."""
-        await self._keeping.fetch(statements.SEEN, gateway_id)
-        [(live,)] = await self._keeping.fetch(statements.LIVE, live_s)
+    async def record_gateway(self, gateway_id: UUID, live_s: float) -> int:
+        """Note that a gateway is alive; return the number of live gateways, itself included."""
+        await self._general.fetch(statements.SEEN, gateway_id)
+        [(live,)] = await self._general.fetch(statements.LIVE, live_s)
         return int(live)
 
-    async def gone(self, gateway_id: UUID, forgotten_s: float) -> None:
-        """Says that a gateway has ended, and forgets those that were not seen for long."""
-        await self._keeping.fetch(statements.GONE, gateway_id, forgotten_s)
+    async def remove_gateway(self, gateway_id: UUID, forgotten_s: float) -> None:
+        """Remove a gateway, and those that were not seen for `forgotten_s`."""
+        await self._general.fetch(statements.GONE, gateway_id, forgotten_s)
 
     async def close(self) -> None:
-        for rows in (self._reservations, self._unseen_reservations, self._settlements):
+        for rows in (self._reservations, self._reservations_without_epoch, self._settlements):
             await rows.close()
-        for connection in (self._reserving, self._settling, self._keeping):
+        for connection in (self._reserving, self._settling, self._general):
             await connection.close()
 
     async def _reserve(self, rows: list[LedgerReservation]) -> list[ReservedUnder]:
         return await self._write_reservations(statements.RESERVE, rows)
 
-    async def _reserve_unseen(self, rows: list[LedgerReservation]) -> list[ReservedUnder]:
-        return await self._write_reservations(statements.RESERVE_UNSEEN, rows)
+    async def _reserve_without_epoch(self, rows: list[LedgerReservation]) -> list[ReservedUnder]:
+        return await self._write_reservations(statements.RESERVE_WITHOUT_EPOCH, rows)
 
     async def _write_reservations(self, statement: str, rows: list[LedgerReservation]) -> list[ReservedUnder]:
-        told = {
+        by_id = {
             request_id: (kept, current, epoch)
-            for request_id, kept, current, epoch in await self._reserving.fetch(statement, packed(rows))
+            for request_id, kept, current, epoch in await self._reserving.fetch(statement, to_json(rows))
         }
-        return [reserved(*told[row.id]) for row in rows]
+        return [reserved_under(*by_id[row.id]) for row in rows]
 
     async def _settle(self, rows: list[LedgerUsage]) -> list[LedgerWrite]:
-        told = {
+        by_id = {
             request_id: LedgerWrite(written, epoch)
-            for request_id, written, epoch in await self._settling.fetch(statements.SETTLE, packed(rows))
+            for request_id, written, epoch in await self._settling.fetch(statements.SETTLE, to_json(rows))
         }
-        return [told[row.id] for row in rows]
+        return [by_id[row.id] for row in rows]
 
 
-def reserved(kept: bool, current: bool, epoch: int | None) -> ReservedUnder:
-    """`current`: the policy is the newest. `epoch` is the tenant's; None if it was locked, or there is none."""
+def reserved_under(kept: bool, current: bool, epoch: int | None) -> ReservedUnder:
+    """The outcome for one row. `current`: the policy is the newest. `epoch`: the tenant's; None if locked or missing."""
     if kept:
         return ReservedUnder(Reserved.KEPT, epoch)
     if not current:
@@ -217,7 +220,7 @@ def reserved(kept: bool, current: bool, epoch: int | None) -> ReservedUnder:
     return ReservedUnder(Reserved.EPOCH_LOCKED if epoch is None else Reserved.EPOCH_MOVED, None)
 
 
-def packed(rows: Sequence[LedgerReservation] | Sequence[LedgerUsage]) -> str:
+def to_json(rows: Sequence[LedgerReservation] | Sequence[LedgerUsage]) -> str:
     return msgspec.json.encode(rows).decode()
 
 
@@ -225,7 +228,7 @@ def period_total(row: UsageTotal) -> PeriodTotal:
     return PeriodTotal(row.level, row.subject_id, row.period, row.tokens, row.amount_nano)
 
 
-def hold_of(row: ReservationRow) -> ReservedAmounts:
+def reserved_amounts(row: ReservationRow) -> ReservedAmounts:
     return ReservedAmounts(
         id=row.id,
         api_key_id=row.api_key_id,

@@ -1,6 +1,6 @@
-"""Rows that arrive while a statement runs wait and go together in the next one: the more arrive, the larger the batches.
+"""Batches writes: rows that arrive while a statement runs go together into the next one.
 
-Invariant: every row is in one statement at a time, and its waiter hears that statement's outcome.
+Invariant: a row is in one statement at a time, and its caller gets that statement's outcome.
 """
 
 import asyncio
@@ -18,16 +18,18 @@ Result = TypeVar("Result")
 
 
 class WriteBatcher(Generic[Row, Result]):
-    """`run` takes a batch and returns one result per row, in order."""
+    """Sends rows in batches. `run` takes a batch and returns one result per row, in order."""
 
-    def __init__(self, run: Callable[[list[Row]], Awaitable[Sequence[Result]]], most: int = MAX_ROWS) -> None:
+    def __init__(
+        self, run: Callable[[list[Row]], Awaitable[Sequence[Result]]], max_rows: int = MAX_ROWS
+    ) -> None:
         self._run = run
-        self._most = most
+        self._max_rows = max_rows
         self._waiting: list[tuple[Row, asyncio.Future[Result]]] = []
         self._worker: asyncio.Task[None] | None = None
 
     async def add(self, row: Row) -> Result:
-        """The row's result. A caller that is cancelled does not take its row out of a statement under way."""
+        """Write a row and return its result. A cancelled caller does not remove its row from a statement in progress."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, future))
         if self._worker is None:
@@ -35,14 +37,14 @@ class WriteBatcher(Generic[Row, Result]):
         return await future
 
     async def close(self) -> None:
-        """Waits until nothing is under way."""
+        """Wait until no statement is in progress."""
         if self._worker is not None:
             await asyncio.wait({self._worker})
 
     async def _work(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+                batch, self._waiting = self._waiting[: self._max_rows], self._waiting[self._max_rows :]
                 await self._send(batch)
         finally:
             self._worker = None
@@ -51,7 +53,7 @@ class WriteBatcher(Generic[Row, Result]):
             self._waiting = []
 
     async def _send(self, batch: list[tuple[Row, asyncio.Future[Result]]]) -> None:
-        """A row that PostgreSQL refuses fails alone: the others are sent again without it."""
+        """Send one batch. A row that PostgreSQL rejects fails alone: all rows of the batch are then sent one by one."""
         futures = [future for _, future in batch]
         try:
             results = await self._run([row for row, _ in batch])

@@ -1,7 +1,7 @@
-"""One connection that keeps books: prepared statements, each its own transaction, as the role that row-level security binds.
+"""One ledger connection: prepared statements, each its own transaction, as a role bound by row-level security.
 
-Invariant: the role is taken when the connection is made and checked before its first statement; no statement outlives
-its time limit, and a connection that failed is never used again.
+Invariant: the role is set when the connection opens and checked before its first statement. No statement outlives its time
+limit, and a connection that failed is never used again.
 """
 
 import asyncio
@@ -16,32 +16,31 @@ from loraplex.tenants.errors import DatabaseUnavailable, RoleUnsafe
 ROLE = "app_writer"
 STATEMENT_SECONDS = 5.0
 LOCK_SECONDS = 2.0
-# Internal errors, too: as such PostgreSQL reports that it is, or has become, a read-only standby.
+# Internal errors too: PostgreSQL reports so that it is, or has become, a read-only standby.
 FAILURES = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
 WHO_AM_I = "SELECT current_user::text, rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
 
 
 class WriterConnection:
-    """Opens itself when first used, and anew after a failure; one statement at a time.
+    """Opens on first use and again after a failure; runs one statement at a time.
 
-    `durable` False does not wait for the disk: what was committed in the last moments before a crash of PostgreSQL may be
-    lost, never half of it.
+    `durable` False does not wait for the disk: a crash of PostgreSQL may lose the last transactions, never half of one.
     """
 
     def __init__(self, url: str, *, durable: bool) -> None:
         address = parse_database_url(url).set(drivername="postgresql")
         self._address = address.render_as_string(hide_password=False)
-        # Prepared while tables are small, plans are kept as they grow: every lookup is by an index from the start.
+        # A plan prepared while tables are small is kept as they grow: so every lookup uses an index from the start.
         self._options = (
             f"-c role={ROLE} -c enable_seqscan=off -c synchronous_commit={'on' if durable else 'off'} "
             f"-c statement_timeout={int(STATEMENT_SECONDS * 1000)} -c lock_timeout={int(LOCK_SECONDS * 1000)}"
         )
         self._connection: AsyncConnection[Any] | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def fetch(self, statement: LiteralString, *parameters: object) -> list[tuple[Any, ...]]:
-        """The rows of one statement, committed. Raises `DatabaseUnavailable`, and `psycopg.Error` for what PostgreSQL refuses."""
-        async with self._turn:
+        """Run and commit one statement; return its rows. Raises `DatabaseUnavailable`, `psycopg.Error` for rejected values."""
+        async with self._lock:
             try:
                 async with asyncio.timeout(STATEMENT_SECONDS + CONNECT_SECONDS):
                     connection = self._connection or await self._open()
@@ -50,14 +49,14 @@ class WriterConnection:
             except (*FAILURES, OSError, TimeoutError) as error:
                 await self._drop()
                 raise DatabaseUnavailable(
-                    f"PostgreSQL did not keep the books: {type(error).__name__}"
+                    f"PostgreSQL did not serve the usage ledger: {type(error).__name__}"
                 ) from error
             except asyncio.CancelledError:
                 await self._drop()
                 raise
 
     async def close(self) -> None:
-        async with self._turn:
+        async with self._lock:
             await self._drop()
 
     async def _open(self) -> AsyncConnection[Any]:
@@ -65,10 +64,10 @@ class WriterConnection:
             self._address, autocommit=True, connect_timeout=CONNECT_SECONDS, options=self._options
         )
         self._connection = connection
-        user, bypasses = await (await connection.execute(WHO_AM_I)).fetchone() or ("nobody", True)
+        user, bypasses = await (await connection.execute(WHO_AM_I)).fetchone() or ("no role", True)
         if user != ROLE or bypasses:
             await self._drop()
-            raise RoleUnsafe(f"the books are kept as {ROLE} under row-level security, not as {user}")
+            raise RoleUnsafe(f"the usage ledger is written as {ROLE} under row-level security, not as {user}")
         return connection
 
     async def _drop(self) -> None:

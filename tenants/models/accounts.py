@@ -1,4 +1,4 @@
-"""Tenants and API keys. Invariant: a key belongs to one tenant or to the operator; its secret is stored as a digest only."""
+"""Tenants and API keys. Invariant: a key belongs to one tenant or to the operator; only a digest of its secret is stored."""
 
 from datetime import datetime
 from uuid import UUID, uuid4
@@ -15,9 +15,8 @@ ENVIRONMENTS = ("live", "test", "op")
 class Tenant(Base):
     """A customer; `weight` is its share of the engine relative to others.
 
-    `policy_epoch` grows with every change that decides what a request may do (triggers see to it): keys, limits, weight,
-    suspension. A deleted tenant stays as a row without a name in use, because the ledger's numbers stay; `erased_at` says
-    that nothing else is left of it.
+    Triggers raise `policy_epoch` with every change that affects what a request may do: keys, limits, weight, suspension.
+    A deleted tenant keeps its row, because the ledger's numbers stay; its name is free. `erased_at`: all else is erased.
     """
 
     __tablename__ = "tenants"

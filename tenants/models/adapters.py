@@ -46,11 +46,11 @@ class Adapter(Base):
 
 
 class AdapterVersion(Base):
-    """One immutable upload: a trigger keeps all but `state` and `report`, and lets `digest`, `rank` and `config` be set once,
-    from null, since only validation finds them.
+    """One immutable version. A trigger refuses changes but of `state` and `report`; `digest`, `rank` and `config` may be set
+    once, from null, by validation.
 
     `tool_style` and `defaults` may change until `aliased_at`, the time of its first alias, which another trigger sets.
-    A deleted version stays in the state `deleting`; `blob_deleted_at` says that its files are gone.
+    A deleted version stays in the state `deleting`; `blob_deleted_at`: its files are removed.
     """
 
     __tablename__ = "adapter_versions"
@@ -92,7 +92,7 @@ class AdapterVersion(Base):
 
 
 class AdapterAlias(Base):
-    """A movable name: `generation` selects its targets now, `previous_generation` where a rollback goes."""
+    """A movable name: `generation` selects its current targets, `previous_generation` those of a rollback."""
 
     __tablename__ = "adapter_aliases"
     __table_args__ = (
@@ -143,7 +143,7 @@ class AliasTarget(Base):
 class Upload(Base):
     """An upload in parts; `files` is `[{name, size, sha256}]`. Its bytes count against the tenant until it ends.
 
-    `claimed_until`: a gateway puts its parts together, and until then nobody else may change it.
+    Until `claimed_until` one gateway assembles its parts, and no other may change it.
     """
 
     __tablename__ = "uploads"

@@ -20,13 +20,13 @@ BigInt: TypeAlias = Annotated[int, mapped_column(BigInteger)]
 """A column of 64 bits: tokens, bytes, money, epochs."""
 
 Revision: TypeAlias = Annotated[int, mapped_column(server_default="1", server_onupdate=FetchedValue())]
-"""How often a row was changed, plus one; a trigger counts. It is the row's ETag."""
+"""The number of changes of a row plus one, counted by a trigger; the row's ETag."""
 
 
 class Base(DeclarativeBase):
-    """All tables share one naming convention, so that migrations can name every constraint.
+    """Base of all tables, with one naming convention, so that migrations can name every constraint.
 
-    What the database computes (`revision`, times) comes back with the statement that wrote the row.
+    Computed values (`revision`, times) are returned by the statement that writes the row.
     """
 
     __mapper_args__: Any = {"eager_defaults": True}  # noqa: RUF012 - the mapper reads it once
@@ -42,5 +42,5 @@ class Base(DeclarativeBase):
 
 
 def one_of(column: str, values: tuple[str, ...]) -> str:
-    """The condition that `column` holds one of `values`."""
+    """The condition that `column` is one of `values`."""
     return f"{column} IN ({', '.join(repr(value) for value in values)})"

@@ -1,5 +1,5 @@
-"""Limits, and what is counted against them. Invariant: usage is written once per request and never changed; totals are the
-sums of the usage rows, kept in the same transaction.
+"""Limits, reservations and usage. Invariant: usage is written once per request and never changed; totals are the sums of the
+usage rows, written in the same transaction.
 """
 
 from datetime import datetime
@@ -29,7 +29,7 @@ PERIOD = r"^(d:\d{4}-\d{2}-\d{2}|m:\d{4}-\d{2})$"
 
 
 class Quota(Base):
-    """The limits of a tenant, of one key, or of one adapter; null is no limit. Budgets are in micro-units of money."""
+    """The limits of a tenant, of one key, or of one adapter; null means unlimited. Budgets are in micro-units of money."""
 
     __tablename__ = "quotas"
     __table_args__ = (
@@ -63,9 +63,9 @@ class Quota(Base):
 
 
 class AdmissionEpoch(Base):
-    """The number of a tenant's counters in Valkey: seeding them anew takes the next one under this row's lock.
+    """The epoch of a tenant's counters in Valkey: a counter rebuild takes the next one under this row's lock.
 
-    A reservation is written only while its epoch is still this one, so that no seeding misses it.
+    A reservation is written only while its epoch is still this one, so that no rebuild misses it.
     """
 
     __tablename__ = "admission_epochs"
@@ -75,7 +75,7 @@ class AdmissionEpoch(Base):
 
 
 class ReservationRow(Base):
-    """An admitted request that has not been settled: what it may use at most, and until when its gateway vouches for it.
+    """An admitted request that is not settled: the most that it may use, and the end of its lease.
 
     `id` is the admission's UUIDv7. Amounts in nano-units of money. `day` and `month` are the periods of its admission.
     """
@@ -103,7 +103,7 @@ class ReservationRow(Base):
 
 
 class UsageRecord(Base):
-    """What one request used. `amount_pico` is tokens times micro-units per million tokens: exact, never rounded.
+    """The usage of one request. `amount_pico` is tokens times micro-units per million tokens: exact, never rounded.
 
     `prompt_tokens` includes `cached_tokens`. It outlives keys and adapters, so it names them without a foreign key.
     """
@@ -138,7 +138,7 @@ class UsageRecord(Base):
 
 
 class UsageTotal(Base):
-    """The sum of the usage records of one level's subject in one period: what counters are seeded from.
+    """The sum of the usage records of one level's subject in one period, from which counters are rebuilt.
 
     `amount_nano` sums each record's amount rounded up to nano-units, as the counters do.
     """
@@ -185,7 +185,7 @@ class QuotaEvent(Base):
 
 
 class Gateway(Base):
-    """A gateway process that is alive while `seen_at` is recent: rates are shared among so many when Valkey is down."""
+    """A gateway process, alive while `seen_at` is recent. Without Valkey, live gateways share the rates."""
 
     __tablename__ = "gateways"
 

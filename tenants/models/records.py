@@ -1,4 +1,4 @@
-"""What was done by whom, and what a repeated request was answered. Invariant: the audit log only grows."""
+"""The audit log, and stored responses to repeated requests. Invariant: the audit log only grows."""
 
 from datetime import datetime
 from typing import Any
@@ -16,8 +16,8 @@ ACTOR_KINDS = ("key", "operator", "command", "system")
 class AuditEntry(Base):
     """One change. `id` is a UUIDv7, so that entries sort by time; `tenant_id` is null for what concerns no tenant.
 
-    `before` and `after` hold the changed fields and never a secret. A trigger refuses every update, and every deletion but
-    the one by retention.
+    `before` and `after` contain the changed fields and no secret. A trigger refuses every update and every deletion except
+    by retention.
     """
 
     __tablename__ = "audit_entries"
@@ -40,8 +40,8 @@ class AuditEntry(Base):
 
 
 class IdempotencyRecord(Base):
-    """The answer to a POST with an Idempotency-Key, sealed with a key derived from the server secret, since it may hold a
-    new API key. `status` null: the first request is still running.
+    """The response to a POST with an Idempotency-Key, encrypted with a key derived from the server secret, since it may
+    contain a new API key. `status` null: the first request is still running.
     """
 
     __tablename__ = "idempotency_records"

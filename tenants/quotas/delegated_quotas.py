@@ -1,5 +1,5 @@
-"""The limits of a tenant's keys and adapters, which it narrows itself. Invariant: they never lie above the tenant's own when
-they are set; what has no row has no limits, and is read as a row that was never changed.
+"""Limits of keys and adapters, which their tenant narrows itself. Invariant: when set, they are never above the tenant's own.
+A key or adapter without a row has no limits, and is read as an unchanged row.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ Place: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaState:
-    """Whose limits these are: `name` is the tenant's, the key's public id, or the adapter's. `revision` is the ETag."""
+    """The limits of one subject. `name`: the tenant's, the key's public id, or the adapter's. `revision` is the ETag."""
 
     level: Level
     subject_id: UUID
@@ -49,7 +49,7 @@ class QuotaState:
 
 @dataclass(frozen=True, slots=True)
 class ResourceCounts:
-    """What counts against the limits that only a tenant has, by their names."""
+    """The counts for limits that only a tenant has, by their names."""
 
     max_adapters: int
     max_adapter_bytes: int
@@ -57,14 +57,14 @@ class ResourceCounts:
 
 
 class QuotaRepository:
-    """The limits of `tenant_id` at all levels, seen by one session; the tenant's own are its operator's to set."""
+    """The limits of `tenant_id` at all levels, seen by one session. Only an operator sets the tenant's own."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
         self._session = session
         self._tenant_id = tenant_id
 
     async def tenant(self) -> QuotaState:
-        """The tenant's own."""
+        """The tenant's own limits."""
         query = select(Tenant.name).where(Tenant.id == self._tenant_id)
         name = (await self._session.execute(query)).scalar_one()
         return state_of("tenant", self._tenant_id, name, await self._row(None, None))
@@ -83,8 +83,8 @@ class QuotaRepository:
         return state_of("adapter", adapter.id, adapter.name, await self._row(None, adapter.id))
 
     async def page(self, after: Place | None, limit: int) -> list[QuotaState]:
-        """At most `limit` behind that place: the tenant's, then those that were ever set of its keys that work, then of its
-        adapters, each by name.
+        """At most `limit` subjects after that place: the tenant, then its working keys, then its adapters, each by name, if
+        their limits were ever set.
         """
         level, name = after or ("tenant", "")
         states = [await self.tenant()] if after is None else []
@@ -107,18 +107,18 @@ class QuotaRepository:
         return [state_of("adapter", subject, name, row) for row, subject, name in found]
 
     async def locked(self, state: QuotaState) -> Quota:
-        """The row of a key or an adapter, made where there is none, and nobody else's to change until the transaction's end."""
+        """The row of a key or an adapter, created if missing, and locked until the transaction ends."""
         api_key_id = state.subject_id if state.level == "key" else None
         adapter_id = state.subject_id if state.level == "adapter" else None
         subject = {"tenant_id": self._tenant_id, "api_key_id": api_key_id, "adapter_id": adapter_id}
         await self._session.execute(insert(Quota).values(**subject).on_conflict_do_nothing())
         row = await self._row(api_key_id, adapter_id, locked=True)
         if row is None:
-            raise InvalidField("level", "only the limits of keys and adapters are a tenant's to set")
+            raise InvalidField("level", "a tenant sets only the limits of keys and adapters")
         return row
 
     async def narrow(self, row: Quota, limits: QuotaLimits) -> None:
-        """Sets all limits of a locked row. Raises `InvalidField` for one above the tenant's."""
+        """Set all limits of a locked row. Raises `InvalidField` for one above the tenant's."""
         for name in TENANT_ONLY:
             if limits.get(name) is not None:
                 raise InvalidField(name, f"{name} is a limit of the tenant as a whole")
@@ -130,8 +130,8 @@ class QuotaRepository:
         await self._session.flush()
 
     async def holdings(self) -> ResourceCounts:
-        """The tenant's adapters, their bytes with uploads under way, and the keys that work and were not replaced: what
-        the limits themselves count.
+        """The tenant's adapters, their bytes with open uploads, and its working keys that were not replaced, as the limits
+        count them.
         """
         adapters = select(func.count(Adapter.id)).where(
             Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None)

@@ -1,5 +1,5 @@
-"""The limits of a tenant, a key or an adapter. Invariant: every number is small enough for exact arithmetic in doubles,
-which is what Valkey's scripts compute with.
+"""The limits of a tenant, a key or an adapter. Invariant: every number is small enough for exact arithmetic in doubles, as
+Valkey's scripts compute.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ LimitName = Literal[
     "budget_per_day",
     "budget_per_month",
 ]
-# What one admission tests, in the order in which scripts get and return it; the rest is counted in PostgreSQL.
+# The limits that an admission tests, in the order of the scripts; PostgreSQL counts the others.
 COUNTED: tuple[LimitName, ...] = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -57,7 +57,7 @@ MAXIMA: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """None is no limit. Budgets in micro-units of money. Raises `InvalidField` naming the limit and its range."""
+    """Limits; None means unlimited. Budgets in micro-units of money. Raises `InvalidField` naming the limit and its range."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -77,7 +77,7 @@ class QuotaLimits:
 
     @classmethod
     def of(cls, quota: Quota | None) -> Self:
-        """The limits of a row; without a row there are none."""
+        """The limits of a row; without a row, no limits."""
         return cls(**{field.name: getattr(quota, field.name, None) for field in fields(cls)})
 
     def items(self) -> list[tuple[str, int | None]]:
@@ -88,7 +88,7 @@ class QuotaLimits:
         return value
 
     def has_periods(self) -> bool:
-        """Whether a day or a month is limited: then nothing may be admitted without the counters."""
+        """Whether a day or a month is limited; then no request may be admitted without the counters."""
         return any(self.get(name) is not None for name in PERIODIC)
 
 
@@ -97,7 +97,7 @@ NO_LIMITS = QuotaLimits()
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whose limits these are."""
+    """A tenant, key or adapter, with its limits."""
 
     level: Level
     id: UUID
@@ -105,7 +105,7 @@ class Subject:
 
 
 def wider(limits: QuotaLimits, above: QuotaLimits) -> tuple[str, ...]:
-    """The limits that allow more than those above them. No limit of one's own is not wider: the one above still binds."""
+    """The limits that allow more than those of the level above. A missing limit is not wider: the one above still applies."""
     return tuple(
         name
         for name, value in limits.items()

@@ -1,5 +1,5 @@
 """The days and months that budgets are counted in, in UTC. Invariant: a period's name is in the name of its counters, so
-that a new period starts at zero without anybody resetting anything.
+that a new period starts at zero without a reset.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def period_start(period: str) -> datetime:
 
 
 def period_end(period: str) -> datetime:
-    """The first moment after it."""
+    """The first moment after the period."""
     start = period_start(period)
     if period.startswith("d:"):
         return start + timedelta(days=1)
@@ -37,7 +37,7 @@ def period_end(period: str) -> datetime:
 
 
 def periods_around(time: datetime) -> tuple[str, ...]:
-    """The previous, this and the next day and month: the counters' clock may be on the other side of a boundary."""
+    """The previous, current and next day and month, since the counters' clock may be on the other side of a boundary."""
     now = periods_of(time)
     names = []
     for period in (now.day, now.month):

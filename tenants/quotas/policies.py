@@ -22,7 +22,7 @@ MAX_TENANTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """A tenant's limits at all levels; what has no entry has no limit of its own."""
+    """A tenant's limits at all levels; a key or adapter without an entry has no limits."""
 
     policy_epoch: int
     tenant: QuotaLimits = NO_LIMITS
@@ -30,7 +30,7 @@ class TenantPolicy:
     adapters: Mapping[UUID, QuotaLimits] = field(default_factory=dict)
 
     def subjects(self, tenant_id: UUID, api_key_id: UUID, adapter_id: UUID | None) -> tuple[Subject, ...]:
-        """Who is counted for one request: all levels, limited or not, since a limit may be set later in a period."""
+        """The subjects that one request counts for: all levels, limited or not, since a limit may be set later in a period."""
         tenant = Subject("tenant", tenant_id, self.tenant)
         key = Subject("key", api_key_id, self.keys.get(api_key_id, NO_LIMITS))
         if adapter_id is None:
@@ -39,61 +39,61 @@ class TenantPolicy:
 
 
 class Policies:
-    """The policies last used; `load` reads one from the database."""
+    """A cache of the policies last used; `load` reads one from the database."""
 
     def __init__(
-        self, load: Callable[[UUID], Awaitable[TenantPolicy]], most_tenants: int = MAX_TENANTS
+        self, load: Callable[[UUID], Awaitable[TenantPolicy]], max_tenants: int = MAX_TENANTS
     ) -> None:
         self._load = load
-        self._most_tenants = most_tenants
-        self._held: OrderedDict[UUID, TenantPolicy] = OrderedDict()
-        self._turns: dict[UUID, asyncio.Lock] = {}
+        self._max_tenants = max_tenants
+        self._cached: OrderedDict[UUID, TenantPolicy] = OrderedDict()
+        self._slots: dict[UUID, asyncio.Lock] = {}
 
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         """The tenant's limits at that epoch. Raises `PolicyStale` when there is a newer one, `TenantNotFound`."""
-        held = self._held.get(tenant_id)
-        if held is None or held.policy_epoch < policy_epoch:
-            held = await self._load_once(tenant_id, policy_epoch)
-        if held.policy_epoch != policy_epoch:
+        cached = self._cached.get(tenant_id)
+        if cached is None or cached.policy_epoch < policy_epoch:
+            cached = await self._load_once(tenant_id, policy_epoch)
+        if cached.policy_epoch != policy_epoch:
             raise PolicyStale(f"the policy of the caller's tenant has changed since epoch {policy_epoch}")
-        self._held.move_to_end(tenant_id)
-        return held
+        self._cached.move_to_end(tenant_id)
+        return cached
 
     async def _load_once(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
-        """Many requests may miss a policy at the same time: one reads it, the others find it."""
-        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
+        """Load a policy once for all requests that need it at the same time."""
+        turn = self._slots.setdefault(tenant_id, asyncio.Lock())
         try:
             async with turn:
-                held = self._held.get(tenant_id)
-                if held is None or held.policy_epoch < policy_epoch:
-                    held = await self.refresh(tenant_id)
-                return held
+                cached = self._cached.get(tenant_id)
+                if cached is None or cached.policy_epoch < policy_epoch:
+                    cached = await self.refresh(tenant_id)
+                return cached
         finally:
             if not turn.locked():
-                self._turns.pop(tenant_id, None)
+                self._slots.pop(tenant_id, None)
 
     async def refresh(self, tenant_id: UUID) -> TenantPolicy:
         """The newest limits. Raises `TenantNotFound`."""
         return self._keep(tenant_id, await self._load(tenant_id))
 
     def _keep(self, tenant_id: UUID, policy: TenantPolicy) -> TenantPolicy:
-        held = self._held.get(tenant_id)
-        if held is not None and held.policy_epoch > policy.policy_epoch:
-            return held
-        self._held[tenant_id] = policy
-        while len(self._held) > self._most_tenants:
-            self._held.popitem(last=False)
+        cached = self._cached.get(tenant_id)
+        if cached is not None and cached.policy_epoch > policy.policy_epoch:
+            return cached
+        self._cached[tenant_id] = policy
+        while len(self._cached) > self._max_tenants:
+            self._cached.popitem(last=False)
         return policy
 
 
 ROWS_AT_ONCE: Final = 500
-# Gateways end keys by their own clocks, and admit by what they read a moment before.
+# Gateways expire keys by their own clocks, and admit with policies that they read a moment before.
 KEPT_AFTER_EXPIRY: Final = timedelta(days=1)
 LIMIT_NAMES: Final = tuple(field.name for field in fields(QuotaLimits))
 
 
 def policy_rows(tenant_id: UUID) -> Select[Any]:
-    """One row per subject that has limits, at least one: the epoch, whose they are, and the limits in `LIMIT_NAMES`' order."""
+    """One row per subject with limits, at least one row: the epoch, the subject, and the limits in the order of `LIMIT_NAMES`."""
     ended = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at < func.now() - KEPT_AFTER_EXPIRY)
     ended_key = exists(ApiKey.id).where(ApiKey.id == Quota.api_key_id, ended)
     deleted = Adapter.deleted_at.is_not(None)
@@ -107,7 +107,7 @@ def policy_rows(tenant_id: UUID) -> Select[Any]:
 
 
 async def policy_of(parts: AsyncIterator[Sequence[Row[Any]]]) -> TenantPolicy | None:
-    """None without any row: there is no such tenant."""
+    """The policy of these rows; None without rows: there is no such tenant."""
     policy_epoch, tenant = None, NO_LIMITS
     keys: dict[UUID, QuotaLimits] = {}
     adapters: dict[UUID, QuotaLimits] = {}

@@ -1,6 +1,6 @@
-"""What a request reserves of its limits, and what it used in the end: in the caller's terms, the counters' and the ledger's.
+"""What a request reserves of its limits and what it used: as callers, counters and the ledger see it.
 
-Invariant: an admission carries all that settling it needs; nothing is looked up again. Amounts in nano- or pico-units of money.
+Invariant: a reservation carries all that its settlement needs. Amounts are in nano- or pico-units of money.
 """
 
 import re
@@ -27,10 +27,10 @@ def check_amounts(tokens: int, amount_nano: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterReservation:
-    """One admission. `id` names its reservation: asking again with the same id changes nothing.
+    """A request to the counters. `id` names its reservation: repeating it with the same id changes nothing.
 
     `subjects`: the tenant, the key and, unless it is for the base model, the adapter, in this order. `tokens` and
-    `amount_nano` are what the request may use at most. `request_id` is what a denial is explained by.
+    `amount_nano` are upper bounds of what the request uses. A denial is explained by `request_id`.
     """
 
     id: UUID
@@ -60,9 +60,9 @@ class CounterReservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservedAmounts:
-    """An open reservation: what is held, for whom, and in which periods it was admitted.
+    """The amounts of an open reservation, their subjects, and the periods of its admission.
 
-    `epoch` is the one it was admitted under. None: it was admitted without the counters.
+    `epoch`: the one it was admitted under; None if it was admitted without the counters.
     """
 
     id: UUID
@@ -80,7 +80,7 @@ class ReservedAmounts:
 
 @dataclass(frozen=True, slots=True)
 class ActualUsage:
-    """What a request really used."""
+    """What a request used."""
 
     tokens: int
     amount_nano: int
@@ -93,17 +93,13 @@ NOTHING_USED = ActualUsage(0, 0)
 
 
 Outcome = Literal["completed", "aborted", "failed"]
-# Told when the counters have let a request in and the books do not have it yet; perhaps more than once.
+# Called when a request is admitted provisionally: by the counters, not yet by the ledger; perhaps more than once.
 OnProvisional: TypeAlias = Callable[[], None]
-
-
-def not_told() -> None:
-    """For whoever begins only what is in the books."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
-    """`id` is a UUIDv7 and used once; `request_id` is what the client knows. Both counts are upper bounds."""
+    """A request for admission. `id` is a UUIDv7 used once; the client knows `request_id`. Token counts are upper bounds."""
 
     id: UUID
     request_id: str
@@ -117,11 +113,11 @@ class ReservationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A request that may run. `degraded`: by this gateway's share of the limits, without the counters."""
+    """An admitted request. `degraded`: admitted by this gateway's share of the limits, without the counters."""
 
     id: UUID
     tenant_id: UUID
-    hold: ReservedAmounts
+    reserved: ReservedAmounts
     adapter_version: int | None
     digest: str | None
     admitted_at: datetime
@@ -131,7 +127,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledUsage:
-    """What a request used; `prompt_tokens` includes `cached_tokens`."""
+    """The usage of an ended request; `prompt_tokens` includes `cached_tokens`."""
 
     outcome: Outcome
     prompt_tokens: int
@@ -148,7 +144,7 @@ LATE = "late"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerReservation:
-    """What a request may use at most. `epoch` is that of the counters that admitted it; None when no counters did."""
+    """A reservation as the ledger stores it. `epoch` is that of the counters that admitted it; None without counters."""
 
     id: UUID
     tenant_id: UUID
@@ -169,7 +165,7 @@ class LedgerReservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerUsage:
-    """What a request used. `outcome` None: it never began, so its reservation is taken back and nothing is written."""
+    """Usage as the ledger stores it. `outcome` None: cancelled; the reservation is removed and no record is written."""
 
     id: UUID
     tenant_id: UUID
@@ -188,5 +184,5 @@ class LedgerUsage:
 
     @property
     def late_id(self) -> UUID:
-        """The id under which usage is written that arrives after the request was given up: always the same."""
+        """The id for usage that arrives after the request was given up; derived from `id`, so always the same."""
         return uuid5(self.id, LATE)

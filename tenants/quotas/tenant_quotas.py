@@ -1,5 +1,5 @@
-"""The limits of a whole tenant, which its operator sets. Invariant: a tenant without a row has no limits, and is read as one
-whose row has never been changed.
+"""The limits of a whole tenant, which an operator sets. Invariant: a tenant without a row has no limits, and is read as an
+unchanged row.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ FIRST_REVISION = 1
 
 
 class TenantQuotas:
-    """Seen by one session of an operator. Whether the tenant exists is the caller's to know."""
+    """The limits of tenants, seen by one session of an operator. The caller ensures that the tenant exists."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
@@ -28,7 +28,7 @@ class TenantQuotas:
         return QuotaLimits.of(quota), FIRST_REVISION if quota is None else quota.revision
 
     async def locked(self, tenant_id: UUID) -> Quota:
-        """The row, made where there is none, and nobody else's to change until the transaction's end."""
+        """The row, created if missing, and locked until the transaction ends."""
         made = insert(Quota).values(tenant_id=tenant_id).on_conflict_do_nothing()
         await self._session.execute(made)
         quota: Quota = (await self._session.scalars(_of(tenant_id).with_for_update())).one()

@@ -1,4 +1,4 @@
-"""Which budgets were crossed, and when: 80 and 100 percent of a day's or a month's. Invariant: each is told once."""
+"""Events of crossed thresholds: 80 and 100 percent of a budget per day or month. Invariant: each is recorded once."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,13 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.tenants.models import Adapter, ApiKey, QuotaEvent
 
 Event = tuple[QuotaEvent, str | None, str | None]
-"""The event, with the public id of its key or the name of its adapter if it is one of theirs."""
+"""An event, with the public id of its key or the name of its adapter, if it has one."""
 
 
 async def quota_events(
     session: AsyncSession, tenant_id: UUID, after: tuple[datetime, UUID] | None, limit: int
 ) -> Sequence[Event]:
-    """The newest first, behind `after`."""
+    """A tenant's events after `after`, newest first."""
     query = (
         select(QuotaEvent, ApiKey.key_id, Adapter.name)
         .outerjoin(ApiKey, (QuotaEvent.level == "key") & (ApiKey.id == QuotaEvent.subject_id))

@@ -1,7 +1,7 @@
 """Adapters of a tenant: names, profiles and immutable versions.
 
-Invariant: every statement is bound to one tenant; a version number names one digest for ever, and one profile from its first
-alias on. A profile holds choices from closed sets and no text, so that it cannot write into a prompt.
+Invariant: every statement is bound to one tenant. A version number names one digest for ever, and one profile from its first
+alias on. A profile contains choices from closed sets and no text, so that it cannot write into a prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,14 @@ from loraplex.tenants.names import ADAPTER_NAME, check_adapter_name, is_name
 
 @dataclass(frozen=True, slots=True)
 class AdapterProfile:
-    """`tool_style` None: the base model's. `defaults`: sampling parameters used where a request names none."""
+    """`tool_style` None: the base model's. `defaults`: sampling parameters for requests that set none."""
 
     tool_style: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ProfileChange(TypedDict, total=False):
-    """The fields to change; an absent one stays as it is."""
+    """The fields to change; an absent one is kept."""
 
     tool_style: str | None
     defaults: Mapping[str, Any]
@@ -62,7 +62,7 @@ class AdapterRepository:
             return await self._create(name, "") or await self.get(name)
 
     async def require_reachable(self, name: str, base_model: str) -> None:
-        """Raises `InvalidName` for a new adapter that would be called like the base model, which answers to that name."""
+        """Raises `InvalidName` for a new adapter with the name of the base model."""
         if (
             name == base_model
             and await self._session.scalar(self._live().where(Adapter.name == name)) is None
@@ -72,7 +72,10 @@ class AdapterRepository:
             )
 
     async def create(self, name: str, description: str = "", base_model: str | None = None) -> Adapter:
-        """`base_model`: the name it is served by. Raises `InvalidName`, `NameTaken` or `CountReached`."""
+        """Create an adapter. `base_model`: the name under which the base model is served.
+
+        Raises `InvalidName`, `NameTaken` or `CountReached`.
+        """
         if base_model is not None:
             await self.require_reachable(name, base_model)
         adapter = await self._create(check_adapter_name(name), description)
@@ -106,7 +109,7 @@ class AdapterRepository:
     ) -> AdapterVersion:
         """The next version of `name`, or the existing one with the same digest and, if given, the same profile.
 
-        One with the same digest and no alias yet takes the profile over. Raises `AdapterNotFound`.
+        An existing one without an alias takes the new profile. Raises `AdapterNotFound`.
         """
         adapter = await self.locked(name)
         existing = fitting(await self._versions_with(adapter.id, digest), profile)
@@ -137,7 +140,7 @@ class AdapterRepository:
     async def add_unjudged(
         self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None
     ) -> AdapterVersion:
-        """The next version of `name`, whose files are still to be validated. Raises `AdapterNotFound`."""
+        """Add the next version of `name`, in the state `validating`. Raises `AdapterNotFound`."""
         adapter = await self.locked(name)
         record = AdapterVersion(
             id=version_id,
@@ -156,7 +159,7 @@ class AdapterRepository:
     async def change_profile(
         self, name: str, version: int, change: ProfileChange, seen: int | None = None
     ) -> AdapterVersion:
-        """Changes what `change` holds; `seen` is the revision its author knows, None whatever it is.
+        """Change a version's profile. `seen` is the revision that the caller has read; None for any.
 
         Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, or `ProfileFixed` after its first alias.
         """
@@ -177,19 +180,19 @@ class AdapterRepository:
         return await self.version_of(await self.get(name), version)
 
     async def versions(self, name: str) -> list[AdapterVersion]:
-        """Every version of `name` whose files are there, oldest first. Raises `AdapterNotFound`."""
+        """Every version of `name` with files, oldest first. Raises `AdapterNotFound`."""
         adapter = await self.get(name)
         return [*await self._session.scalars(present(adapter).order_by(AdapterVersion.version))]
 
     async def version_page(self, name: str, before: int | None, limit: int) -> Sequence[AdapterVersion]:
-        """At most `limit` of them, newest first, older than `before`. Raises `AdapterNotFound`."""
+        """At most `limit` versions, newest first, older than `before`. Raises `AdapterNotFound`."""
         query = present(await self.get(name)).order_by(AdapterVersion.version.desc()).limit(limit)
         if before is not None:
             query = query.where(AdapterVersion.version < before)
         return (await self._session.scalars(query)).all()
 
     async def serving(self, digest: str) -> Sequence[AdapterVersion]:
-        """The versions of any name with these weights that serve, or would."""
+        """The versions with these weights, of any adapter, that are ready or could be."""
         query = select(AdapterVersion).where(
             AdapterVersion.tenant_id == self._tenant_id,
             AdapterVersion.digest == digest,
@@ -209,14 +212,14 @@ class AdapterRepository:
         return (await self._session.scalars(query)).all()
 
     async def _create(self, name: str, description: str) -> Adapter | None:
-        """None where there is one of that name."""
+        """Insert an adapter; None if one of that name exists."""
         await self._require_room()
         values = {"tenant_id": self._tenant_id, "name": name, "description": description}
         statement = insert(Adapter).values(values).on_conflict_do_nothing().returning(Adapter)
         return (await self._session.scalars(statement)).one_or_none()
 
     async def _require_room(self) -> None:
-        """Counts under a lock of its own until the transaction ends: the role of a tenant may lock no row of its quota."""
+        """Check `max_adapters` under an advisory lock until the transaction ends: a tenant's role may lock no row of its quota."""
         name = func.hashtextextended(f"max_adapters:{self._tenant_id}", 0)
         await self._session.execute(select(func.pg_advisory_xact_lock(name)))
         own = (Quota.tenant_id == self._tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
@@ -229,7 +232,7 @@ class AdapterRepository:
         return select(Adapter).where(Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None))
 
     async def locked(self, name: str) -> Adapter:
-        """The adapter, kept from others until the transaction ends. Raises `AdapterNotFound`."""
+        """The adapter, locked until the transaction ends. Raises `AdapterNotFound`."""
         return await self._one(self._live().where(Adapter.name == name).with_for_update(), name)
 
     async def _one(self, query: Select[Adapter], name: str) -> Adapter:
@@ -257,7 +260,7 @@ class AdapterRepository:
             raise VersionNotReady(f"version {version} of adapter {adapter.name} is {state}, not ready")
 
     async def version_of(self, adapter: Adapter, version: int) -> AdapterVersion:
-        """Raises `VersionNotFound`, also where its files are gone."""
+        """Raises `VersionNotFound`, also if its files are removed."""
         query = present(adapter).where(AdapterVersion.version == version)
         known = 1 <= version <= MAX_VERSION
         record = (await self._session.scalars(fresh(query))).one_or_none() if known else None
@@ -274,25 +277,25 @@ async def tenants_with(session: AsyncSession, name: str, limit: int) -> Sequence
 
 
 def present(adapter: Adapter) -> Select[AdapterVersion]:
-    """A deleted version is seen until its files are removed."""
+    """Include a deleted version until its files are removed."""
     return select(AdapterVersion).where(
         AdapterVersion.adapter_id == adapter.id, AdapterVersion.blob_deleted_at.is_(None)
     )
 
 
 def require_revision(record: Adapter | AdapterVersion, seen: int) -> None:
-    """Raises `RevisionMoved`. The record is to be kept from others until the transaction ends."""
+    """Raises `RevisionMoved`. The caller has locked the record until the transaction ends."""
     if record.revision != seen:
         raise RevisionMoved("it has changed since it was read: read it again, then repeat the change")
 
 
 def fresh(query: Select[AdapterVersion]) -> Select[AdapterVersion]:
-    """What the database holds now: its triggers write `aliased_at` behind the session's back."""
+    """Read the row again: triggers of the database write `aliased_at` without the session's knowledge."""
     return query.execution_options(populate_existing=True)
 
 
 def fitting(same: Sequence[AdapterVersion], profile: AdapterProfile | None) -> AdapterVersion | None:
-    """Of versions with one digest, newest first: the one with this profile, else one that may still take it."""
+    """Of versions with one digest, newest first: the one with this profile, else one whose profile may still change."""
     equal = [record for record in same if profile is None or profile_of(record) == profile]
     open_to_change = [record for record in same if record.aliased_at is None]
     return next(iter([*equal, *open_to_change]), None)
@@ -310,5 +313,5 @@ DEFAULT_MAX_ADAPTERS = 10_000
 
 
 def adapter_limit(own: int | None) -> int:
-    """`own`: what the operator has set."""
+    """The limit in force. `own`: the operator's setting."""
     return DEFAULT_MAX_ADAPTERS if own is None else own

@@ -1,5 +1,5 @@
 """A tenant's aliases: movable names for one version or a split of versions. Invariant: a generation's targets never change;
-a move makes the next generation, and only from the generation its caller has seen.
+a move creates the next generation, and only from the generation that its caller has read.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ ABSENT: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class AliasState:
-    """`targets`: version -> weight in percent, summing to 100; `previous` where a rollback goes. `generation` is its ETag."""
+    """`targets`: version -> weight in percent, summing to 100; `previous`: the target of a rollback. `generation` is its ETag."""
 
     alias: str
     generation: int
@@ -34,7 +34,7 @@ class AliasState:
 
     @property
     def version(self) -> int:
-        """The version with the largest share; the newer of two equal ones."""
+        """The version with the largest share; the newer of two with equal shares."""
         return max(self.targets, key=lambda version: (self.targets[version], version))
 
 
@@ -51,7 +51,7 @@ class AliasRepository:
         return [*await self.page(name, None, None)]
 
     async def page(self, name: str, after: str | None, limit: int | None) -> Sequence[AliasState]:
-        """At most `limit` (None: all) aliases of the adapter, behind the alias `after`. Raises `AdapterNotFound`."""
+        """At most `limit` (None: all) aliases of the adapter, after the alias `after`. Raises `AdapterNotFound`."""
         adapter = await self._adapters.get(name)
         query = select(AdapterAlias).where(AdapterAlias.adapter_id == adapter.id)
         if after is not None:
@@ -66,9 +66,9 @@ class AliasRepository:
     async def set(
         self, name: str, alias: str, targets: Mapping[int, int], expected: int | None = None
     ) -> AliasState:
-        """Points `alias` to ready versions; pointing it to where it is already changes nothing.
+        """Point `alias` to ready versions; the same targets again change nothing.
 
-        `expected` is the generation the caller has seen, `ABSENT` for none; None moves it from wherever it is.
+        `expected` is the generation that the caller has read, `ABSENT` for no alias; None for any.
         Raises `InvalidField`, `AdapterNotFound`, `VersionNotFound`, `VersionNotReady`, `AliasMoved`.
         """
         check_targets(targets)
@@ -88,7 +88,7 @@ class AliasRepository:
         return await self._state(record)
 
     async def rollback(self, name: str, alias: str, expected: int | None = None) -> AliasState:
-        """Points `alias` back to where it was before; twice in a row changes nothing.
+        """Point `alias` back to its previous targets; a second time in a row changes nothing.
 
         Raises `AdapterNotFound`, `AliasNotFound`, `AliasMoved`, `NoPreviousVersion` or `VersionNotReady`.
         """
@@ -104,7 +104,7 @@ class AliasRepository:
         return await self._state(record)
 
     async def delete(self, name: str, alias: str, expected: int | None = None) -> AliasState:
-        """Where it was at last. Raises `AdapterNotFound`, `AliasNotFound` or `AliasMoved`."""
+        """Delete an alias and return its last state. Raises `AdapterNotFound`, `AliasNotFound` or `AliasMoved`."""
         adapter = await self._adapters.locked(name)
         record = await self._existing(adapter, alias)
         self._check_expected(name, alias, record, expected)
@@ -114,7 +114,7 @@ class AliasRepository:
         return last
 
     async def pointing_to(self, adapter: Adapter, version: int) -> Sequence[str]:
-        """The aliases of which `version` is a target now."""
+        """The aliases that point to `version` now."""
         query = (
             select(AdapterAlias.alias)
             .join(
@@ -145,7 +145,7 @@ class AliasRepository:
         return (await self._states([record]))[0]
 
     async def _states(self, records: Sequence[AdapterAlias]) -> Sequence[AliasState]:
-        """Of aliases of one adapter, in one query."""
+        """The targets of aliases of one adapter, in one query."""
         wanted = [
             (record.alias, generation)
             for record in records
@@ -198,7 +198,7 @@ class AliasRepository:
 
 
 def check_targets(targets: Mapping[int, int]) -> None:
-    """Raises `InvalidField` unless there are 1 to 10 versions whose weights are at least 1 and sum to 100."""
+    """Raise `InvalidField` unless there are 1 to 10 versions whose weights are at least 1 and sum to 100."""
     if not 1 <= len(targets) <= MAX_TARGETS:
         raise InvalidField("split", f"split must name 1 to {MAX_TARGETS} versions")
     if min(targets.values()) < 1 or sum(targets.values()) != WHOLE:
@@ -206,10 +206,10 @@ def check_targets(targets: Mapping[int, int]) -> None:
 
 
 def choose_target(adapter_id: UUID, alias: str, targets: Mapping[int, int], sticky: str) -> int:
-    """The version for a request of `sticky` (its user, or its id): always the same for the same targets.
+    """Choose the version for a request by `sticky` (its user, or its id): always the same for the same targets.
 
-    Shares are laid out from the oldest version up, so a version whose share grows keeps those who had it. Weights
-    need not sum to 100: those of versions that are not ready are shared out.
+    Shares are laid out from the oldest version up, so a version whose share grows keeps its requests. Weights need not
+    sum to 100: those of versions that are not ready are distributed.
     """
     text = b"\0".join((adapter_id.bytes, alias.encode(), sticky.encode("utf-8", "surrogatepass")))
     point = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64 * sum(targets.values())

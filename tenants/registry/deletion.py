@@ -1,6 +1,6 @@
-"""Deleting adapters and versions: refused while an alias points or requests run; the files go later, when nobody reads them.
+"""Deletes adapters and versions, unless aliases or running requests use them; files are removed later, when no request reads them.
 
-Invariant: a deleted version stays as a row in the state `deleting`, for the ledger; its number is never given again.
+Invariant: a deleted version stays as a row in the state `deleting`, for the ledger; its number is never used again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ FILELESS: Final = ("rejected", DELETING)
 WITHOUT_FILES: Final = func.coalesce(
     AdapterVersion.blob_deleted_at, case((AdapterVersion.digest.is_(None), func.now()))
 )
-"""What was never validated has no files that could be removed later."""
+"""Versions in these states have no stored files to remove later."""
 DELETED: Final = (
     select(AdapterVersion.tenant_id, AdapterVersion.digest)
     .where(AdapterVersion.state == DELETING, AdapterVersion.blob_deleted_at.is_(None))
@@ -34,7 +34,7 @@ LOCK_DIGEST: Final = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 
 
 
 class AdapterDeletion:
-    """Deletes what is a tenant's, seen by one session."""
+    """Deletes adapters and versions of a tenant in one session."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
         self._session = session
@@ -42,10 +42,10 @@ class AdapterDeletion:
         self._adapters = AdapterRepository(session, tenant_id)
 
     async def delete_version(self, name: str, version: int, seen: int | None = None) -> AdapterVersion:
-        """Deleting it again changes nothing; `seen` is its revision, None whatever it is.
+        """Delete a version; may be repeated. `seen` is its revision, None for any.
 
-        Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, or `InUse` while it is being judged, an alias points
-        to it, or requests run on it.
+        Raises `AdapterNotFound`, `VersionNotFound`, `RevisionMoved`, or `InUse` while it is being validated, an alias
+        points to it, or requests run on it.
         """
         adapter = await self._adapters.locked(name)
         record = await self._adapters.version_of(adapter, version)
@@ -62,10 +62,10 @@ class AdapterDeletion:
         return record
 
     async def delete_adapter(self, name: str, seen: int | None = None) -> Adapter:
-        """Frees the name; every version is deleted. `seen` is its revision, None whatever it is.
+        """Delete an adapter and all its versions; its name is free. `seen` is its revision, None for any.
 
-        Raises `AdapterNotFound`, `RevisionMoved`, or `InUse` while it has an alias, a version is being judged, or requests
-        run on one.
+        Raises `AdapterNotFound`, `RevisionMoved`, or `InUse` while it has an alias, a version is being validated, or
+        requests run on one.
         """
         adapter = await self._adapters.locked(name)
         if seen is not None:
@@ -78,7 +78,7 @@ class AdapterDeletion:
         return await self._remove(adapter)
 
     async def remove_adapter(self, name: str) -> Adapter:
-        """The same for an operator, whatever points to it or runs on it. Raises `AdapterNotFound`."""
+        """Delete an adapter for an operator, even while aliases or requests use it. Raises `AdapterNotFound`."""
         return await self._remove(await self._adapters.locked(name))
 
     async def _remove(self, adapter: Adapter) -> Adapter:
@@ -111,12 +111,12 @@ class AdapterDeletion:
 
 
 Fate: TypeAlias = Literal["unused", "shared", "running"]
-"""The files may go; another version of the tenant holds them; or requests still read them."""
+"""The files may be removed; another version of the tenant needs them; or requests still read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """The files of one digest of one tenant, whichever versions hold them."""
+    """The files of one digest of one tenant, which several versions may share."""
 
     tenant_id: UUID
     digest: str
@@ -129,11 +129,11 @@ class UnusedBlobs:
         self._session = session
 
     async def list(self, limit: int) -> set[Blob]:
-        """At most `limit` blobs that a deleted version holds; `claim` tells what may become of them."""
+        """At most `limit` blobs of deleted versions; `claim` decides about each."""
         return await self._blobs(DELETED.limit(limit))
 
     async def of_adapter(self, adapter: Adapter) -> set[Blob]:
-        """Those that a deleted version of the adapter holds."""
+        """The blobs of the adapter's deleted versions."""
         return await self._blobs(DELETED.where(AdapterVersion.adapter_id == adapter.id))
 
     async def _blobs(self, query: Select[UUID, str | None]) -> set[Blob]:
@@ -141,7 +141,7 @@ class UnusedBlobs:
         return {Blob(tenant_id, digest) for tenant_id, digest in rows if digest is not None}
 
     async def claim(self, blob: Blob) -> Fate:
-        """What is to become of the blob; until the transaction ends nobody stores it anew."""
+        """Decide about the blob, locked so that it is not stored again until the transaction ends."""
         await lock_digest(self._session, blob)
         needed = select(func.count()).where(
             AdapterVersion.tenant_id == blob.tenant_id,
@@ -156,21 +156,21 @@ class UnusedBlobs:
         return "running" if await self._session.scalar(running) else "unused"
 
     async def mark_deleted(self, blob: Blob) -> None:
-        """From now on its deleted versions do not exist for their tenant."""
-        held = (
+        """Record that the files are gone: the deleted versions no longer exist for their tenant."""
+        deleted_versions = (
             AdapterVersion.tenant_id == blob.tenant_id,
             AdapterVersion.digest == blob.digest,
             AdapterVersion.state == DELETING,
         )
         await self._session.execute(
-            update(AdapterVersion).where(*held).values(blob_deleted_at=datetime.now(UTC))
+            update(AdapterVersion).where(*deleted_versions).values(blob_deleted_at=datetime.now(UTC))
         )
 
 
 async def lock_digest(session: AsyncSession, blob: Blob) -> None:
-    """Who stores a blob takes this lock, and under it writes the digest into a version, before the files are put.
+    """Lock a blob. Storing one takes this lock and writes the digest into a version before the files.
 
-    Then a removal either comes before and is over, or sees the version and lets the files be.
+    A removal therefore either has ended before, or sees the version and keeps the files.
     """
     name = f"blob:{blob.tenant_id}:{blob.digest}"
     await session.execute(LOCK_DIGEST, {"name": name})

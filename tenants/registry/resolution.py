@@ -1,6 +1,6 @@
 """Resolves the `model` of a request within a tenant: `<adapter>`, `<adapter>:<alias>` or `<adapter>@<version>` to one version.
 
-Invariant: names hold neither `:` nor `@`, so a reference has one reading; only ready versions are served.
+Invariant: names contain neither `:` nor `@`, so a reference has one meaning; only ready versions are served.
 """
 
 import re
@@ -22,7 +22,7 @@ REFERENCE = re.compile(rf"({ADAPTER_NAME.strip('^$')})(?::({ALIAS_NAME.strip('^$
 
 @dataclass(frozen=True)
 class ModelReference:
-    """Exactly one of `alias` and `version` is set."""
+    """A parsed model name; exactly one of `alias` and `version` is set."""
 
     name: str
     alias: str | None
@@ -30,7 +30,7 @@ class ModelReference:
 
 
 def parse_model_reference(model: str) -> ModelReference | None:
-    """None when `model` cannot name an adapter."""
+    """Parse a model name; None if it cannot name an adapter."""
     match = REFERENCE.fullmatch(model)
     if match is None:
         return None
@@ -42,7 +42,7 @@ def parse_model_reference(model: str) -> ModelReference | None:
 
 @dataclass(frozen=True)
 class ResolvedAdapter:
-    """What a model reference means now; `alias` is None for a pinned version."""
+    """The version that a model name refers to now. `alias` is None for a pinned version."""
 
     adapter_id: UUID
     name: str
@@ -54,7 +54,7 @@ class ResolvedAdapter:
 
     @property
     def reference(self) -> str:
-        """How a request names it."""
+        """The model name in a request."""
         if self.alias is None:
             return f"{self.name}@{self.version}"
         return self.name if self.alias == PRODUCTION else f"{self.name}:{self.alias}"
@@ -68,9 +68,9 @@ class ModelResolver:
         self._tenant_id = tenant_id
 
     async def resolve(self, model: str, sticky: str = "") -> ResolvedAdapter | None:
-        """What `<adapter>`, `<adapter>:<alias>` or `<adapter>@<version>` means; None unless it is ready here.
+        """Resolve `<adapter>`, `<adapter>:<alias>` or `<adapter>@<version>`; None unless the version is ready.
 
-        Where an alias splits its requests, `sticky` decides, the same way every time.
+        If an alias splits its requests, `sticky` always selects the same version.
         """
         reference = parse_model_reference(model)
         if reference is None:
@@ -86,7 +86,7 @@ class ModelResolver:
         return chosen(rows, reference.alias, sticky) if rows else None
 
     async def list(self) -> list[ResolvedAdapter]:
-        """What each alias of each live adapter mostly means now, by names; those without a ready version are left out."""
+        """The version with the largest share of each alias of each living adapter, by names; without a ready version, none."""
         query = self._aliased().order_by(
             Adapter.name, AdapterAlias.alias, AliasTarget.weight.desc(), AdapterVersion.version.desc()
         )
@@ -127,7 +127,7 @@ class ModelResolver:
 
 
 def chosen(rows: "list[Row[Any]]", alias: str, sticky: str) -> ResolvedAdapter:
-    """The row of the version that `sticky` is sent to; each row has its weight."""
+    """The row of the version for `sticky`; each row has its weight."""
     by_version = {row.version: row for row in rows}
     targets = {version: row.weight for version, row in by_version.items()}
     return resolved(by_version[choose_target(rows[0].id, alias, targets, sticky)], alias)

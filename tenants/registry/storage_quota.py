@@ -1,6 +1,6 @@
-"""What a tenant's adapters take of `max_adapter_bytes`: the bytes of its versions and of its open uploads.
+"""Counts a tenant's bytes against `max_adapter_bytes`: those of its versions and of its open uploads.
 
-Invariant: what is reserved is counted and written under one lock per tenant, so that no two uploads take the same room.
+Invariant: bytes are counted and reserved under one lock per tenant, so that no two uploads reserve the same bytes.
 """
 
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Upload
 
 
 class StorageQuota:
-    """The room of one tenant, seen by one session."""
+    """The storage quota of one tenant, seen by one session."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID) -> None:
         self._session = session
         self._tenant_id = tenant_id
 
     async def lock(self) -> None:
-        """Keeps others from reserving until the transaction ends.
+        """Prevent other reservations until the transaction ends.
 
-        A tenant's role may lock no row that all its uploads share, so the lock is an advisory one.
+        The lock is advisory, since a tenant's role may lock no row that all its uploads share.
         """
         name = f"loraplex adapter space {self._tenant_id}"
         await self._session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
 
     async def require(self, size_bytes: int, adapter_id: UUID) -> None:
-        """Raises `CountReached` unless the tenant and the adapter have room for `size_bytes` more."""
+        """Raise `CountReached` unless `size_bytes` more fit the limits of the tenant and the adapter."""
         for quota in await self._quotas(adapter_id):
             limit = quota.max_adapter_bytes
             if limit is None:
@@ -43,7 +43,7 @@ class StorageQuota:
                 )
 
     async def used(self, adapter_id: UUID | None = None) -> int:
-        """Bytes of all the tenant's adapters, or of one; those of an upload count until it ends."""
+        """Bytes of all the tenant's adapters, or of one. An upload's bytes count until it ends."""
         return await self._stored(adapter_id) + await self._uploading(adapter_id)
 
     async def _quotas(self, adapter_id: UUID) -> Sequence[Quota]:
@@ -74,7 +74,7 @@ class StorageQuota:
 
 
 def _kept() -> tuple[ColumnElement[bool], ...]:
-    """Versions whose files are kept: a rejected one has none, a deleted one has them until they are removed."""
+    """Versions with stored files: a rejected one has none, a deleted one has them until they are removed."""
     return (
         AdapterVersion.state != "rejected",
         AdapterVersion.blob_deleted_at.is_(None),

@@ -1,6 +1,6 @@
-"""A tenant's uploads in parts, as rows: what was declared, which parts are stored, how it ended.
+"""The rows of a tenant's uploads: the declared files, the stored parts, and the outcome.
 
-Invariant: parts change only while their upload is open and nobody puts it together; every upload ends once.
+Invariant: parts change only while their upload is open and no gateway assembles it; every upload ends once.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -28,7 +28,7 @@ OPEN, COMPLETED, ABORTED, EXPIRED = "open", "completed", "aborted", "expired"
 
 @dataclass(frozen=True, slots=True)
 class DeclaredFile:
-    """A file to come: `size` in bytes, `sha256` in 64 hexadecimal digits."""
+    """A declared file: `size` in bytes, `sha256` in 64 hexadecimal digits."""
 
     name: str
     size: int
@@ -37,7 +37,7 @@ class DeclaredFile:
 
 @dataclass(frozen=True, slots=True)
 class UploadTerms:
-    """An upload's part size in bytes and its lifetime, and how many a tenant may have open."""
+    """The part size in bytes and the lifetime of an upload, and the number that a tenant may have open."""
 
     part_bytes: int
     lifetime: timedelta
@@ -52,7 +52,7 @@ class UploadRepository:
         self._tenant_id = tenant_id
 
     async def check_room(self, adapter: str, size_bytes: int, terms: UploadTerms) -> Adapter:
-        """The adapter, if an upload of so many bytes could begin. Raises what `open` does."""
+        """The adapter, if an upload of so many bytes may begin. Raises what `open` does."""
         found = await AdapterRepository(self._session, self._tenant_id).get(adapter)
         await self._require_few(terms)
         await StorageQuota(self._session, self._tenant_id).require(size_bytes, found.id)
@@ -66,7 +66,7 @@ class UploadRepository:
         created_by: str | None,
         upload_id: UUID | None = None,
     ) -> Upload:
-        """A new upload, its bytes reserved. Raises `AdapterNotFound`, `CountReached`."""
+        """Open an upload and reserve its bytes. Raises `AdapterNotFound`, `CountReached`."""
         await StorageQuota(self._session, self._tenant_id).lock()
         size_bytes = sum(file.size for file in files)
         found = await self.check_room(adapter, size_bytes, terms)
@@ -95,8 +95,8 @@ class UploadRepository:
         upload_id: UUID,
         lease: timedelta,
     ) -> Upload:
-        """An upload of files that are all here, claimed for `lease`. A repetition finds the first one: completed, or its own
-        to try again.
+        """Open an upload whose files are all present, claimed for `lease`. A repetition gets the first one: completed, or
+        claimed again.
 
         Raises what `open` does, `IdempotencyMismatch` for a repetition with other files, `IdempotencyInUse`.
         """
@@ -114,7 +114,7 @@ class UploadRepository:
         elif upload.state != OPEN:
             upload.adapter_id = (await self.check_room(adapter, upload.size_bytes, terms)).id
             upload.state = OPEN
-        # Should this process die, the room is free again with the claim.
+        # If this process dies, the bytes are free when the claim ends.
         upload.expires_at = upload.claimed_until = datetime.now(UTC) + lease
         return upload
 
@@ -126,7 +126,7 @@ class UploadRepository:
         return (await self._session.scalars(self._own(upload_id))).one_or_none() is not None
 
     async def require_open(self, upload_id: UUID) -> Upload:
-        """Raises `UploadNotFound`, `UploadEnded`, or `UploadClaimed` while its parts are put together."""
+        """Raises `UploadNotFound`, `UploadEnded`, or `UploadClaimed` while its parts are assembled."""
         upload = await self.get(upload_id)
         _require_open(upload)
         return upload
@@ -137,7 +137,7 @@ class UploadRepository:
         return (await self._session.scalars(query)).one()
 
     async def made_version(self, upload: Upload) -> AdapterVersion:
-        """What a completed upload became."""
+        """The version of a completed upload."""
         query = select(AdapterVersion).where(
             AdapterVersion.adapter_id == upload.adapter_id, AdapterVersion.version == upload.version
         )
@@ -153,7 +153,7 @@ class UploadRepository:
     async def record_part(
         self, upload_id: UUID, file: str, number: int, *, size_bytes: int, sha256: str, object_id: UUID
     ) -> UUID | None:
-        """Notes a stored part; the object it replaces, if any. Raises what `require_open` does."""
+        """Record a stored part; return the object that it replaces, if any. Raises what `require_open` does."""
         _require_open(await self._one(self._own(upload_id).with_for_update(read=True)))
         keys = {"upload_id": upload_id, "file": file, "number": number}
         query = select(UploadPart).filter_by(**keys, tenant_id=self._tenant_id)
@@ -169,7 +169,7 @@ class UploadRepository:
         return replaced
 
     async def claim(self, upload_id: UUID, lease: timedelta) -> Upload:
-        """Keeps all others from an open upload for `lease`; a completed one comes back as it is.
+        """Claim an open upload for `lease`; return a completed one unchanged.
 
         Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`.
         """
@@ -180,7 +180,7 @@ class UploadRepository:
         return upload
 
     async def renew(self, upload_id: UUID, ends: Collection[datetime | None], end: datetime) -> None:
-        """Prolongs a claim to `end`; `ends` are the times it may have now. Raises `UploadEnded`, `UploadClaimed`."""
+        """Extend a claim to `end`. `ends`: the expiry times that it may have now. Raises `UploadEnded`, `UploadClaimed`."""
         upload = await self._locked(upload_id)
         if upload.state != OPEN:
             raise _ended(upload)
@@ -188,7 +188,7 @@ class UploadRepository:
         upload.claimed_until, upload.expires_at = end, max(upload.expires_at, end)
 
     async def release(self, upload_id: UUID, ends: Collection[datetime | None]) -> bool:
-        """Ends a claim that has one of the times `ends`: the upload goes on. Another's stays, which is False."""
+        """End a claim with one of the expiry times `ends`; the upload stays open. False if the claim is another's."""
         upload = await self._locked(upload_id)
         if upload.claimed_until not in ends:
             return False
@@ -198,10 +198,10 @@ class UploadRepository:
     async def complete(
         self, upload_id: UUID, made: AdapterVersion, ends: Collection[datetime | None]
     ) -> None:
-        """Ends it as the version `made`. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed` where its claim has none of
-        the times `ends`.
+        """Complete an upload with the version `made`. Raises `UploadNotFound`, `UploadEnded`, or `UploadClaimed` if its claim
+        has none of the expiry times `ends`.
 
-        An adapter that was deleted meanwhile took its uploads along: one that has its name now gets none of them.
+        Deleting an adapter ends its uploads, so a new adapter of the same name gets none of them.
         """
         upload = await self._locked(upload_id)
         if upload.state != OPEN or made.adapter_id != upload.adapter_id:
@@ -210,7 +210,7 @@ class UploadRepository:
         upload.state, upload.version, upload.claimed_until = COMPLETED, made.version, None
 
     async def abort(self, upload_id: UUID) -> Upload:
-        """Ends it without a version; again changes nothing. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`."""
+        """Abort an upload; may be repeated. Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`."""
         upload = await self._locked(upload_id)
         if upload.state == COMPLETED:
             raise _ended(upload)
@@ -232,7 +232,7 @@ class UploadRepository:
             )
 
     async def _lock_part(self, upload_id: UUID, file: str, number: int) -> None:
-        """Two first parts of one number cannot lock a row that neither has written."""
+        """Lock a part's number: two first uploads of it find no row that they could lock."""
         name = f"loraplex upload part {upload_id} {file} {number}"
         await self._session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
 
@@ -250,13 +250,13 @@ class UploadRepository:
 
 
 class ExpiredUploads:
-    """Ends uploads of all tenants whose time is over; for an operator's session."""
+    """Ends expired uploads of all tenants; for an operator's session."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
     async def expire(self) -> int:
-        """Ends open uploads that are overdue or whose adapter was deleted; how many."""
+        """End open uploads that have expired or whose adapter was deleted; return their number."""
         now = datetime.now(UTC)
         dead = exists().where(Adapter.id == Upload.adapter_id, Adapter.deleted_at.is_not(None))
         statement = (
@@ -267,22 +267,22 @@ class ExpiredUploads:
         return len((await self._session.execute(statement.returning(Upload.id))).all())
 
     async def ended_with_parts(self, limit: int) -> Sequence[Upload]:
-        """Ended uploads whose parts are still noted."""
+        """Ended uploads with recorded parts."""
         noted = exists().where(UploadPart.upload_id == Upload.id)
         query = select(Upload).where(Upload.state != OPEN, noted).limit(limit)
         return (await self._session.scalars(query)).all()
 
     async def forget_parts(self, upload_id: UUID) -> None:
-        """After their objects were removed."""
+        """Remove the rows of parts whose objects are removed."""
         await self._session.execute(delete(UploadPart).where(UploadPart.upload_id == upload_id))
 
     async def open_among(self, upload_ids: Iterable[UUID]) -> set[UUID]:
-        """Those that are open."""
+        """The open ones of these uploads."""
         query = select(Upload.id).where(Upload.id.in_([*upload_ids]), Upload.state == OPEN)
         return {*await self._session.scalars(query)}
 
     async def forget_ended(self, before: datetime) -> int:
-        """Removes the rows of uploads that ended and expired before; how many."""
+        """Remove rows of uploads that ended and expired before a time; return their number."""
         statement = delete(Upload).where(Upload.state != OPEN, Upload.expires_at < before)
         return len((await self._session.execute(statement.returning(Upload.id))).all())
 
@@ -305,7 +305,7 @@ def _require_unclaimed(upload: Upload) -> None:
 
 
 def _require_own(upload: Upload, ends: Collection[datetime | None]) -> None:
-    """An end that is over is still the claim's own, as long as nobody else has claimed since."""
+    """Whether the claim is the caller's: an expired claim stays its own until another one takes over."""
     if upload.claimed_until not in ends:
         raise UploadClaimed("another request has claimed the upload since")
 

@@ -1,5 +1,5 @@
-"""The states of an adapter version, and the only moves between them. Invariant: a move is made from the state that its maker
-saw, under the adapter's lock, and with an audit row in the same transaction.
+"""The state machine of adapter versions. Invariant: a move starts from the state that its caller has read, under the
+adapter's lock, and writes an audit entry in the same transaction.
 
     uploading ──> validating ──> ready <──> deprecated
         │             │           │ ^            │
@@ -38,7 +38,7 @@ ACTIONS: Final[Mapping[tuple[str, str], str]] = {
     ("deprecated", "ready"): "version.restore",
     ("quarantined", "ready"): "version.release",
 }
-"""The audit log's word for a move, where the new state alone does not tell it."""
+"""The audit log's verb for a move, if the new state alone does not imply it."""
 WORDS: Final[Mapping[str, str]] = {
     "validating": "version.create",
     "ready": "version.accept",
@@ -51,7 +51,7 @@ WORDS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What validation found: 64 hex digits, the greatest rank, and the configuration as it is kept."""
+    """The result of validation: the digest (64 hex digits), the largest rank, and the stored configuration."""
 
     digest: str
     rank: int
@@ -59,7 +59,7 @@ class Findings:
 
 
 class VersionStates:
-    """The versions of `tenant_id`'s adapters, moved by whoever `audit` names, in the transaction of `session`."""
+    """Moves versions of `tenant_id`'s adapters, in the transaction of `session`; `audit` names the author."""
 
     def __init__(self, session: AsyncSession, tenant_id: UUID, audit: AuditRepository) -> None:
         self._session = session
@@ -69,7 +69,7 @@ class VersionStates:
     async def create(
         self, name: str, *, version_id: UUID, size_bytes: int, created_by: str | None
     ) -> AdapterVersion:
-        """The next version of `name`, in the state `validating`. Raises `AdapterNotFound`."""
+        """Add the next version of `name`, in the state `validating`. Raises `AdapterNotFound`."""
         record = await AdapterRepository(self._session, self._tenant_id).add_unjudged(
             name, version_id=version_id, size_bytes=size_bytes, created_by=created_by
         )
@@ -88,9 +88,10 @@ class VersionStates:
         report: Mapping[str, Any] | None = None,
         reason: str | None = None,
     ) -> AdapterVersion:
-        """`expected`: the states it may be moved from; None for every one that leads to `to`. None keeps the old report.
+        """Move a version to `to`. `expected`: the states it may be in; None for all that lead to `to`. `report` None keeps the
+        old one.
 
-        Raises `VersionNotFound`, or `VersionStateChanged` when its state is another one; nothing is changed then.
+        Raises `VersionNotFound`, or `VersionStateChanged` if it is in another state; then nothing changes.
         """
         adapter, record = await self._locked(version_id)
         before = record.state
@@ -112,7 +113,7 @@ class VersionStates:
         return record
 
     async def note(self, version_id: UUID, findings: Findings, report: Mapping[str, Any]) -> AdapterVersion:
-        """What was found, before the files are stored under its digest: who removes deleted files sees that these are needed.
+        """Record the result before the files are stored under the digest, so that garbage collection keeps them.
 
         The state stays `validating`. Raises `VersionNotFound` or `VersionStateChanged`.
         """
@@ -128,7 +129,7 @@ class VersionStates:
         return record
 
     async def _locked(self, version_id: UUID) -> tuple[Adapter, AdapterVersion]:
-        """The adapter's lock comes first, as when an alias moves: nobody waits in a circle."""
+        """Take the adapter's lock first, as moves of aliases do, so that transactions never deadlock."""
         of_version = (
             select(Adapter)
             .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
@@ -143,14 +144,14 @@ class VersionStates:
 
 
 async def owners_of(session: AsyncSession, digest: str) -> Sequence[UUID]:
-    """The tenants that have a version of these weights which serves, or would: for an operator's session."""
+    """The tenants with a version of these weights that is ready or could be; for an operator's session."""
     query = select(AdapterVersion.tenant_id).distinct()
     serving = query.where(AdapterVersion.digest == digest, AdapterVersion.state.in_(SERVING_STATES))
     return (await session.scalars(serving)).all()
 
 
 def target_of(name: str, version: int) -> str:
-    """How the audit log names a version."""
+    """The target of a version in the audit log."""
     return f"adapters/{name}/versions/{version}"
 
 
@@ -159,7 +160,7 @@ MAX_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class PendingVersion:
-    """A version in the state `validating`. `digest` None: nothing is stored of it yet."""
+    """A version in the state `validating`. `digest` None: nothing of it is stored yet."""
 
     tenant_id: UUID
     version_id: UUID
@@ -167,18 +168,18 @@ class PendingVersion:
 
 
 class PendingVersions:
-    """Seen by one session of the operator."""
+    """The versions in the state `validating`, seen by one session of the operator."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
     async def get(self, version_id: UUID) -> PendingVersion | None:
-        """None when it does not exist or has its verdict."""
+        """One version; None if it does not exist or is already validated."""
         found = await self._read(_waiting().where(AdapterVersion.id == version_id))
         return found[0] if found else None
 
     async def older_than(self, seconds: float) -> list[PendingVersion]:
-        """The oldest of them, `MAX_AT_ONCE` at most."""
+        """The oldest ones, at most `MAX_AT_ONCE`."""
         bound = func.now() - timedelta(seconds=seconds)
         return await self._read(_waiting().where(AdapterVersion.created_at < bound))
 

@@ -182,8 +182,10 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
             await asyncio.to_thread(upgrade, services.database_url)
             database, settings = Database(services.database_url), AdmissionConfig()
             fast = open_valkey(services.redis_url)
-            patient = open_valkey(services.redis_url)
-            admissions = QuotaAdmissionController(database, fast, PRICE, uuid4(), settings, patient=patient)
+            bulk_redis = open_valkey(services.redis_url)
+            admissions = QuotaAdmissionController(
+                database, fast, PRICE, uuid4(), settings, bulk_redis=bulk_redis
+            )
             upkeep = asyncio.create_task(admissions.run())
             try:
                 yield database, admissions
@@ -192,7 +194,7 @@ async def opened_stores() -> AsyncIterator[tuple[Database, QuotaAdmissionControl
                 await asyncio.gather(upkeep, return_exceptions=True)
                 await admissions.close()
                 await fast.aclose()
-                await patient.aclose()
+                await bulk_redis.aclose()
                 await database.close()
 
 

@@ -73,9 +73,9 @@ async def serve(plan: FarmPlan, listener: socket.socket) -> None:
     """One gateway, until it is killed."""
     database = Database(plan.database_url, pool_size=3)
     fast = open_valkey(plan.valkey_url, command_s=max(plan.valkey_s, ANSWER_SECONDS))
-    patient = open_valkey(plan.valkey_url)
+    bulk_redis = open_valkey(plan.valkey_url)
     admissions = QuotaAdmissionController(
-        database, fast, price_of(plan), uuid4(), settings_of(plan), patient=patient
+        database, fast, price_of(plan), uuid4(), settings_of(plan), bulk_redis=bulk_redis
     )
     upkeep = asyncio.create_task(admissions.run())
     app = create_app(services(plan, database, admissions))

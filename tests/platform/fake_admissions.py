@@ -13,38 +13,40 @@ from loraplex.tenants.quotas.reservation import (
     ReservationRequest,
     ReservedAmounts,
     SettledUsage,
-    not_told,
 )
 from loraplex.tenants.rate_state import RateState
 
 
 class FakeAdmissions:
-    """`AdmissionController`. `refusals` are raised by the next admissions, one each. `booking`: what happens between letting
-    a request in and admitting it.
+    """`AdmissionController`. `refusals` are raised by the next admissions, one each. `before_confirmation`: what
+    happens between the provisional admission of a request and its admission.
     """
 
     def __init__(self) -> None:
         self.rate = RateState(requests=None, tokens=None)
         self.refusals: list[Exception] = []
-        self.booking: Callable[[], Awaitable[None]] | None = None
+        self.before_confirmation: Callable[[], Awaitable[None]] | None = None
         self.asked: list[ReservationRequest] = []
         self.settled: list[tuple[Reservation, SettledUsage]] = []
-        self.released: list[Reservation] = []
+        self.cancelled: list[Reservation] = []
         self.published: list[UUID] = []
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
 
-    async def admit(self, request: ReservationRequest, let_in: OnProvisional = not_told) -> Reservation:
+    async def admit(
+        self, request: ReservationRequest, on_provisional: OnProvisional | None = None
+    ) -> Reservation:
         self.asked.append(request)
         if self.refusals:
             raise self.refusals.pop(0)
-        if self.booking is not None:
-            let_in()
-            await self.booking()
+        if self.before_confirmation is not None:
+            if on_provisional is not None:
+                on_provisional()
+            await self.before_confirmation()
         tenant_id, now = request.key.tenant_id, datetime.now(UTC)
         assert tenant_id is not None
         periods = periods_of(now)
-        hold = ReservedAmounts(
+        reserved = ReservedAmounts(
             id=request.id,
             api_key_id=request.key.api_key_id,
             adapter_id=request.adapter_id,
@@ -56,7 +58,7 @@ class FakeAdmissions:
         return Reservation(
             id=request.id,
             tenant_id=tenant_id,
-            hold=hold,
+            reserved=reserved,
             adapter_version=request.adapter_version,
             digest=request.digest,
             admitted_at=now,
@@ -67,8 +69,8 @@ class FakeAdmissions:
     async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         self.settled.append((admission, usage))
 
-    async def release(self, admission: Reservation) -> None:
-        self.released.append(admission)
+    async def cancel(self, admission: Reservation) -> None:
+        self.cancelled.append(admission)
 
     async def quotas(self, tenant_id: UUID, subjects: Sequence[Subject]) -> Sequence[LimitUse]:
         return []

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer instead of waiting for it: tests of times that no busy machine disturbs."""
+"""An event loop whose clock jumps to the next timer: a busy machine does not disturb tests of times."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class ArtificialLoop(asyncio.SelectorEventLoop):
-    """`now` is its time in seconds; whoever adds to it in a callback holds the loop up."""
+    """`now` is its time in seconds; a callback that adds to it blocks the loop for so long."""
 
     def __init__(self) -> None:
         self.now = 0.0

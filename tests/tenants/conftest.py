@@ -1,4 +1,4 @@
-"""Counters on a real Valkey. Its timeouts are long here: they are no matter of these tests, and machines are busy."""
+"""Counters on a real Valkey, with long timeouts: these tests do not test them, and machines are busy."""
 
 from collections.abc import AsyncIterator
 
@@ -19,4 +19,4 @@ async def client(valkey_url: str) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def counters(client: Redis) -> Counters:
-    return Counters(client, command_s=10.0, patient_s=10.0)
+    return Counters(client, command_s=10.0, bulk_s=10.0)

@@ -1,4 +1,4 @@
-"""Tenants with an adapter, as tests of the tenants package make them."""
+"""Tenants and adapter versions for tests of the tenants package."""
 
 from uuid import UUID
 

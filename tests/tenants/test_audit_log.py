@@ -1,4 +1,4 @@
-"""The audit log only grows, holds no secret, and is listed newest first."""
+"""The audit log only grows, contains no secret, and is listed newest first."""
 
 from datetime import UTC, datetime
 from uuid import UUID, uuid4

@@ -1,4 +1,4 @@
-"""One transaction per unit of work, and a database that is down is told apart from a bad request."""
+"""One transaction per unit of work; a database that is down raises another error than a bad request."""
 
 import pytest
 from sqlalchemy import text

@@ -1,4 +1,4 @@
-"""Records past their time go in bounded batches; what is younger stays."""
+"""Old records are deleted in bounded batches; recent ones stay."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -38,7 +38,7 @@ async def sweep(database: Database, batch: int) -> dict[str, int]:
         return await RetentionRepository(session, RETENTION).sweep(batch)
 
 
-async def test_the_old_goes_and_the_young_stays(database: Database) -> None:
+async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) -> None:
     await fill(database, [-1, 1, 29, 31, 59, 61, 365])
     everything = {"audit_entries": 4, "quota_events": 2, "idempotency_records": 6}
     assert await sweep(database, 100) == everything

@@ -1,4 +1,4 @@
-"""The walls between tenants hold in the database itself, whatever a statement asks for."""
+"""Row-level security separates tenants in the database itself, whatever a statement requests."""
 
 from itertools import pairwise
 from uuid import UUID
@@ -66,7 +66,7 @@ async def test_a_tenant_sees_and_changes_its_own_rows_alone(database: Database) 
         assert (await session.scalars(text("SELECT id FROM tenants"))).all() == [mine]
         changed = await session.execute(text("UPDATE adapters SET description = 'x' RETURNING tenant_id"))
         assert changed.scalars().all() == [mine]
-        # What it writes as another's is refused even when it reaches past its repository.
+        # A row with another tenant's id is refused even if the statement bypasses the repository.
         with pytest.raises(ProgrammingError, match="row-level security"):
             await AdapterRepository(session, other).get_or_create("stolen")
 
@@ -108,7 +108,7 @@ async def test_a_role_ends_with_its_transaction(database: Database) -> None:
         "CREATE TABLE mine (x int)",
     ],
 )
-async def test_what_a_tenants_transaction_may_not_do(database: Database, statement: str) -> None:
+async def test_a_tenants_transaction_is_confined(database: Database, statement: str) -> None:
     mine, _ = await two_tenants(database)
     limited = Database(await login_of(database), pool_size=1)
     try:
@@ -138,7 +138,7 @@ async def test_a_tenant_narrows_but_never_sets_its_own_limits(database: Database
             await session.execute(text(own), {"tenant": mine})
 
 
-async def test_what_decides_a_request_moves_the_epoch(database: Database) -> None:
+async def test_changes_that_affect_requests_advance_the_policy_epoch(database: Database) -> None:
     mine, _ = await two_tenants(database)
 
     async def epoch() -> int:

@@ -1,4 +1,4 @@
-"""The Valkey client answers, or fails at once."""
+"""The Valkey client gets a reply or fails at once."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ async def test_a_server_that_is_down_fails_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 1.0
 
 
-async def test_a_wrong_password_is_no_answer(valkey_url: str) -> None:
+async def test_a_wrong_password_is_unavailable(valkey_url: str) -> None:
     client = open_valkey("unix://:wrong" + valkey_url[valkey_url.index("@") :])
     with pytest.raises(ValkeyUnavailable):
         await ping(client)

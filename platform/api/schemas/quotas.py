@@ -140,7 +140,7 @@ def shown_explanation(explanation: Explanation) -> ExplanationDocument:
         request_id=explanation.request_id,
         at=explanation.at,
         mode="degraded" if explanation.degraded else "counted",
-        decisions=[*map(_decision, explanation.decisions), *map(_untold, explanation.untold)],
+        decisions=[*map(_decision, explanation.decisions), *map(_unknown_limit, explanation.unknown)],
     )
 
 
@@ -181,5 +181,5 @@ def _decision(decision: Decision) -> DecisionDocument:
     return DecisionDocument(**asdict(decision))
 
 
-def _untold(limit: UnknownLimit) -> DecisionDocument:
+def _unknown_limit(limit: UnknownLimit) -> DecisionDocument:
     return DecisionDocument(**asdict(limit), used=None, reserved=None, passed=False, retry_after_s=RETRY_S)

@@ -1,5 +1,5 @@
--- Tests every limit of every level, then takes from all of them or from none. A denied request writes its explanation only.
--- ARGV: reservation, request id, policy epoch, tokens, amount, lease in microseconds; then for each subject its level, its
+-- Test every limit of every level, then take from all of them or from none. A denied request writes only its explanation.
+-- ARGV: reservation id, request id, policy epoch, tokens, amount, lease in microseconds; then for each subject its level, its
 -- id, and its seven limits in the order of `COUNTED`, '' for none. Amounts in nano-units.
 
 local id, request_id, read_under = ARGV[1], ARGV[2], tonumber(ARGV[3])
@@ -21,25 +21,25 @@ end
 
 local known = open(id)
 local day, month = periods()
-local asked_requests, asked_tokens, asked_amount = 1, tokens, amount
+local requests_needed, tokens_needed, amount_needed = 1, tokens, amount
 if known then
   day, month = known.day, known.month
-  asked_requests, asked_tokens, asked_amount = 0, 0, 0
+  requests_needed, tokens_needed, amount_needed = 0, 0, 0
 end
 
 local decisions = {}
 local denied = false
 
--- `wait`, in microseconds, is of use for rates only.
-local function decide(level, name, limit, used, reserved, asked, wait)
-  local passed = known or asked <= limit - used - reserved
-  if asked > limit then
+-- `wait`, in microseconds, is meaningful for rates only.
+local function decide(level, name, limit, used, reserved, needed, wait)
+  local passed = known or needed <= limit - used - reserved
+  if needed > limit then
     wait = NEVER
   elseif passed then
     wait = 0
   end
   denied = denied or not passed
-  for _, number in ipairs({ level, name, limit, used, reserved, asked, passed and 1 or 0, wait }) do
+  for _, number in ipairs({ level, name, limit, used, reserved, needed, passed and 1 or 0, wait }) do
     decisions[#decisions + 1] = number
   end
 end
@@ -54,14 +54,14 @@ end
 local function test_rates(level, rate, requests_limit, tokens_limit)
   if requests_limit then
     local debt = request_debt(rate, requests_limit)
-    local wait = wait_for(debt, asked_requests, requests_limit)
-    decide(level, 1, requests_limit, requests_limit - room_in(debt, requests_limit), 0, asked_requests, wait)
+    local wait = wait_for(debt, requests_needed, requests_limit)
+    decide(level, 1, requests_limit, requests_limit - room_in(debt, requests_limit), 0, requests_needed, wait)
   end
   if tokens_limit then
     local debt = token_debt(rate, tokens_limit)
-    local held = tonumber(rate.held)
-    local wait = wait_for(debt, held + asked_tokens, tokens_limit)
-    decide(level, 2, tokens_limit, tokens_limit - room_in(debt, tokens_limit), held, asked_tokens, wait)
+    local reserved = tonumber(rate.reserved)
+    local wait = wait_for(debt, reserved + tokens_needed, tokens_limit)
+    decide(level, 2, tokens_limit, tokens_limit - room_in(debt, tokens_limit), reserved, tokens_needed, wait)
   end
 end
 
@@ -72,10 +72,10 @@ local function test_period(level, subject, period, name, tokens_limit, amount_li
   local key = use_key(subject, period)
   local use = redis.call('HMGET', key, 'tokens', 'reserved_tokens', 'amount', 'reserved_amount')
   if tokens_limit then
-    decide(level, name, tokens_limit, tonumber(use[1]) or 0, tonumber(use[2]) or 0, asked_tokens, 0)
+    decide(level, name, tokens_limit, tonumber(use[1]) or 0, tonumber(use[2]) or 0, tokens_needed, 0)
   end
   if amount_limit then
-    decide(level, name + 2, amount_limit, tonumber(use[3]) or 0, tonumber(use[4]) or 0, asked_amount, 0)
+    decide(level, name + 2, amount_limit, tonumber(use[3]) or 0, tonumber(use[4]) or 0, amount_needed, 0)
   end
 end
 
@@ -96,19 +96,19 @@ for first = FIRST, #ARGV, WIDTH do
   test_rates(level, rate, limits[1], limits[2])
   if limits[3] then
     local running = redis.call('ZCOUNT', key_of('leases', subject), '(' .. integer(now), '+inf')
-    decide(level, 3, limits[3], running, 0, asked_requests, 0)
+    decide(level, 3, limits[3], running, 0, requests_needed, 0)
   end
   test_period(level, subject, day, 4, limits[4], limits[6])
   test_period(level, subject, month, 5, limits[5], limits[7])
 end
 
 local overdue = redis.call('ZCOUNT', key_of('leases', 'tenant'), '-inf', integer(now))
-local function answer(kind, at)
+local function reply(kind, at)
   return { kind, tonumber(epoch), at, day, month, overdue, known and 1 or 0, decisions }
 end
 
 if known then
-  return answer('admitted', tonumber(known.at))
+  return reply('admitted', tonumber(known.at))
 end
 if denied then
   local line = { request_id, integer(now), day, month }
@@ -119,13 +119,13 @@ if denied then
   redis.call('LPUSH', key, table.concat(line, ' '))
   redis.call('LTRIM', key, 0, KEPT_DENIALS - 1)
   redis.call('EXPIRE', key, DAY)
-  return answer('denied', now)
+  return reply('denied', now)
 end
 
 for _, limited in ipairs(levels) do
   admit_to(limited.key, limited.rate, limited.requests, limited.tokens)
 end
-hold(id, request, lease)
+reserve(id, request, lease)
 redis.call('HSET', state_key, 'clock', integer(now), 'policy', math.max(policy, read_under))
 redis.call('EXPIRE', state_key, STATE_LIFE)
-return answer('admitted', now)
+return reply('admitted', now)

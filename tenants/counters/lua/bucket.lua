@@ -1,10 +1,10 @@
--- A rate of L per minute is a bucket of L that refills by L/60 per second. What is kept is its debt: what it lacks to be
--- full, in parts of UNIT, of which L flow back per microsecond. So every step is exact, and below 2^53 for L up to 10^8.
+-- A rate of L per minute is a bucket of L that refills by L/60 per second. The stored value is its debt: the amount that it
+-- lacks, in parts of UNIT, of which L flow back per microsecond. So every step is exact, and below 2^53 for L up to 10^8.
 
 local UNIT = 60000000
 
--- The debt at `moment`. A bucket without one has been filling since the counters were made. It is full again after UNIT
--- microseconds; a limit that was lowered leaves it empty at most.
+-- The debt at `moment`. A bucket without a stored debt has been filling since the counters were created. It is full after
+-- UNIT microseconds. If its limit was lowered, it is at most empty.
 local function owed(debt, at, limit, moment)
   local full = limit * UNIT
   if not debt then
@@ -14,12 +14,12 @@ local function owed(debt, at, limit, moment)
   return math.max(0, math.min(tonumber(debt), full) - elapsed * limit)
 end
 
--- Whole units that it still gives. A quotient of integers this small is never rounded up to the next one.
+-- Whole units left in the bucket. A quotient of integers this small is never rounded up to the next integer.
 local function room_in(debt, limit)
   return math.floor((limit * UNIT - debt) / UNIT)
 end
 
--- The debt after `used` more; at most an empty bucket.
+-- The debt after using `used` more; at most that of an empty bucket.
 local function deeper(debt, used, limit)
   if used > room_in(debt, limit) then
     return limit * UNIT
@@ -27,21 +27,21 @@ local function deeper(debt, used, limit)
   return debt + used * UNIT
 end
 
--- The bucket of tokens holds aside what open reservations may use, and pays when they end. While it is not known how large
--- it is, because no admission has brought its limit since it is there, it keeps what it has not paid.
+-- Open reservations set their bounds aside in the token bucket, which pays when they end. Until the first admission brings
+-- the bucket's limit, its size is unknown; then it adds up what it has not paid.
 local UNKNOWN = '?'
 
--- Of the epoch: buckets outlive it, what is held aside is told anew by each seeding.
-local function held_field()
+-- Named after the epoch: buckets outlive it, while each rebuild writes the reserved tokens again.
+local function reserved_field()
   return 'held:' .. epoch
 end
 
 local function read_rate(key)
   local read = redis.call(
-    'HMGET', key, 'requests', 'requests_at', 'tokens', 'tokens_at', 'unpaid', 'unpaid_at', 'tokens_limit', held_field()
+    'HMGET', key, 'requests', 'requests_at', 'tokens', 'tokens_at', 'unpaid', 'unpaid_at', 'tokens_limit', reserved_field()
   )
   local rate = { requests = read[1], requests_at = read[2], tokens = read[3], tokens_at = read[4] }
-  rate.unpaid, rate.unpaid_at, rate.tokens_limit, rate.held = read[5], read[6], read[7], read[8] or '0'
+  rate.unpaid, rate.unpaid_at, rate.tokens_limit, rate.reserved = read[5], read[6], read[7], read[8] or '0'
   return rate
 end
 
@@ -70,8 +70,8 @@ local function pay(key, tokens)
   end
 end
 
--- After an admission: one more request, and the tokens' debt as it was tested. Where there is no limit any more, what is
--- used until there is one again is free.
+-- Record an admission: one more request, and the tokens' debt as it was tested. After a limit was removed, what is used
+-- until there is one again is free.
 local function admit_to(key, rate, requests_limit, tokens_limit)
   local fields = {}
   if requests_limit then

@@ -1,4 +1,4 @@
--- Reservations whose lease is over, longest first. ARGV: how many at most.
+-- Return reservations whose lease has expired, the oldest expiry first. ARGV: the largest number to return.
 
 if not epoch then
   return {}

@@ -1,4 +1,4 @@
--- The line of a request's newest denial within a day. ARGV: request id.
+-- Return the line of a request's newest denial within a day. ARGV: request id.
 
 local AT_ONCE = 100
 local wanted = ARGV[1] .. ' '

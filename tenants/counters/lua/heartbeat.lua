@@ -1,6 +1,6 @@
--- Extends leases, and makes a lost reservation anew: under its own epoch only, since a later seeding knew what was open.
+-- Extend leases and recreate lost reservations: under their own epoch only, since a later rebuild knew what was open.
 -- ARGV: lease in microseconds; then for each reservation its id, key, adapter or -, tokens, amount, day, month, and epoch
--- or ''. Returns the epoch and, for each, 1 extended, 2 made anew, 3 lost; nothing when there are no counters.
+-- or ''. Returns the epoch and, for each, 1 extended, 2 recreated, 3 lost; nothing without counters.
 
 local lease = tonumber(ARGV[1])
 local WIDTH = 8
@@ -17,7 +17,7 @@ local function extend(id, reservation)
   return 1
 end
 
-local answers = { tonumber(epoch) }
+local replies = { tonumber(epoch) }
 for first = 2, #ARGV, WIDTH do
   local id = ARGV[first]
   local reservation = open(id)
@@ -26,11 +26,11 @@ for first = 2, #ARGV, WIDTH do
   if reservation then
     outcome = extend(id, reservation)
   elseif not has_ended(id) and (admitted_under == '' or admitted_under == epoch) then
-    local made = { key = ARGV[first + 1], adapter = ARGV[first + 2], tokens = ARGV[first + 3] }
-    made.amount, made.day, made.month, made.at = ARGV[first + 4], ARGV[first + 5], ARGV[first + 6], integer(now)
-    hold_again(id, made, lease)
+    local lost = { key = ARGV[first + 1], adapter = ARGV[first + 2], tokens = ARGV[first + 3] }
+    lost.amount, lost.day, lost.month, lost.at = ARGV[first + 4], ARGV[first + 5], ARGV[first + 6], integer(now)
+    restore(id, lost, lease)
     outcome = 2
   end
-  answers[#answers + 1] = outcome
+  replies[#replies + 1] = outcome
 end
-return answers
+return replies

@@ -1,5 +1,5 @@
--- Requests read under an older policy are stale from now on. Known before there are counters, too: seeding keeps it.
--- ARGV: policy epoch. Returns the newest; it never becomes smaller.
+-- Make requests read under an older policy stale. The policy is stored also before there are counters; a rebuild keeps it.
+-- ARGV: policy epoch. Returns the newest, which never decreases.
 
 local newest = math.max(policy or 0, tonumber(ARGV[1]))
 redis.call('HSET', state_key, 'policy', newest)

@@ -1,5 +1,5 @@
--- Replaces all counters by what PostgreSQL knows, unless they are of this epoch or a later one. The old ones have other
--- names, and expire; but their buckets go on if they live and this epoch follows theirs (README.md, "Never over-admit").
+-- Replace all counters by what PostgreSQL knows, unless they are of this epoch or a later one. The old counters have other
+-- names and expire. Their buckets continue if they live and this epoch is the next (admission/README.md, "Never over-admit").
 -- Returns the epoch in force, 0 for none.
 -- ARGV: epoch, policy epoch, whether buckets start full, lease in microseconds, number of totals; for each total its
 -- subject, period, tokens, amount; then for each open reservation its id, key, adapter or -, tokens, amount, day, month.
@@ -13,23 +13,23 @@ if newest_epoch and newest_epoch >= tonumber(ARGV[1]) then
   return tonumber(epoch) or 0
 end
 
--- Of the seed's reservations, those that have ended in the counters: their buckets have been paid.
+-- The reservations of the snapshot that have ended in the counters: their buckets have paid.
 local paid = {}
 
--- What the old counters hold and the seed does not has ended in the books, or was not kept there. Nobody will tell these
--- counters what it used, so it pays its bound; what has ended has paid.
+-- A reservation that the old counters have and the snapshot lacks has ended in the ledger, or was not stored there. No later
+-- update tells the new counters what it used, so it pays its bound now; what has ended in the counters has paid.
 local function settle_buckets()
-  local seeded = {}
+  local in_snapshot = {}
   for first = reservations, #ARGV, RESERVATION_WIDTH do
-    seeded[ARGV[first]] = true
+    in_snapshot[ARGV[first]] = true
     paid[ARGV[first]] = has_ended(ARGV[first])
   end
-  local held = redis.call('HGETALL', key_of('open'))
-  for index = 1, #held, 2 do
-    local id, reservation = held[index], parse(held[index + 1])
-    local owes = not (seeded[id] or has_ended(id))
+  local open_reservations = redis.call('HGETALL', key_of('open'))
+  for index = 1, #open_reservations, 2 do
+    local id, reservation = open_reservations[index], parse(open_reservations[index + 1])
+    local owes = not (in_snapshot[id] or has_ended(id))
     for _, subject in ipairs(subjects_of(reservation)) do
-      redis.call('HDEL', rate_key(subject), held_field())
+      redis.call('HDEL', rate_key(subject), reserved_field())
       if owes then
         pay(rate_key(subject), reservation.tokens)
       end
@@ -44,7 +44,7 @@ else
   empty_at = ARGV[3] == '1' and 0 or now
 end
 epoch = ARGV[1]
--- The policy may have been published while the seed was read.
+-- The policy may have been published while the snapshot was read.
 local newest = math.max(policy or 0, tonumber(ARGV[2]))
 redis.call('HSET', state_key, 'epoch', epoch, 'policy', newest, 'clock', integer(now))
 redis.call('HSET', state_key, 'empty_at', integer(empty_at), 'buckets', buckets)
@@ -55,9 +55,10 @@ for first = FIRST, reservations - 1, TOTAL_WIDTH do
   add_use(ARGV[first], ARGV[first + 1], 'tokens', ARGV[first + 2], 'amount', ARGV[first + 3])
 end
 for first = reservations, #ARGV, RESERVATION_WIDTH do
-  local held = { key = ARGV[first + 1], adapter = ARGV[first + 2], tokens = ARGV[first + 3] }
-  held.amount, held.day, held.month, held.at = ARGV[first + 4], ARGV[first + 5], ARGV[first + 6], integer(now)
-  hold_again(ARGV[first], held, lease)
+  local reservation = { key = ARGV[first + 1], adapter = ARGV[first + 2], tokens = ARGV[first + 3] }
+  reservation.amount, reservation.day, reservation.month = ARGV[first + 4], ARGV[first + 5], ARGV[first + 6]
+  reservation.at = integer(now)
+  restore(ARGV[first], reservation, lease)
   if paid[ARGV[first]] then
     remember_end(ARGV[first], ENDED_SECONDS)
   end

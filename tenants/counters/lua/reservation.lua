@@ -1,4 +1,4 @@
--- An open reservation is held in every counter it may end in, at every level; ending it takes all of that away again.
+-- An open reservation is in every counter it may end in, at every level; its end removes it from all of them.
 -- Its record is one line: key, adapter or -, tokens, amount, day, month, time of admission.
 
 local ENDED_SECONDS = 600
@@ -31,7 +31,7 @@ local function has_ended(id)
   return until_when and tonumber(until_when) > now
 end
 
--- Steps of this id that arrive late, after its end, find it here for `seconds`.
+-- Remember an ended id for `seconds`: late steps of this id are refused.
 local function remember_end(id, seconds)
   local key = key_of('ended')
   redis.call('ZADD', key, now + seconds * 1000000, id)
@@ -39,7 +39,7 @@ local function remember_end(id, seconds)
   redis.call('EXPIRE', key, DAY)
 end
 
--- A counter that is new gets its life, which is longer than its period by at least nine days.
+-- Add to a counter. A new one gets its lifetime, at least nine days longer than its period.
 local function add_use(subject, period, tokens_field, tokens, amount_field, amount)
   local key = use_key(subject, period)
   local first = redis.call('HINCRBY', key, tokens_field, tokens) == tonumber(tokens)
@@ -51,19 +51,19 @@ local function add_use(subject, period, tokens_field, tokens, amount_field, amou
   end
 end
 
--- Never below zero, and nothing where there is nothing: a counter that has expired stays away. Returns what is left.
+-- Subtract, never below zero; an expired counter is not created again. Returns what is left.
 local function take(key, field, amount)
   local there = redis.call('HGET', key, field) or '0'
   local gone = tonumber(there) > tonumber(amount) and amount or there
   return gone == '0' and tonumber(there) or redis.call('HINCRBY', key, field, '-' .. gone)
 end
 
-local function hold(id, reservation, lease)
+local function reserve(id, reservation, lease)
   for _, subject in ipairs(subjects_of(reservation)) do
     for _, period in ipairs({ reservation.day, reservation.month }) do
       add_use(subject, period, 'reserved_tokens', reservation.tokens, 'reserved_amount', reservation.amount)
     end
-    redis.call('HINCRBY', rate_key(subject), held_field(), reservation.tokens)
+    redis.call('HINCRBY', rate_key(subject), reserved_field(), reservation.tokens)
     redis.call('EXPIRE', rate_key(subject), LIFE)
     redis.call('ZADD', key_of('leases', subject), now + lease, id)
     redis.call('EXPIRE', key_of('leases', subject), LIFE)
@@ -74,29 +74,29 @@ local function hold(id, reservation, lease)
   redis.call('EXPIRE', key_of('open'), LIFE)
 end
 
-local function let_go(id, reservation)
+local function remove(id, reservation)
   for _, subject in ipairs(subjects_of(reservation)) do
     for _, period in ipairs({ reservation.day, reservation.month }) do
       take(use_key(subject, period), 'reserved_tokens', reservation.tokens)
       take(use_key(subject, period), 'reserved_amount', reservation.amount)
     end
-    if take(rate_key(subject), held_field(), reservation.tokens) == 0 then
-      redis.call('HDEL', rate_key(subject), held_field())
+    if take(rate_key(subject), reserved_field(), reservation.tokens) == 0 then
+      redis.call('HDEL', rate_key(subject), reserved_field())
     end
     redis.call('ZREM', key_of('leases', subject), id)
   end
   redis.call('HDEL', key_of('open'), id)
 end
 
--- Holds what is known from elsewhere than an admission, and so without the limits it was tested against.
-local function hold_again(id, reservation, lease)
-  hold(id, reservation, lease)
+-- Reserve without an admission, so without the limits that it was tested against.
+local function restore(id, reservation, lease)
+  reserve(id, reservation, lease)
   for _, subject in ipairs(subjects_of(reservation)) do
     redis.call('HSETNX', rate_key(subject), 'tokens_limit', UNKNOWN)
   end
 end
 
--- Counts what was really used.
+-- Count the use.
 local function charge(reservation, tokens, amount)
   for _, subject in ipairs(subjects_of(reservation)) do
     for _, period in ipairs({ reservation.day, reservation.month }) do

@@ -1,7 +1,7 @@
--- Ends a reservation with what was really used. Returns whether there was one, whether an id without one was charged, and
--- the epoch, 0 for none.
--- ARGV: reservation, tokens, amount, `settle` or `reap`; to charge an id without one also key, adapter or -, day, month,
--- and the epoch under which alone that is right, '' for any.
+-- End a reservation with its use. Returns whether there was one, whether an id without one was charged, and the epoch, 0 for
+-- none.
+-- ARGV: reservation id, tokens, amount, `settle` or `reap`; to charge an id without one also key, adapter or -, day, month,
+-- and the only epoch under which to charge it, '' for any.
 
 local id, tokens, amount, step = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local CHARGED_SECONDS = DAY
@@ -18,8 +18,8 @@ if reservation then
       return { 0, 0, in_force }
     end
   end
-  let_go(id, reservation)
-  -- Of a gateway that admitted it by its own clock, since no answer came: the books have its periods.
+  remove(id, reservation)
+  -- A gateway that got no reply admitted it by its own clock: the ledger has these periods.
   reservation.day, reservation.month = ARGV[7] or reservation.day, ARGV[8] or reservation.month
   charge(reservation, tokens, amount)
   remember_end(id, ENDED_SECONDS)

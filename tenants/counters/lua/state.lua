@@ -1,9 +1,9 @@
--- Opens every script: a tenant's time, its numbers, and the names of its keys.
--- KEYS[1] is `loraplex:{<tenant>}:state`. Every other key begins as it does, so all lie in one slot; their names hold
--- periods of the server's time, so that no caller can know them.
+-- The beginning of every script: a tenant's time, its state, and the names of its keys.
+-- KEYS[1] is `loraplex:{<tenant>}:state`. Every other key has the same prefix, so all lie in one slot. Their names contain
+-- periods of the server's time, which no caller can know.
 
 local DAY = 86400
--- Seconds. The state lives shortest: without it the tenant is seeded, but lost counters would be taken for zeros.
+-- Seconds. The state expires first: without it the counters are rebuilt; lost counters under it would count as zeros.
 local STATE_LIFE = 7 * DAY
 local LIFE = 8 * DAY
 local PERIOD_LIFE = { d = 10 * DAY, m = 40 * DAY }
@@ -13,12 +13,12 @@ local prefix = string.sub(state_key, 1, -6)
 local stored = redis.call('HMGET', state_key, 'epoch', 'policy', 'clock', 'empty_at', 'buckets')
 local epoch = stored[1]
 local policy = tonumber(stored[2])
--- Buckets that were never touched have been filling since then, in microseconds.
+-- Untouched buckets have been filling since then, in microseconds.
 local empty_at = tonumber(stored[4])
--- The epoch that the buckets began with: a seeding that finds them living keeps them, under their names.
+-- The epoch that the buckets began with: a rebuild that finds them alive keeps them, under their names.
 local buckets = stored[5] or epoch
 
--- Microseconds; after a failover the server's clock may be behind what was seen, so it stands until it has caught up.
+-- Microseconds. After a failover the server's clock may be behind the last time seen; then the time stands until it catches up.
 local time = redis.call('TIME')
 local now = math.max(time[1] * 1000000 + time[2], tonumber(stored[3]) or 0)
 

@@ -223,11 +223,13 @@ async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every
     """Both gateways hold the key in their caches for an hour; only the counters are told."""
     key = await make_key(database)
     client = open_valkey(valkey_url, command_s=10.0)
-    counters = Counters(client, command_s=10.0, patient_s=10.0)
+    counters = Counters(client, command_s=10.0, bulk_s=10.0)
     gateways = [Authenticator(database, 3600), Authenticator(database, 3600)]
     callers = [await gateway.authenticate(bearer(key), cached=True) for gateway in gateways]
-    await counters.seed(
-        callers[0].tenant_id, 1, CounterSnapshot(policy_epoch=1, totals=(), holds=(), full_buckets=True)
+    await counters.rebuild(
+        callers[0].tenant_id,
+        1,
+        CounterSnapshot(policy_epoch=1, totals=(), reservations=(), full_buckets=True),
     )
     for caller in callers:
         assert isinstance(await counters.admit(asked_by(caller)), Admitted)

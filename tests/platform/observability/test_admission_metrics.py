@@ -41,7 +41,7 @@ async def test_what_is_waited_for_ends_when_work_may_begin() -> None:
     async def slowly() -> None:
         await asyncio.sleep(0.06)
 
-    fake.booking = slowly
+    fake.before_confirmation = slowly
     await metered.admit(request(), lambda: told.append("let in"))
     assert told == ["let in"]
     waited = registry.get_sample_value("loraplex_admission_seconds_sum", {})
@@ -59,8 +59,8 @@ async def test_decisions_and_tokens() -> None:
     admission = await metered.admit(request())
     usage = SettledUsage(outcome="completed", prompt_tokens=30, cached_tokens=0, completion_tokens=20)
     await metered.settle(admission, usage)
-    await metered.release(admission)
-    assert fake.settled == [(admission, usage)] and fake.released == [admission]
+    await metered.cancel(admission)
+    assert fake.settled == [(admission, usage)] and fake.cancelled == [admission]
     limited = RateLimited("", limit="tokens_per_minute", level="key", limit_value=1, retry_after_s=1)
     foreign = QuotaExhausted("", limit="canary", level="tenant", limit_value=1, retry_after_s=None)
     for refusal in (limited, foreign, PolicyStale(""), ValkeyUnavailable("")):

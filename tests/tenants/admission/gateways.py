@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 from redis.asyncio import Redis
 from sqlalchemy import text
-from tests.tenants.counters.counting import age
+from tests.tenants.counters.limited_tenant import age
 from tests.tenants.registry_records import make_tenant
 
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
@@ -36,8 +36,8 @@ SETTINGS = AdmissionConfig(valkey_s=10.0)
 
 
 @dataclass(frozen=True)
-class House:
-    """One tenant; gateways come and go."""
+class TenantWithGateways:
+    """One tenant with limits; `gateway` starts gateways over one PostgreSQL and one Valkey."""
 
     database: Database
     valkey_url: str
@@ -98,7 +98,7 @@ async def open_client(url: str) -> AsyncIterator[Redis]:
 
 @asynccontextmanager
 async def closed(services: EmbeddedServices, database: Database) -> AsyncIterator[None]:
-    """Nobody reaches the database: connections break, and new ones are refused."""
+    """Make the database unreachable: connections break, and new ones are refused."""
     name = database.url.partition("?")[0].rpartition("/")[2]
     async with await psycopg.AsyncConnection.connect(services.database_url, autocommit=True) as connection:
         allow = sql.SQL("ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}")
@@ -114,7 +114,7 @@ async def closed(services: EmbeddedServices, database: Database) -> AsyncIterato
 
 @asynccontextmanager
 async def read_only(services: EmbeddedServices, database: Database) -> AsyncIterator[None]:
-    """As on a standby: connections are made, and nothing is written."""
+    """Make the database read-only, as on a standby."""
     name = sql.Identifier(database.url.partition("?")[0].rpartition("/")[2])
     end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
     async with await psycopg.AsyncConnection.connect(services.database_url, autocommit=True) as connection:
@@ -142,41 +142,45 @@ async def found_key(database: Database, key_id: str) -> AuthenticatedKey:
     return key
 
 
-async def make_house(database: Database, valkey_url: str, name: str = "acme", **limits: int) -> House:
+async def make_tenant_with_gateways(
+    database: Database, valkey_url: str, name: str = "acme", **limits: int
+) -> TenantWithGateways:
     """`limits` are the tenant's own."""
     tenant_id = await make_tenant(database, name)
     async with database.as_operator() as session:
         issued = await KeyRepository(session).create(tenant_id, "first", ["inference"])
         session.add(Quota(tenant_id=tenant_id, **limits))
-    return House(database, valkey_url, tenant_id, await found_key(database, issued.record.key_id))
+    return TenantWithGateways(
+        database, valkey_url, tenant_id, await found_key(database, issued.record.key_id)
+    )
 
 
-async def set_limits(house: House, **limits: int | None) -> AuthenticatedKey:
+async def set_limits(tenant: TenantWithGateways, **limits: int | None) -> AuthenticatedKey:
     """Changes the tenant's own limits. Returns the key as it is then."""
     sets = ", ".join(f"{name} = :{name}" for name in limits)
-    async with house.database.as_operator() as session:
+    async with tenant.database.as_operator() as session:
         await session.execute(
             text(f"UPDATE quotas SET {sets} WHERE tenant_id = :tenant AND api_key_id IS NULL"),
-            {**limits, "tenant": house.tenant_id},
+            {**limits, "tenant": tenant.tenant_id},
         )
-    return await house.fresh_key()
+    return await tenant.fresh_key()
 
 
-def usage(admission: Reservation, completion: int = 5, cached: int = 0) -> SettledUsage:
+def usage(reservation: Reservation, completion: int = 5, cached: int = 0) -> SettledUsage:
     return SettledUsage(
         outcome="completed", prompt_tokens=10, cached_tokens=cached, completion_tokens=completion
     )
 
 
 async def used(admissions: QuotaAdmissionController, tenant_id: UUID) -> dict[str, LimitUse]:
-    """What the counters say of the tenant itself."""
+    """The use of the tenant itself, by its limits' names."""
     uses = await admissions.quotas(tenant_id, await limited_subjects(admissions, tenant_id))
     return {use.name: use for use in uses if use.level == "tenant"}
 
 
 async def limited_subjects(admissions: QuotaAdmissionController, tenant_id: UUID) -> list[Subject]:
     """The tenant and all that has limits of its own."""
-    policy = await admissions.upkeep.books.policy(tenant_id)
+    policy = await admissions.maintenance.ledger.policy(tenant_id)
     keys = [Subject("key", each, limits) for each, limits in policy.keys.items()]
     adapters = [Subject("adapter", each, limits) for each, limits in policy.adapters.items()]
     return [Subject("tenant", tenant_id, policy.tenant), *keys, *adapters]
@@ -196,14 +200,14 @@ SUMS = """
 """
 
 
-async def check_books(house: House, admissions: QuotaAdmissionController) -> tuple[int, int]:
+async def check_ledger(tenant: TenantWithGateways, admissions: QuotaAdmissionController) -> tuple[int, int]:
     """Records, totals and counters agree and nothing is open: the day's tokens, and how many requests were written."""
-    totals = {row["period"]: row for row in await house.rows(TOTALS, tenant=house.tenant_id)}
-    sums = {row["period"]: row for row in await house.rows(SUMS, tenant=house.tenant_id)}
+    totals = {row["period"]: row for row in await tenant.rows(TOTALS, tenant=tenant.tenant_id)}
+    sums = {row["period"]: row for row in await tenant.rows(SUMS, tenant=tenant.tenant_id)}
     assert totals == sums
-    assert await house.rows("SELECT id FROM reservations") == []
+    assert await tenant.rows("SELECT id FROM reservations") == []
     now = periods_of(datetime.now(UTC))
-    uses = await used(admissions, house.tenant_id)
+    uses = await used(admissions, tenant.tenant_id)
     for name, period in (("day", now.day), ("month", now.month)):
         total = totals.get(period, {"tokens": 0, "amount_nano": 0})
         assert (uses[f"tokens_per_{name}"].used, uses[f"tokens_per_{name}"].reserved) == (total["tokens"], 0)

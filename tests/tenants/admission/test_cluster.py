@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import redis
 from redis.asyncio import RedisCluster
-from tests.tenants.admission.gateways import House, make_house, usage, used
-from tests.tenants.counters.counting import EMPTY, Customer, admit, deny, hold_of
-from tests.tenants.counters.counting import used as counted
+from tests.tenants.admission.gateways import TenantWithGateways, make_tenant_with_gateways, usage, used
+from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, deny, reserved_amounts
+from tests.tenants.counters.limited_tenant import used as counted
 
 from loraplex.platform.datastores.embedded.binaries import find_valkey
 from loraplex.tenants.counters.counter_replies import CountersMissing, Settled
@@ -98,36 +98,36 @@ async def test_every_step_works_on_whatever_node_the_tenant_is(cluster_ports: li
     client = open_valkey(f"redis+cluster://127.0.0.1:{cluster_ports[0]}", command_s=10.0)
     assert isinstance(client, RedisCluster)
     await ping(client)
-    counters = Counters(client, command_s=10.0, patient_s=10.0)
+    counters = Counters(client, command_s=10.0, bulk_s=10.0)
     places = set()
     for _ in range(12):
-        customer = Customer(
+        tenant = LimitedTenant(
             tenant=QuotaLimits(requests_per_minute=1, tokens_per_day=10),
             key=QuotaLimits(concurrent_requests=1),
         )
-        places.add(client.keyslot(tenant_key(customer.tenant_id, "state")) * NODES // SLOTS)
-        await go_through_all_steps(counters, customer)
+        places.add(client.keyslot(tenant_key(tenant.tenant_id, "state")) * NODES // SLOTS)
+        await go_through_all_steps(counters, tenant)
     await client.aclose()
     # Twelve random tenants on one of three nodes: one time in 100,000.
     assert len(places) > 1
 
 
-async def go_through_all_steps(counters: Counters, customer: Customer) -> None:
-    tenant_id, request = customer.tenant_id, customer.request()
+async def go_through_all_steps(counters: Counters, tenant: LimitedTenant) -> None:
+    tenant_id, request = tenant.tenant_id, tenant.request()
     assert await counters.admit(request) == CountersMissing()
     assert await counters.publish_policy(tenant_id, 1) == 1
-    await counters.seed(tenant_id, 1, EMPTY)
-    hold = hold_of(request, await admit(counters, request), 1)
-    denied = await deny(counters, customer.request(request_id="denied"))
+    await counters.rebuild(tenant_id, 1, EMPTY)
+    reserved = reserved_amounts(request, await admit(counters, request), 1)
+    denied = await deny(counters, tenant.request(request_id="denied"))
     assert len([each for each in denied.decisions if not each.passed]) == 3
     assert await counters.explain(tenant_id, "denied") is not None
-    assert (await counters.heartbeat(tenant_id, [hold])).extended == {request.id}
+    assert (await counters.heartbeat(tenant_id, [reserved])).extended == {request.id}
     assert await counters.expired(tenant_id) == []
     assert await counters.reap(tenant_id, request.id, ActualUsage(0, 0)) == Settled(False)
     assert await counters.settle(tenant_id, request.id, ActualUsage(4, 0)) == Settled(True)
-    assert (await counted(counters, customer))["tenant", "tokens_per_day"].used == 4
+    assert (await counted(counters, tenant))["tenant", "tokens_per_day"].used == 4
     await counters.invalidate(tenant_id)
-    assert await counters.read(tenant_id, customer.subjects) is None
+    assert await counters.read(tenant_id, tenant.subjects) is None
 
 
 async def test_admissions_work_on_whatever_node_the_tenant_is(
@@ -139,36 +139,38 @@ async def test_admissions_work_on_whatever_node_the_tenant_is(
     await ping(client)
     places = set()
     for number in range(6):
-        house = await make_house(database, url, f"tenant-{number}", concurrent_requests=2, tokens_per_day=100)
-        places.add(client.keyslot(tenant_key(house.tenant_id, "state")) * NODES // SLOTS)
-        await go_through_a_life(house, client)
+        tenant = await make_tenant_with_gateways(
+            database, url, f"tenant-{number}", concurrent_requests=2, tokens_per_day=100
+        )
+        places.add(client.keyslot(tenant_key(tenant.tenant_id, "state")) * NODES // SLOTS)
+        await go_through_a_life(tenant, client)
     await client.aclose()
     # Six random tenants on one of three nodes: less than one time in 200.
     assert len(places) > 1
 
 
-async def go_through_a_life(house: House, client: RedisCluster) -> None:
-    """Two gateways seed together, admit, keep alive, refuse, lose the counters, and settle."""
-    async with house.gateway() as first, house.gateway() as second:
-        admitted = await asyncio.gather(first.admit(house.request()), second.admit(house.request()))
-        assert [each.hold.epoch for each in admitted] == [1, 1] and not any(
+async def go_through_a_life(tenant: TenantWithGateways, client: RedisCluster) -> None:
+    """Two gateways rebuild together, admit, renew leases, refuse, lose the counters, and settle."""
+    async with tenant.gateway() as first, tenant.gateway() as second:
+        admitted = await asyncio.gather(first.admit(tenant.request()), second.admit(tenant.request()))
+        assert [each.reserved.epoch for each in admitted] == [1, 1] and not any(
             each.degraded for each in admitted
         )
         for gateway in (first, second):
-            await gateway.upkeep.beat()
-        refused = house.request()
+            await gateway.maintenance.heartbeat()
+        refused = tenant.request()
         with pytest.raises(RateLimited):
             await first.admit(refused)
-        explanation = await second.explain(house.tenant_id, refused.request_id)
+        explanation = await second.explain(tenant.tenant_id, refused.request_id)
         assert explanation is not None
         await first.settle(admitted[0], usage(admitted[0]))
-        uses = await used(second, house.tenant_id)
+        uses = await used(second, tenant.tenant_id)
         assert (uses["tokens_per_day"].used, uses["tokens_per_day"].reserved) == (15, 30)
-        await client.delete(tenant_key(house.tenant_id, "state"), tenant_key(house.tenant_id, "seeding"))
-        lasting = await first.admit(house.request())
-        assert (lasting.hold.epoch, lasting.degraded) == (2, False)
+        await client.delete(tenant_key(tenant.tenant_id, "state"), tenant_key(tenant.tenant_id, "seeding"))
+        lasting = await first.admit(tenant.request())
+        assert (lasting.reserved.epoch, lasting.degraded) == (2, False)
         await second.settle(admitted[1], usage(admitted[1]))
         await first.settle(lasting, usage(lasting))
-        uses = await used(second, house.tenant_id)
+        uses = await used(second, tenant.tenant_id)
         assert (uses["tokens_per_day"].used, uses["tokens_per_day"].reserved) == (45, 0)
         assert uses["concurrent_requests"].used == 0

@@ -1,4 +1,4 @@
-"""A request is admitted by counters and books together, and settled once."""
+"""A request is admitted by counters and ledger together, and settled once."""
 
 import asyncio
 from dataclasses import replace
@@ -6,7 +6,14 @@ from dataclasses import replace
 import psycopg
 import pytest
 from sqlalchemy import text
-from tests.tenants.admission.gateways import check_books, make_house, plain, set_limits, usage, used
+from tests.tenants.admission.gateways import (
+    check_ledger,
+    make_tenant_with_gateways,
+    plain,
+    set_limits,
+    usage,
+    used,
+)
 
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
 from loraplex.tenants.database import Database
@@ -14,66 +21,68 @@ from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited
 
 
 @pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
-async def test_what_is_admitted_is_reserved_and_settled_once(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url, requests_per_minute=60, tokens_per_day=100)
-    async with house.gateway() as gateway:
-        admission = await gateway.admit(house.request(prompt=10, completion=20))
-        assert admission.rate.requests is not None
-        assert (admission.rate.requests.limit, admission.rate.requests.remaining) == (60, 59)
-        assert (await used(gateway, house.tenant_id))["tokens_per_day"].reserved == 30
-        assert len(await house.rows("SELECT id FROM reservations")) == 1
-        await asyncio.gather(*(gateway.settle(admission, usage(admission)) for _ in range(3)))
-        await gateway.release(admission)
-        assert await check_books(house, gateway) == (15, 1)
+async def test_a_request_is_reserved_and_settled_once(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60, tokens_per_day=100)
+    async with tenant.gateway() as gateway:
+        reservation = await gateway.admit(tenant.request(prompt=10, completion=20))
+        assert reservation.rate.requests is not None
+        assert (reservation.rate.requests.limit, reservation.rate.requests.remaining) == (60, 59)
+        assert (await used(gateway, tenant.tenant_id))["tokens_per_day"].reserved == 30
+        assert len(await tenant.rows("SELECT id FROM reservations")) == 1
+        await asyncio.gather(*(gateway.settle(reservation, usage(reservation)) for _ in range(3)))
+        await gateway.cancel(reservation)
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
-async def test_work_may_begin_when_the_counters_have_it_and_before_the_books_do(
+async def test_work_may_start_after_the_counters_and_before_the_ledger(
     database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url, requests_per_minute=2)
-    async with house.gateway() as gateway:
-        await gateway.release(await gateway.admit(house.request()))
-        let_in: list[str] = []
+    tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=2)
+    async with tenant.gateway() as gateway:
+        await gateway.cancel(await gateway.admit(tenant.request()))
+        on_provisional: list[str] = []
         async with await psycopg.AsyncConnection.connect(plain(database.url)) as other:
-            # As a seeding holds it.
+            # Locked as by a rebuild.
             await other.execute("UPDATE admission_epochs SET epoch = epoch")
-            admitting = asyncio.create_task(gateway.admit(house.request(), lambda: let_in.append("")))
+            admitting = asyncio.create_task(
+                gateway.admit(tenant.request(), lambda: on_provisional.append(""))
+            )
             async with asyncio.timeout(5):
-                while not let_in:
+                while not on_provisional:
                     await asyncio.sleep(0.001)
-            assert not admitting.done() and await house.rows("SELECT id FROM reservations") == []
-        await gateway.settle(admission := await admitting, usage(admission))
+            assert not admitting.done() and await tenant.rows("SELECT id FROM reservations") == []
+        await gateway.settle(reservation := await admitting, usage(reservation))
         with pytest.raises(RateLimited):
-            await gateway.admit(house.request(), lambda: pytest.fail("denied, and let in"))
-        stale = house.request(key=replace(house.key, policy_epoch=0))
+            await gateway.admit(tenant.request(), lambda: pytest.fail("denied, and let in"))
+        stale = tenant.request(key=replace(tenant.key, policy_epoch=0))
         with pytest.raises(PolicyStale):
             await gateway.admit(stale, lambda: pytest.fail("stale, and let in"))
 
 
-async def test_what_is_released_was_never_there(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=30)
-    async with house.gateway() as gateway:
-        await gateway.release(await gateway.admit(house.request()))
-        await gateway.release(await gateway.admit(house.request()))
-        assert await check_books(house, gateway) == (0, 0)
+async def test_a_cancelled_reservation_leaves_no_use(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=30)
+    async with tenant.gateway() as gateway:
+        await gateway.cancel(await gateway.admit(tenant.request()))
+        await gateway.cancel(await gateway.admit(tenant.request()))
+        assert await check_ledger(tenant, gateway) == (0, 0)
 
 
 async def test_refusals_name_the_limit(database: Database, valkey_url: str) -> None:
-    house = await make_house(
+    tenant = await make_tenant_with_gateways(
         database, valkey_url, concurrent_requests=1, tokens_per_day=40, requests_per_minute=10
     )
-    async with house.gateway() as gateway:
-        admission = await gateway.admit(house.request())
+    async with tenant.gateway() as gateway:
+        reservation = await gateway.admit(tenant.request())
         with pytest.raises(RateLimited) as refused:
-            await gateway.admit(house.request(5, 5))
+            await gateway.admit(tenant.request(5, 5))
         assert (refused.value.limit, refused.value.level) == ("concurrent_requests", "tenant")
         rate = refused.value.rate
         assert rate is not None and rate.requests is not None and rate.requests.limit == 10
-        await gateway.settle(admission, usage(admission))
+        await gateway.settle(reservation, usage(reservation))
         with pytest.raises(QuotaExhausted) as exhausted:
-            await gateway.admit(request := house.request())
+            await gateway.admit(request := tenant.request())
         assert (exhausted.value.limit, exhausted.value.limit_value) == ("tokens_per_day", 40)
-        explanation = await gateway.explain(house.tenant_id, request.request_id)
+        explanation = await gateway.explain(tenant.tenant_id, request.request_id)
         assert explanation is not None
         assert [decision.name for decision in explanation.decisions if not decision.passed] == [
             "tokens_per_day"
@@ -84,61 +93,61 @@ async def test_refusals_name_the_limit(database: Database, valkey_url: str) -> N
 async def test_a_changed_limit_is_in_force_for_the_next_request(
     database: Database, valkey_url: str, published: bool
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as first, house.gateway() as second:
-        await second.release(await second.admit(house.request()))
-        newer = await set_limits(house, tokens_per_day=20)
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as first, tenant.gateway() as second:
+        await second.cancel(await second.admit(tenant.request()))
+        newer = await set_limits(tenant, tokens_per_day=20)
         if published:
-            await first.publish(house.tenant_id)
+            await first.publish(tenant.tenant_id)
         with pytest.raises(PolicyStale):
-            await second.admit(house.request())
+            await second.admit(tenant.request())
         with pytest.raises(QuotaExhausted):
-            await second.admit(house.request(key=newer))
-        assert await check_books(house, second) == (0, 0)
+            await second.admit(tenant.request(key=newer))
+        assert await check_ledger(tenant, second) == (0, 0)
 
 
-async def test_lost_counters_are_seeded_from_the_books(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=100, concurrent_requests=2)
-    async with house.gateway() as first, house.gateway() as second:
-        done, running = [await first.admit(house.request()) for _ in range(2)]
+async def test_lost_counters_are_rebuilt_from_the_ledger(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=100, concurrent_requests=2)
+    async with tenant.gateway() as first, tenant.gateway() as second:
+        done, running = [await first.admit(tenant.request()) for _ in range(2)]
         await first.settle(done, usage(done))
-        await house.flush()
-        lasting = await second.admit(house.request())
-        uses = await used(second, house.tenant_id)
+        await tenant.flush()
+        lasting = await second.admit(tenant.request())
+        uses = await used(second, tenant.tenant_id)
         assert (uses["tokens_per_day"].used, uses["tokens_per_day"].reserved) == (15, 60)
         with pytest.raises(RateLimited):
-            await first.admit(house.request(1, 1))
+            await first.admit(tenant.request(1, 1))
         await first.settle(running, usage(running))
         await second.settle(lasting, usage(lasting))
-        assert await check_books(house, first) == (45, 3)
+        assert await check_ledger(tenant, first) == (45, 3)
 
 
 async def test_an_epoch_that_is_locked_for_a_moment_is_waited_for(
     database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=100)
-    async with house.gateway() as gateway:
-        first = await gateway.admit(house.request())
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=100)
+    async with tenant.gateway() as gateway:
+        first = await gateway.admit(tenant.request())
         async with database.as_writer() as session:
             await session.execute(text("UPDATE admission_epochs SET epoch = epoch"))
-            admitting = asyncio.create_task(gateway.admit(house.request()))
+            admitting = asyncio.create_task(gateway.admit(tenant.request()))
             await asyncio.sleep(0.02)
             assert not admitting.done()
         second = await admitting
-        assert first.hold.epoch == second.hold.epoch == 1
+        assert first.reserved.epoch == second.reserved.epoch == 1
 
 
-async def test_books_restored_from_a_backup_catch_up_with_the_counters(
+async def test_a_ledger_restored_from_a_backup_catches_up_with_the_counters(
     database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=100)
-    async with house.gateway() as gateway:
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=100)
+    async with tenant.gateway() as gateway:
         for _ in range(4):
-            await house.flush()
-            await gateway.release(await gateway.admit(house.request()))
+            await tenant.flush()
+            await gateway.cancel(await gateway.admit(tenant.request()))
         async with database.as_operator() as session:
             await session.execute(text("DELETE FROM admission_epochs"))
-        admission = await gateway.admit(house.request())
-        assert admission.hold.epoch == 5
-        await gateway.settle(admission, usage(admission))
-        assert await check_books(house, gateway) == (15, 1)
+        reservation = await gateway.admit(tenant.request())
+        assert reservation.reserved.epoch == 5
+        await gateway.settle(reservation, usage(reservation))
+        assert await check_ledger(tenant, gateway) == (15, 1)

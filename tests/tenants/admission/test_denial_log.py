@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from loraplex.tenants.admission.denial_log import KEPT_SECONDS, MAX_PER_TENANT, MOST, DenialLog
+from loraplex.tenants.admission.denial_log import KEPT_SECONDS, MAX_DENIALS, MAX_PER_TENANT, DenialLog
 from loraplex.tenants.counters.counter_replies import Explanation
 
 ACME, RIVAL = UUID(int=1), UUID(int=2)
@@ -29,7 +29,7 @@ def test_they_are_the_tenants_own_and_the_newest_counts() -> None:
     assert denials.find(RIVAL, "r") is None and denials.find(ACME, "other") is None
 
 
-def test_who_is_refused_often_forgets_its_own() -> None:
+def test_many_denials_of_a_tenant_displace_its_own() -> None:
     denials = DenialLog(Clock())
     denials.remember(RIVAL, denial("kept"))
     for number in range(MAX_PER_TENANT + 5):
@@ -40,9 +40,9 @@ def test_who_is_refused_often_forgets_its_own() -> None:
 
 def test_all_together_are_bounded() -> None:
     denials = DenialLog(Clock())
-    for number in range(MOST + 3):
+    for number in range(MAX_DENIALS + 3):
         denials.remember(UUID(int=number), denial("r"))
-    assert len(denials) == MOST
+    assert len(denials) == MAX_DENIALS
     assert denials.find(UUID(int=2), "r") is None and denials.find(UUID(int=3), "r") is not None
 
 

@@ -1,5 +1,5 @@
-"""The rates while seedings come at random: taken early, delivered late or never, while requests are let in, end, and are
-told. The books are the model's, the counters real; what runs and what ran stays within every window of every rate.
+"""The rates under random rebuilds: snapshots taken early, delivered late or never, while requests are admitted, end, and
+update the counters. The ledger is a model, the counters are real. All requests stay within every window of every rate.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from redis.asyncio import Redis
 from tests.tenants.counters.counter_model import CounterModel, ModelRequest
-from tests.tenants.counters.counting import POLICY, Customer, age, hold_of, keys_of
+from tests.tenants.counters.limited_tenant import POLICY, LimitedTenant, age, keys_of, reserved_amounts
 
 from loraplex.tenants.counters.counter_replies import Admitted, CountersMissing, Denied
 from loraplex.tenants.counters.counters import LEASE_S, Counters
@@ -44,8 +44,8 @@ SETTINGS = settings(
 
 
 class EpochMachine(RuleBasedStateMachine):
-    """`epoch` is the books'; `taken` are seeds on their way; `untold`, ends that the counters were not told, each with the
-    books' epoch when it was written; `refused`, what the counters let in and the books did not keep.
+    """`epoch`: the ledger's. `taken`: snapshots not delivered yet. `pending_updates`: ends that the counters do not know, each
+    with the ledger's epoch when it was written. `refused`: admitted by the counters but not stored in the ledger.
     """
 
     url: str
@@ -54,21 +54,21 @@ class EpochMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.client, self.counters = self.run(connect(self.url))
-        self.customer = Customer()
+        self.tenant = LimitedTenant()
         self.model = CounterModel()
         self.epoch = 0
         self.taken: list[tuple[int, CounterSnapshot]] = []
-        self.untold: list[tuple[ModelRequest, int]] = []
+        self.pending_updates: list[tuple[ModelRequest, int]] = []
         self.refused: list[CounterReservation] = []
         self.passed_s = 0.0
 
     @initialize(tenant=RATES, key=st.one_of(st.just(NO_LIMITS), RATES))
     def have_limits(self, tenant: QuotaLimits, key: QuotaLimits) -> None:
-        self.customer = Customer(tenant, key)
+        self.tenant = LimitedTenant(tenant, key)
 
     @rule(tokens=st.sampled_from([20, 30, 60]))
     def admit(self, tokens: int) -> None:
-        self.ask(self.customer.request(tokens))
+        self.ask(self.tenant.request(tokens))
 
     @precondition(lambda self: self.refused)
     @rule(data=st.data())
@@ -78,37 +78,39 @@ class EpochMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.refused)
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
-        self.run(self.counters.release(self.customer.tenant_id, self.draw(data, self.refused).id))
+        self.run(self.counters.cancel(self.tenant.tenant_id, self.draw(data, self.refused).id))
 
     @precondition(lambda self: self.model.open())
     @rule(data=st.data(), part=st.sampled_from([0.0, 0.5, 1.0, 1.0, 1.0]))
     def end(self, data: st.DataObject, part: float) -> None:
-        """Into the books."""
+        """Write the end to the ledger."""
         found = data.draw(st.sampled_from(self.model.open()))
         found.used, found.ended_at = (int(found.request.tokens * part), 0), self.now()
-        self.untold.append((found, self.epoch))
+        self.pending_updates.append((found, self.epoch))
 
-    @precondition(lambda self: self.untold)
+    @precondition(lambda self: self.pending_updates)
     @rule(data=st.data())
     def tell(self, data: st.DataObject) -> None:
         """And then the counters, as `SettlementQueue` does."""
-        found, booked = self.draw(data, self.untold)
+        found, booked = self.draw(data, self.pending_updates)
         assert found.used is not None
-        charge = replace(found.hold, epoch=booked)
+        charge = replace(found.reserved, epoch=booked)
         settled = self.run(
             self.counters.settle(
-                self.customer.tenant_id, found.request.id, ActualUsage(*found.used), charge=charge
+                self.tenant.tenant_id, found.request.id, ActualUsage(*found.used), charge=charge
             )
         )
-        if settled.epoch < booked and found.hold.epoch != booked:
-            self.seed(late=False)
+        if settled.epoch < booked and found.reserved.epoch != booked:
+            self.rebuild(late=False)
 
     def take(self) -> None:
-        """The next epoch, with what is open now."""
+        """Take the next epoch and a snapshot of what is open now."""
         self.epoch += 1
-        holds = tuple(each.hold for each in self.model.open())
-        seed = CounterSnapshot(policy_epoch=POLICY, totals=(), holds=holds, full_buckets=self.epoch == 1)
-        self.taken.append((self.epoch, seed))
+        reservations = tuple(each.reserved for each in self.model.open())
+        snapshot = CounterSnapshot(
+            policy_epoch=POLICY, totals=(), reservations=reservations, full_buckets=self.epoch == 1
+        )
+        self.taken.append((self.epoch, snapshot))
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
@@ -116,7 +118,7 @@ class EpochMachine(RuleBasedStateMachine):
         self.deliver(self.draw(data, self.taken))
 
     @rule(late=st.sampled_from([False, False, False, True]))
-    def seed(self, late: bool) -> None:
+    def rebuild(self, late: bool) -> None:
         self.take()
         if not late:
             self.deliver(self.taken.pop())
@@ -124,20 +126,20 @@ class EpochMachine(RuleBasedStateMachine):
     @rule(how=st.sampled_from(["not", "not", "not", "not", "forgotten", "all"]))
     def lose_the_counters(self, how: str) -> None:
         if how == "all":
-            self.run(delete(self.client, self.customer))
+            self.run(delete(self.client, self.tenant))
         if how == "forgotten":
-            self.run(self.counters.invalidate(self.customer.tenant_id))
+            self.run(self.counters.invalidate(self.tenant.tenant_id))
 
     @rule(seconds=st.sampled_from([1, 10, 60]))
     def let_time_pass(self, seconds: int) -> None:
-        self.run(age(self.client, self.customer.tenant_id, seconds))
+        self.run(age(self.client, self.tenant.tenant_id, seconds))
         self.passed_s += seconds
 
     @invariant()
     def rates_hold(self) -> None:
-        """Tokens counted when their requests are let in, and counted when they end."""
+        """Tokens counted at the admission of their requests, and at their end."""
         now = self.now()
-        for subject in self.customer.subjects:
+        for subject in self.tenant.subjects:
             requests, tokens = subject.limits.requests_per_minute, subject.limits.tokens_per_minute
             if requests is not None:
                 self.model.check_windows(subject, "requests_per_minute", requests, lambda each: each.at)
@@ -152,23 +154,23 @@ class EpochMachine(RuleBasedStateMachine):
         self.runner.close()
 
     def ask(self, request: CounterReservation) -> None:
-        answer = self.run(self.counters.admit(request))
-        if isinstance(answer, CountersMissing):
-            self.seed(late=False)
-            answer = self.run(self.counters.admit(request))
-        if isinstance(answer, Denied | CountersMissing):
+        reply = self.run(self.counters.admit(request))
+        if isinstance(reply, CountersMissing):
+            self.rebuild(late=False)
+            reply = self.run(self.counters.admit(request))
+        if isinstance(reply, Denied | CountersMissing):
             return
-        assert isinstance(answer, Admitted)
-        if answer.epoch != self.epoch:
+        assert isinstance(reply, Admitted)
+        if reply.epoch != self.epoch:
             self.refused.append(request)
             return
-        at = answer.at.timestamp() + self.passed_s
+        at = reply.at.timestamp() + self.passed_s
         self.model.requests[request.id] = ModelRequest(
-            request, hold_of(request, answer, answer.epoch), at, at + LEASE_S
+            request, reserved_amounts(request, reply, reply.epoch), at, at + LEASE_S
         )
 
     def deliver(self, taken: tuple[int, CounterSnapshot]) -> None:
-        self.run(self.counters.seed(self.customer.tenant_id, *taken))
+        self.run(self.counters.rebuild(self.tenant.tenant_id, *taken))
 
     def draw(self, data: st.DataObject, among: list[Answer]) -> Answer:
         """Takes one out."""
@@ -184,11 +186,11 @@ class EpochMachine(RuleBasedStateMachine):
 async def connect(url: str) -> tuple[Redis, Counters]:
     client = open_valkey(url, command_s=10.0)
     assert isinstance(client, Redis)
-    return client, Counters(client, command_s=10.0, patient_s=10.0)
+    return client, Counters(client, command_s=10.0, bulk_s=10.0)
 
 
-async def delete(client: Redis, customer: Customer) -> None:
-    keys = await keys_of(client, customer.tenant_id)
+async def delete(client: Redis, tenant: LimitedTenant) -> None:
+    keys = await keys_of(client, tenant.tenant_id)
     if keys:
         await client.delete(*keys)
 

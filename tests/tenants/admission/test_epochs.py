@@ -1,4 +1,4 @@
-"""Each step of the protocol of epochs, held up at the very place where another comes between."""
+"""Each step of the epoch protocol, delayed at the place where another step interferes."""
 
 import asyncio
 from typing import Any
@@ -6,7 +6,14 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import text
-from tests.tenants.admission.gateways import House, check_books, make_house, open_client, usage, used
+from tests.tenants.admission.gateways import (
+    TenantWithGateways,
+    check_ledger,
+    make_tenant_with_gateways,
+    open_client,
+    usage,
+    used,
+)
 
 from loraplex.tenants.admission.controller import QuotaAdmissionController, usage_row
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
@@ -18,114 +25,120 @@ from loraplex.tenants.quotas.reservation import LedgerReservation
 from loraplex.tenants.valkey import tenant_key
 
 
-async def reseed(house: House, gateway: QuotaAdmissionController) -> None:
-    """Valkey loses everything, and somebody comes and finds it so."""
-    await house.flush()
-    await gateway.release(await gateway.admit(house.request(1, 1)))
+async def rebuild_counters(tenant: TenantWithGateways, gateway: QuotaAdmissionController) -> None:
+    """Valkey loses everything, and the next request finds it lost."""
+    await tenant.flush()
+    await gateway.cancel(await gateway.admit(tenant.request(1, 1)))
 
 
 async def test_a_reservation_of_counters_that_were_replaced_is_not_kept(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=40)
-    told: list[Reserved] = []
-    async with house.gateway() as slow, house.gateway() as other:
-        await other.release(await other.admit(house.request(1, 1)))
-        reserve = slow.upkeep.books.reserve
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=40)
+    outcomes: list[Reserved] = []
+    async with tenant.gateway() as slow, tenant.gateway() as other:
+        await other.cancel(await other.admit(tenant.request(1, 1)))
+        reserve = slow.maintenance.ledger.reserve
 
         async def overtaken(row: LedgerReservation) -> Any:
-            if not told:
-                await reseed(house, other)
-            answer = await reserve(row)
-            told.append(answer.outcome)
-            return answer
+            if not outcomes:
+                await rebuild_counters(tenant, other)
+            reply = await reserve(row)
+            outcomes.append(reply.outcome)
+            return reply
 
-        monkeypatch.setattr(slow.upkeep.books, "reserve", overtaken)
-        admission = await slow.admit(house.request())
-        assert told == [Reserved.EPOCH_MOVED, Reserved.KEPT]
-        assert admission.hold.epoch == 2
-        assert (await used(other, house.tenant_id))["tokens_per_day"].reserved == 30
-        await slow.settle(admission, usage(admission))
-        assert await check_books(house, slow) == (15, 1)
+        monkeypatch.setattr(slow.maintenance.ledger, "reserve", overtaken)
+        reservation = await slow.admit(tenant.request())
+        assert outcomes == [Reserved.EPOCH_MOVED, Reserved.KEPT]
+        assert reservation.reserved.epoch == 2
+        assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
+        await slow.settle(reservation, usage(reservation))
+        assert await check_ledger(tenant, slow) == (15, 1)
 
 
-async def test_usage_waits_for_a_seeding_and_belongs_to_its_epoch(
+async def test_usage_waits_for_a_rebuild_and_belongs_to_its_epoch(
     database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as gateway:
-        admission = await gateway.admit(house.request())
-        row = usage_row(admission, usage(admission), 1000)
-        async with database.as_writer() as seeding:
-            await seeding.execute(NEXT_EPOCH, {"tenant_id": house.tenant_id, "above": 0})
-            settling = asyncio.create_task(gateway.upkeep.books.settle(row))
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as gateway:
+        reservation = await gateway.admit(tenant.request())
+        row = usage_row(reservation, usage(reservation), 1000)
+        async with database.as_writer() as rebuilding:
+            await rebuilding.execute(NEXT_EPOCH, {"tenant_id": tenant.tenant_id, "above": 0})
+            settling = asyncio.create_task(gateway.maintenance.ledger.settle(row))
             await asyncio.wait({settling}, timeout=0.2)
             assert not settling.done()
-            open_then = await seeding.scalar(text("SELECT count(*) FROM reservations"))
+            open_then = await rebuilding.scalar(text("SELECT count(*) FROM reservations"))
         assert open_then == 1
         assert (await settling).epoch == 2
 
 
-async def test_a_seed_that_was_read_before_the_usage_brings_nothing_back(
+async def test_a_snapshot_read_before_the_usage_brings_nothing_back(
     database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url, concurrent_requests=1)
-    async with house.gateway() as gateway, house.gateway() as seeding:
-        admission = await gateway.admit(house.request())
-        books, counters = seeding.upkeep.books, seeding.upkeep.counters
-        epoch, seed = await books.seed(house.tenant_id)
-        assert len(seed.holds) == 1
-        await gateway.settle(admission, usage(admission))
-        assert await counters.seed(house.tenant_id, epoch, seed) > epoch
-        assert await check_books(house, gateway) == (15, 1)
+    tenant = await make_tenant_with_gateways(database, valkey_url, concurrent_requests=1)
+    async with tenant.gateway() as gateway, tenant.gateway() as rebuilding:
+        reservation = await gateway.admit(tenant.request())
+        ledger, counters = rebuilding.maintenance.ledger, rebuilding.maintenance.counters
+        epoch, snapshot = await ledger.take_snapshot(tenant.tenant_id)
+        assert len(snapshot.reservations) == 1
+        await gateway.settle(reservation, usage(reservation))
+        assert await counters.rebuild(tenant.tenant_id, epoch, snapshot) > epoch
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
-async def test_usage_that_a_seeding_has_counted_is_not_counted_again(
+async def test_usage_that_a_rebuild_has_counted_is_not_counted_again(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as slow, house.gateway() as other:
-        admission = await slow.admit(house.request())
-        settle = slow.upkeep.counters.settle
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as slow, tenant.gateway() as other:
+        reservation = await slow.admit(tenant.request())
+        settle = slow.maintenance.counters.settle
 
         async def overtaken(*arguments: Any, **more: Any) -> Any:
-            await reseed(house, other)
+            await rebuild_counters(tenant, other)
             return await settle(*arguments, **more)
 
-        monkeypatch.setattr(slow.upkeep.counters, "settle", overtaken)
-        await slow.settle(admission, usage(admission))
-        assert await check_books(house, slow) == (15, 1)
+        monkeypatch.setattr(slow.maintenance.counters, "settle", overtaken)
+        await slow.settle(reservation, usage(reservation))
+        assert await check_ledger(tenant, slow) == (15, 1)
 
 
-async def test_a_policy_that_changes_between_counters_and_books_is_seen(
+async def test_a_policy_that_changes_between_counters_and_ledger_is_noticed(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as gateway:
-        reserve = gateway.upkeep.books.reserve
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as gateway:
+        reserve = gateway.maintenance.ledger.reserve
 
         async def overtaken(row: LedgerReservation) -> Any:
             async with database.as_operator() as session:
                 await session.execute(text("UPDATE tenants SET suspended_at = now()"))
             return await reserve(row)
 
-        monkeypatch.setattr(gateway.upkeep.books, "reserve", overtaken)
+        monkeypatch.setattr(gateway.maintenance.ledger, "reserve", overtaken)
         with pytest.raises(PolicyStale):
-            await gateway.admit(house.request())
-        assert await check_books(house, gateway) == (0, 0)
+            await gateway.admit(tenant.request())
+        assert await check_ledger(tenant, gateway) == (0, 0)
 
 
-async def test_who_comes_late_to_a_seeding_does_not_repeat_it(database: Database, valkey_url: str) -> None:
-    """It was told that there are no counters, and asks to seed them when the lock of those who did has run out."""
-    house = await make_house(database, valkey_url, tokens_per_minute=100)
-    async with house.gateway() as gateway, open_client(valkey_url) as client:
-        await gateway.release(await gateway.admit(house.request()))
-        await client.delete(tenant_key(house.tenant_id, "seeding"))
-        upkeep = gateway.upkeep
-        assert await CounterRebuild(upkeep.books, upkeep.counters, client, uuid4()).try_seed(house.tenant_id)
-        admission = await gateway.admit(house.request())
-        assert admission.hold.epoch == 1
-        await gateway.release(admission)
-        await house.flush()
-        assert await CounterRebuild(upkeep.books, upkeep.counters, client, uuid4()).try_seed(house.tenant_id)
-        assert await upkeep.books.epoch(house.tenant_id) == 2
+async def test_a_gateway_that_is_late_for_a_rebuild_does_not_repeat_it(
+    database: Database, valkey_url: str
+) -> None:
+    """It found no counters, and starts a rebuild when the lock of the gateway that rebuilt them has expired."""
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_minute=100)
+    async with tenant.gateway() as gateway, open_client(valkey_url) as client:
+        await gateway.cancel(await gateway.admit(tenant.request()))
+        await client.delete(tenant_key(tenant.tenant_id, "seeding"))
+        maintenance = gateway.maintenance
+        assert await CounterRebuild(maintenance.ledger, maintenance.counters, client, uuid4()).try_rebuild(
+            tenant.tenant_id
+        )
+        reservation = await gateway.admit(tenant.request())
+        assert reservation.reserved.epoch == 1
+        await gateway.cancel(reservation)
+        await tenant.flush()
+        assert await CounterRebuild(maintenance.ledger, maintenance.counters, client, uuid4()).try_rebuild(
+            tenant.tenant_id
+        )
+        assert await maintenance.ledger.epoch(tenant.tenant_id) == 2

@@ -9,7 +9,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.tenants.admission.gateways import PRICE, SETTINGS, House, check_books, make_house
+from tests.tenants.admission.gateways import (
+    PRICE,
+    SETTINGS,
+    TenantWithGateways,
+    check_ledger,
+    make_tenant_with_gateways,
+)
 
 from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.billing.pricing import amount_nano
@@ -26,7 +32,7 @@ RATE, RESEEDINGS, RESEED_SECONDS = 6_000, 6, 0.1
 
 @dataclass
 class Ledger:
-    """What really happened, kept beside the system under test: amounts in nano-units."""
+    """What happened, recorded outside the system under test; amounts in nano-units."""
 
     open: dict[UUID, tuple[int, int]] = field(default_factory=dict)
     tokens: int = 0
@@ -35,15 +41,15 @@ class Ledger:
     admitted: int = 0
     refused: int = 0
 
-    def admit(self, admission: Reservation) -> None:
-        self.open[admission.id] = (admission.hold.tokens, admission.hold.amount_nano)
+    def admit(self, reservation: Reservation) -> None:
+        self.open[reservation.id] = (reservation.reserved.tokens, reservation.reserved.amount_nano)
         self.admitted += 1
         assert self.tokens + sum(tokens for tokens, _ in self.open.values()) <= TOKENS
         assert self.nano + sum(nano for _, nano in self.open.values()) <= BUDGET * 1000
         assert len(self.open) <= CONCURRENT
 
-    def settle(self, admission: Reservation, usage: SettledUsage) -> None:
-        del self.open[admission.id]
+    def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
+        del self.open[reservation.id]
         self.settled += 1
         self.tokens += usage.prompt_tokens + usage.completion_tokens
         pico = PRICE.amount_pico(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
@@ -51,14 +57,14 @@ class Ledger:
 
 
 class RateLedger(Ledger):
-    """Of one rate: `most` is what may have been let in by now."""
+    """One rate; `most` is the largest number that may have been admitted by now."""
 
     def __init__(self, most: Callable[[], float]) -> None:
         super().__init__()
         self._most = most
 
-    def admit(self, admission: Reservation) -> None:
-        self.open[admission.id] = (admission.hold.tokens, admission.hold.amount_nano)
+    def admit(self, reservation: Reservation) -> None:
+        self.open[reservation.id] = (reservation.reserved.tokens, reservation.reserved.amount_nano)
         self.admitted += 1
         assert self.tokens + sum(tokens for tokens, _ in self.open.values()) <= self._most()
 
@@ -66,8 +72,8 @@ class RateLedger(Ledger):
 class Worker:
     """Admits, uses less than it may, settles or gives back."""
 
-    def __init__(self, house: House, ledger: Ledger, seed: int) -> None:
-        self._house = house
+    def __init__(self, tenant: TenantWithGateways, ledger: Ledger, seed: int) -> None:
+        self._house = tenant
         self._ledger = ledger
         self._random = random.Random(seed)
 
@@ -75,21 +81,21 @@ class Worker:
         for _ in range(attempts):
             prompt, completion = self._random.randint(1, 30), self._random.randint(1, 60)
             try:
-                admission = await gateway.admit(self._house.request(prompt, completion))
+                reservation = await gateway.admit(self._house.request(prompt, completion))
             except (LimitExceeded, QuotaUnavailable):
                 self._ledger.refused += 1
                 await asyncio.sleep(self._random.random() / 200)
                 continue
-            self._ledger.admit(admission)
+            self._ledger.admit(reservation)
             await asyncio.sleep(self._random.choice((0.0, 0.0, 0.1)))
-            await self._end(gateway, admission, prompt, completion)
+            await self._end(gateway, reservation, prompt, completion)
 
     async def _end(
-        self, gateway: QuotaAdmissionController, admission: Reservation, prompt: int, completion: int
+        self, gateway: QuotaAdmissionController, reservation: Reservation, prompt: int, completion: int
     ) -> None:
         if self._random.random() < 0.2:
-            del self._ledger.open[admission.id]
-            await gateway.release(admission)
+            del self._ledger.open[reservation.id]
+            await gateway.cancel(reservation)
             return
         usage = SettledUsage(
             outcome="aborted",
@@ -97,8 +103,8 @@ class Worker:
             cached_tokens=self._random.randint(0, prompt),
             completion_tokens=self._random.randint(0, completion),
         )
-        self._ledger.settle(admission, usage)
-        await asyncio.gather(*(gateway.settle(admission, usage) for _ in range(2)))
+        self._ledger.settle(reservation, usage)
+        await asyncio.gather(*(gateway.settle(reservation, usage) for _ in range(2)))
 
 
 def stretch(gateway: QuotaAdmissionController, rolls: random.Random) -> None:
@@ -107,30 +113,30 @@ def stretch(gateway: QuotaAdmissionController, rolls: random.Random) -> None:
     def stretched(step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def waiting(*arguments: Any, **more: Any) -> Any:
             await asyncio.sleep(rolls.random() * STRETCH_SECONDS)
-            answer = await step(*arguments, **more)
+            reply = await step(*arguments, **more)
             await asyncio.sleep(rolls.random() * STRETCH_SECONDS)
-            return answer
+            return reply
 
         return waiting
 
     for target, names in (
-        (gateway.upkeep.counters, ("admit", "settle", "seed", "heartbeat")),
-        (gateway.upkeep.books, ("reserve", "settle", "seed")),
+        (gateway.maintenance.counters, ("admit", "settle", "rebuild", "heartbeat")),
+        (gateway.maintenance.ledger, ("reserve", "settle", "take_snapshot")),
     ):
         for name in names:
             setattr(target, name, stretched(getattr(target, name)))
 
 
-async def forget(house: House, seed: int) -> None:
-    """Often, and not to the end: what was counted wrong must not be forgotten too."""
+async def forget(tenant: TenantWithGateways, seed: int) -> None:
+    """Lose the counters often, but not at the end: a wrong count must stay visible."""
     rolls = random.Random(seed)
     for _ in range(FLUSHES):
         await asyncio.sleep(rolls.random() * FLUSH_SECONDS)
-        await house.flush()
+        await tenant.flush()
 
 
-async def limited_house(database: Database, valkey_url: str) -> House:
-    return await make_house(
+async def limited_house(database: Database, valkey_url: str) -> TenantWithGateways:
+    return await make_tenant_with_gateways(
         database,
         valkey_url,
         tokens_per_day=TOKENS,
@@ -148,78 +154,81 @@ async def kill(tasks: list[asyncio.Task[None]]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_counters_that_are_lost_again_and_again_miss_nothing(
+async def test_counters_that_are_lost_repeatedly_miss_nothing(
     database: Database, valkey_url: str, seed: int
 ) -> None:
-    house, ledger = await limited_house(database, valkey_url), Ledger()
-    async with house.gateway() as first, house.gateway() as second, house.gateway() as third:
+    tenant, ledger = await limited_house(database, valkey_url), Ledger()
+    async with tenant.gateway() as first, tenant.gateway() as second, tenant.gateway() as third:
         gateways = (first, second, third)
         for gateway in gateways:
             stretch(gateway, random.Random(seed))
         await asyncio.gather(
-            forget(house, seed),
+            forget(tenant, seed),
             *(
-                Worker(house, ledger, seed * 100 + number).run(gateway)
+                Worker(tenant, ledger, seed * 100 + number).run(gateway)
                 for number in range(WORKERS)
                 for gateway in gateways
             ),
         )
-        assert await check_books(house, second) == (ledger.tokens, ledger.settled)
+        assert await check_ledger(tenant, second) == (ledger.tokens, ledger.settled)
         assert (ledger.admitted > 40, ledger.refused > 40) == (True, True)
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_rate_holds_while_living_counters_are_seeded_again_and_again(
+async def test_a_rate_holds_while_living_counters_are_rebuilt_repeatedly(
     database: Database, valkey_url: str, seed: int
 ) -> None:
-    """Buckets go on, or start empty where seedings overtook each other: nothing is given twice."""
-    house, began = await make_house(database, valkey_url, tokens_per_minute=RATE), time.monotonic()
+    """Buckets continue, or start empty if rebuilds overtook each other: nothing is given twice."""
+    tenant, began = (
+        await make_tenant_with_gateways(database, valkey_url, tokens_per_minute=RATE),
+        time.monotonic(),
+    )
     ledger = RateLedger(lambda: RATE * (1 + (time.monotonic() - began) / 60))
-    async with house.gateway() as first, house.gateway() as second, house.gateway() as third:
+    async with tenant.gateway() as first, tenant.gateway() as second, tenant.gateway() as third:
         gateways = (first, second, third)
-        await first.release(await first.admit(house.request(1, 1)))
+        await first.cancel(await first.admit(tenant.request(1, 1)))
         for gateway in gateways:
             stretch(gateway, random.Random(seed))
 
-        async def reseed() -> None:
+        async def rebuild_counters() -> None:
             for _ in range(RESEEDINGS):
                 await asyncio.sleep(RESEED_SECONDS)
-                await third.upkeep.settlements._seeding.seed(house.tenant_id)
+                await third.maintenance.settlements._counter_rebuild.rebuild(tenant.tenant_id)
 
         await asyncio.gather(
-            reseed(),
+            rebuild_counters(),
             *(
-                Worker(house, ledger, seed * 100 + number).run(gateway)
+                Worker(tenant, ledger, seed * 100 + number).run(gateway)
                 for number in range(WORKERS)
                 for gateway in gateways
             ),
         )
-        assert await check_books(house, second) == (ledger.tokens, ledger.settled)
-        assert await second.upkeep.books.epoch(house.tenant_id) > RESEEDINGS
+        assert await check_ledger(tenant, second) == (ledger.tokens, ledger.settled)
+        assert await second.maintenance.ledger.epoch(tenant.tenant_id) > RESEEDINGS
         assert ledger.admitted
 
 
-async def test_what_a_dead_gateway_held_is_given_back(database: Database, valkey_url: str) -> None:
-    house, ledger = await limited_house(database, valkey_url), Ledger()
+async def test_reservations_of_a_dead_gateway_are_given_back(database: Database, valkey_url: str) -> None:
+    tenant, ledger = await limited_house(database, valkey_url), Ledger()
     now = [time.monotonic()]
-    async with house.gateway(clock=lambda: now[0]) as first, house.gateway() as second:
-        async with house.gateway() as doomed:
+    async with tenant.gateway(clock=lambda: now[0]) as first, tenant.gateway() as second:
+        async with tenant.gateway() as doomed:
             for _ in range(2):
-                ledger.admit(await doomed.admit(house.request()))
+                ledger.admit(await doomed.admit(tenant.request()))
             stretch(doomed, random.Random(1))
-            dying = [asyncio.create_task(Worker(house, ledger, each).run(doomed)) for each in range(WORKERS)]
-            living = [asyncio.create_task(Worker(house, ledger, 9).run(first, 20)) for _ in range(WORKERS)]
+            dying = [asyncio.create_task(Worker(tenant, ledger, each).run(doomed)) for each in range(WORKERS)]
+            living = [asyncio.create_task(Worker(tenant, ledger, 9).run(first, 20)) for _ in range(WORKERS)]
             await asyncio.sleep(0.15)
             await kill(dying)
             await asyncio.gather(*living)
-            doomed.upkeep.requests.unbooked.clear()
-        await first.upkeep.beat()
-        lost = len(await house.rows("SELECT id FROM reservations"))
+            doomed.maintenance.requests.unsettled.clear()
+        await first.maintenance.heartbeat()
+        lost = len(await tenant.rows("SELECT id FROM reservations"))
         assert lost >= 2
-        await house.let_leases_run_out()
-        assert await first.upkeep.reaper.reap() == 0
+        await tenant.let_leases_run_out()
+        assert await first.maintenance.reaper.reap() == 0
         now[0] += SETTINGS.lease_s
-        assert await first.upkeep.reaper.reap() == lost
-        await check_books(house, second)
-        unknown = await house.rows("SELECT request_id FROM usage_records WHERE outcome = 'unknown'")
+        assert await first.maintenance.reaper.reap() == lost
+        await check_ledger(tenant, second)
+        unknown = await tenant.rows("SELECT request_id FROM usage_records WHERE outcome = 'unknown'")
         assert len(unknown) == lost

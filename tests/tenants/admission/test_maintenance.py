@@ -1,4 +1,4 @@
-"""A gateway that runs renews its leases, says that it lives, finds its way back to Valkey, and takes its leave."""
+"""A running gateway renews its leases, reports that it is alive, returns to Valkey, and removes itself at its end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -7,8 +7,15 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 import pytest
-from tests.tenants.admission.gateways import House, check_books, make_house, open_client, usage, used
-from tests.tenants.counters.counting import age
+from tests.tenants.admission.gateways import (
+    TenantWithGateways,
+    check_ledger,
+    make_tenant_with_gateways,
+    open_client,
+    usage,
+    used,
+)
+from tests.tenants.counters.limited_tenant import age
 
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.controller import QuotaAdmissionController
@@ -22,104 +29,104 @@ PATIENCE_SECONDS = 20.0
 
 
 @asynccontextmanager
-async def running(house: House) -> AsyncIterator[QuotaAdmissionController]:
-    async with house.gateway(QUICK) as gateway:
+async def running(tenant: TenantWithGateways) -> AsyncIterator[QuotaAdmissionController]:
+    async with tenant.gateway(QUICK) as gateway:
         task = asyncio.create_task(gateway.run())
         yield gateway
         task.cancel()
         await asyncio.wait({task})
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await holds():
+        while not await condition():
             await asyncio.sleep(0.02)
 
 
-async def test_what_runs_is_vouched_for(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url, concurrent_requests=1)
+async def test_leases_of_running_requests_are_renewed(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, concurrent_requests=1)
 
     async def renewed() -> bool:
-        rows = await house.rows("SELECT expires_at > now() AS live FROM reservations")
-        uses = await used(gateway, house.tenant_id)
+        rows = await tenant.rows("SELECT expires_at > now() AS live FROM reservations")
+        uses = await used(gateway, tenant.tenant_id)
         return [row["live"] for row in rows] == [True] and uses["concurrent_requests"].used == 1
 
-    async with running(house) as gateway:
-        admission = await gateway.admit(house.request())
-        await house.let_leases_run_out()
+    async with running(tenant) as gateway:
+        reservation = await gateway.admit(tenant.request())
+        await tenant.let_leases_run_out()
         await until(renewed)
-        await gateway.settle(admission, usage(admission))
-        assert await check_books(house, gateway) == (15, 1)
+        await gateway.settle(reservation, usage(reservation))
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
 async def test_gateways_count_each_other_while_they_live(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url)
+    tenant = await make_tenant_with_gateways(database, valkey_url)
 
     async def two() -> bool:
-        return first.upkeep.share.live_gateways == 2
+        return first.maintenance.local_limiter.live_gateways == 2
 
     async def one() -> bool:
-        return first.upkeep.share.live_gateways == 1
+        return first.maintenance.local_limiter.live_gateways == 1
 
-    async with running(house) as first:
-        async with running(house):
+    async with running(tenant) as first:
+        async with running(tenant):
             await until(two)
         await until(one)
-    assert await house.rows("SELECT id FROM gateways") == []
+    assert await tenant.rows("SELECT id FROM gateways") == []
 
 
 async def test_the_way_back_to_valkey(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url)
+    tenant = await make_tenant_with_gateways(database, valkey_url)
 
     async def settled() -> bool:
-        return not gateway.upkeep.requests.uncounted
+        return not gateway.maintenance.requests.pending_counter_updates
 
-    async with running(house) as gateway:
-        await gateway.release(await gateway.admit(house.request()))
+    async with running(tenant) as gateway:
+        await gateway.cancel(await gateway.admit(tenant.request()))
         for _ in range(3):
-            gateway.upkeep.breaker.failed()
-        degraded = await gateway.admit(house.request())
+            gateway.maintenance.breaker.failed()
+        degraded = await gateway.admit(tenant.request())
         assert degraded.degraded
         await gateway.settle(degraded, usage(degraded))
         await until(settled)
-        assert await check_books(house, gateway) == (15, 1)
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
 async def test_no_failure_ends_a_task(database: Database, valkey_url: str) -> None:
-    """A tenant that is gone cannot be seeded, and PostgreSQL says so with an error that nobody expects."""
-    house = await make_house(database, valkey_url)
+    """A deleted tenant cannot be rebuilt: PostgreSQL raises an unexpected error."""
+    tenant = await make_tenant_with_gateways(database, valkey_url)
 
     async def lives() -> bool:
-        rows = await house.rows("SELECT id FROM gateways WHERE seen_at > %(since)s", since=since)
+        rows = await tenant.rows("SELECT id FROM gateways WHERE seen_at > %(since)s", since=since)
         return bool(rows)
 
-    async with running(house) as gateway:
-        gateway.upkeep.requests.reseed.add(uuid4())
+    async with running(tenant) as gateway:
+        gateway.maintenance.requests.to_rebuild.add(uuid4())
         await asyncio.sleep(0.3)
         since = datetime.now(UTC)
         await until(lives)
-        gateway.upkeep.requests.reseed.clear()
+        gateway.maintenance.requests.to_rebuild.clear()
 
 
 async def test_a_tenant_whose_node_is_away_keeps_no_other_from_being_renewed(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = await make_house(database, valkey_url, "away", concurrent_requests=1)
-    house = await make_house(database, valkey_url, concurrent_requests=1)
-    async with house.gateway() as gateway, open_client(valkey_url) as client:
-        for each in (away, house):
+    away = await make_tenant_with_gateways(database, valkey_url, "away", concurrent_requests=1)
+    tenant = await make_tenant_with_gateways(database, valkey_url, concurrent_requests=1)
+    async with tenant.gateway() as gateway, open_client(valkey_url) as client:
+        for each in (away, tenant):
             await gateway.admit(each.request())
-        heartbeat = gateway.upkeep.counters.heartbeat
+        heartbeat = gateway.maintenance.counters.heartbeat
 
-        async def partly(tenant_id: UUID, holds: Sequence[ReservedAmounts]) -> Heartbeat:
+        async def partly(tenant_id: UUID, reservations: Sequence[ReservedAmounts]) -> Heartbeat:
             if tenant_id == away.tenant_id:
                 raise ValkeyUnavailable("this node is away")
-            return await heartbeat(tenant_id, holds)
+            return await heartbeat(tenant_id, reservations)
 
-        monkeypatch.setattr(gateway.upkeep.counters, "heartbeat", partly)
-        await age(client, house.tenant_id, 40.0)
+        monkeypatch.setattr(gateway.maintenance.counters, "heartbeat", partly)
+        await age(client, tenant.tenant_id, 40.0)
         with pytest.raises(ValkeyUnavailable):
-            await gateway.upkeep.beat()
-        await age(client, house.tenant_id, 10.0)
+            await gateway.maintenance.heartbeat()
+        await age(client, tenant.tenant_id, 10.0)
         with pytest.raises(RateLimited):
-            await gateway.admit(house.request())
+            await gateway.admit(tenant.request())

@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 import redis
 from structlog.testing import capture_logs
-from tests.tenants.admission.gateways import PRICE, check_books, closed, make_house, set_limits, usage, used
+from tests.tenants.admission.gateways import (
+    PRICE,
+    check_ledger,
+    closed,
+    make_tenant_with_gateways,
+    set_limits,
+    usage,
+    used,
+)
 
 from loraplex.platform.datastores.embedded.binaries import find_valkey
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
@@ -77,154 +85,162 @@ def _answers(client: redis.Redis) -> bool:
         return False
 
 
-async def until_answered(gateway: QuotaAdmissionController) -> None:
-    while gateway.upkeep.breaker.is_open:
-        await gateway.upkeep.probe()
+async def until_available(gateway: QuotaAdmissionController) -> None:
+    while gateway.maintenance.breaker.is_open:
+        await gateway.maintenance.probe()
         await asyncio.sleep(0.01)
 
 
-async def all_told(gateway: QuotaAdmissionController) -> None:
-    while gateway.upkeep.requests.uncounted:
-        await gateway.upkeep.settlements.retry()
-        await until_answered(gateway)
+async def all_updated(gateway: QuotaAdmissionController) -> None:
+    while gateway.maintenance.requests.pending_counter_updates:
+        await gateway.maintenance.settlements.retry()
+        await until_available(gateway)
 
 
 async def test_rates_are_shared_out_while_valkey_hangs(database: Database, own_valkey: OwnValkey) -> None:
-    house = await make_house(database, own_valkey.url, requests_per_minute=2 * SHARE)
+    tenant = await make_tenant_with_gateways(database, own_valkey.url, requests_per_minute=2 * SHARE)
     admitted: list[Reservation] = []
 
-    async with house.gateway(SETTINGS) as gateway, house.gateway(SETTINGS) as other:
+    async with tenant.gateway(SETTINGS) as gateway, tenant.gateway(SETTINGS) as other:
         for each in (other, gateway, other):
-            await each.upkeep.beat()
-        running = await gateway.admit(house.request())
+            await each.maintenance.heartbeat()
+        running = await gateway.admit(tenant.request())
         with own_valkey.hanging():
             for _ in range(REQUESTS):
                 try:
-                    admitted.append(await gateway.admit(house.request()))
+                    admitted.append(await gateway.admit(tenant.request()))
                 except RateLimited as error:
                     assert error.limit == "requests_per_minute"
             assert len(admitted) == SHARE
-            assert all(admission.degraded for admission in admitted)
-            for admission in [running, *admitted[:20]]:
-                await gateway.settle(admission, usage(admission))
-            assert len(gateway.upkeep.requests.uncounted) == 21
-        await until_answered(gateway)
-        uses = await used(gateway, house.tenant_id)
+            assert all(reservation.degraded for reservation in admitted)
+            for reservation in [running, *admitted[:20]]:
+                await gateway.settle(reservation, usage(reservation))
+            assert len(gateway.maintenance.requests.pending_counter_updates) == 21
+        await until_available(gateway)
+        uses = await used(gateway, tenant.tenant_id)
         assert uses["concurrent_requests"].used >= SHARE - 20, "what runs is known again"
-        for admission in admitted[20:]:
-            await gateway.settle(admission, usage(admission))
-        lasting = await gateway.admit(house.request())
+        for reservation in admitted[20:]:
+            await gateway.settle(reservation, usage(reservation))
+        lasting = await gateway.admit(tenant.request())
         assert not lasting.degraded
         await gateway.settle(lasting, usage(lasting))
-        await all_told(gateway)
-        assert (await used(gateway, house.tenant_id))["tokens_per_day"].used == 15 * (SHARE + 2)
+        await all_updated(gateway)
+        assert (await used(gateway, tenant.tenant_id))["tokens_per_day"].used == 15 * (SHARE + 2)
 
 
 @pytest.mark.parametrize("outage", [OwnValkey.hanging, OwnValkey.gone])
-async def test_callers_side_by_side_wait_for_valkey_once_at_most(
+async def test_concurrent_callers_wait_for_valkey_once_at_most(
     database: Database, own_valkey: OwnValkey, outage: Callable[[OwnValkey], AbstractContextManager[None]]
 ) -> None:
-    """The bound itself is asserted in `test_gate.py`, where no busy machine adds to it; here it is told (`pytest -s`)."""
-    house = await make_house(database, own_valkey.url)
+    """The bound itself is asserted in `test_reserve.py`, on an artificial clock; here it is printed (`pytest -s`)."""
+    tenant = await make_tenant_with_gateways(database, own_valkey.url)
     waits: list[float] = []
 
     async def call(gateway: QuotaAdmissionController) -> None:
         for _ in range(CALLS):
             begun = time.monotonic()
-            admission = await gateway.admit(house.request())
+            reservation = await gateway.admit(tenant.request())
             waits.append(time.monotonic() - begun)
-            assert admission.degraded
-            await gateway.settle(admission, usage(admission))
+            assert reservation.degraded
+            await gateway.settle(reservation, usage(reservation))
 
-    async with house.gateway(SETTINGS) as gateway:
-        await gateway.settle(first := await gateway.admit(house.request()), usage(first))
+    async with tenant.gateway(SETTINGS) as gateway:
+        await gateway.settle(first := await gateway.admit(tenant.request()), usage(first))
         with outage(own_valkey), capture_logs() as logs:
             await asyncio.gather(*(call(gateway) for _ in range(CALLERS)))
-    waited = [line for line in logs if line["event"] == "the counters did not answer"]
-    assert gateway.upkeep.breaker.is_open and FAILURES <= 2 * len(waited) <= 2 * CALLERS
+    waited = [
+        line for line in logs if line["event"] == "Valkey did not answer; admitting without the counters"
+    ]
+    assert gateway.maintenance.breaker.is_open and FAILURES <= 2 * len(waited) <= 2 * CALLERS
     half, last = (sorted(waits)[len(waits) * part // 100] for part in (50, 99))
     print(f"{outage.__name__}: an admission took {1e3 * half:.1f} ms at p50, {1e3 * last:.1f} ms at p99")
 
 
 async def test_budgets_fail_closed_while_valkey_hangs(database: Database, own_valkey: OwnValkey) -> None:
-    house = await make_house(database, own_valkey.url, budget_per_month=1000)
-    async with house.gateway(SETTINGS) as gateway:
-        admission = await gateway.admit(house.request())
+    tenant = await make_tenant_with_gateways(database, own_valkey.url, budget_per_month=1000)
+    async with tenant.gateway(SETTINGS) as gateway:
+        reservation = await gateway.admit(tenant.request())
         with own_valkey.hanging():
             for _ in range(5):
                 with pytest.raises(QuotaUnavailable):
-                    await gateway.admit(house.request())
-            assert gateway.upkeep.breaker.is_open
-            await gateway.settle(admission, usage(admission))
-        await until_answered(gateway)
-        await all_told(gateway)
-        assert await check_books(house, gateway) == (15, 1)
+                    await gateway.admit(tenant.request())
+            assert gateway.maintenance.breaker.is_open
+            await gateway.settle(reservation, usage(reservation))
+        await until_available(gateway)
+        await all_updated(gateway)
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
-async def test_what_is_refused_without_valkey_is_explained(database: Database, own_valkey: OwnValkey) -> None:
-    house = await make_house(database, own_valkey.url, requests_per_minute=2, concurrent_requests=9)
-    async with house.gateway(SETTINGS) as gateway:
+async def test_denials_without_valkey_are_explained(database: Database, own_valkey: OwnValkey) -> None:
+    tenant = await make_tenant_with_gateways(
+        database, own_valkey.url, requests_per_minute=2, concurrent_requests=9
+    )
+    async with tenant.gateway(SETTINGS) as gateway:
 
         async def refused(kind: type[Exception], key: AuthenticatedKey) -> str:
-            request = house.request(key=key)
+            request = tenant.request(key=key)
             with pytest.raises(kind):
                 await gateway.admit(request)
             return request.request_id
 
         with own_valkey.hanging():
             for _ in range(2):
-                await gateway.release(await gateway.admit(house.request()))
-            rated = await refused(RateLimited, house.key)
-            key = await set_limits(house, tokens_per_day=100, budget_per_month=7)
-            untold = await refused(QuotaUnavailable, key)
+                await gateway.cancel(await gateway.admit(tenant.request()))
+            rated = await refused(RateLimited, tenant.key)
+            key = await set_limits(tenant, tokens_per_day=100, budget_per_month=7)
+            unknown = await refused(QuotaUnavailable, key)
             assert gateway.degraded
-            explained = [await gateway.explain(house.tenant_id, each) for each in (rated, untold)]
-        await until_answered(gateway)
-        for each, request_id in zip(explained, (rated, untold), strict=True):
+            explained = [await gateway.explain(tenant.tenant_id, each) for each in (rated, unknown)]
+        await until_available(gateway)
+        for each, request_id in zip(explained, (rated, unknown), strict=True):
             assert each is not None and each.degraded
-            assert await gateway.explain(house.tenant_id, request_id) == each
+            assert await gateway.explain(tenant.tenant_id, request_id) == each
         assert explained[0] is not None and explained[1] is not None
         failed = [each.name for each in explained[0].decisions if not each.passed]
         assert failed == ["requests_per_minute"] and len(explained[0].decisions) == 2
         amount = -(-PRICE.bound_nano(10, 20) // 1000)
-        assert [(each.name, each.limit, each.asked) for each in explained[1].untold] == [
+        assert [(each.name, each.limit, each.asked) for each in explained[1].unknown] == [
             ("tokens_per_day", 100, 30),
             ("budget_per_month", 7, amount),
         ]
-        assert await gateway.explain(house.tenant_id, "never") is None
+        assert await gateway.explain(tenant.tenant_id, "never") is None
 
 
-async def test_a_valkey_that_is_gone_for_good_is_seeded_with_what_was_admitted_without_it(
+async def test_a_new_valkey_is_rebuilt_with_what_was_admitted_without_it(
     database: Database, own_valkey: OwnValkey
 ) -> None:
-    house = await make_house(database, own_valkey.url, concurrent_requests=5)
-    async with house.gateway(SETTINGS) as gateway:
+    tenant = await make_tenant_with_gateways(database, own_valkey.url, concurrent_requests=5)
+    async with tenant.gateway(SETTINGS) as gateway:
         with own_valkey.hanging():
-            first, second = [await gateway.admit(house.request()) for _ in range(2)]
+            first, second = [await gateway.admit(tenant.request()) for _ in range(2)]
             await gateway.settle(first, usage(first))
-        await until_answered(gateway)
-        await house.flush()
-        newer = await set_limits(house, tokens_per_day=50)
-        lasting = await gateway.admit(house.request(5, 0, key=newer))
-        uses = await used(gateway, house.tenant_id)
+        await until_available(gateway)
+        await tenant.flush()
+        newer = await set_limits(tenant, tokens_per_day=50)
+        lasting = await gateway.admit(tenant.request(5, 0, key=newer))
+        uses = await used(gateway, tenant.tenant_id)
         assert (uses["tokens_per_day"].used, uses["tokens_per_day"].reserved) == (15, 35)
-        for admission in (second, lasting):
-            await gateway.settle(admission, usage(admission, completion=0))
-        await all_told(gateway)
-        assert await check_books(house, gateway) == (35, 3)
+        for reservation in (second, lasting):
+            await gateway.settle(reservation, usage(reservation, completion=0))
+        await all_updated(gateway)
+        assert await check_ledger(tenant, gateway) == (35, 3)
 
 
-async def test_after_a_failure_of_the_books_nothing_begins_before_they_have_it(
+async def test_after_a_failure_of_the_ledger_no_admission_is_provisional(
     database: Database, valkey_url: str, embedded_services: EmbeddedServices
 ) -> None:
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as gateway:
-        await gateway.release(await gateway.admit(house.request()))
-        let_in: list[str] = []
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as gateway:
+        await gateway.cancel(await gateway.admit(tenant.request()))
+        on_provisional: list[str] = []
         async with closed(embedded_services, database):
             for name in ("before it is known", "while it is known"):
                 with pytest.raises(DatabaseUnavailable):
-                    await gateway.admit(house.request(), partial(let_in.append, name))
-        await gateway.release(await gateway.admit(house.request(), partial(let_in.append, "first again")))
-        await gateway.release(await gateway.admit(house.request(), partial(let_in.append, "second again")))
-        assert let_in == ["before it is known", "second again"]
+                    await gateway.admit(tenant.request(), partial(on_provisional.append, name))
+        await gateway.cancel(
+            await gateway.admit(tenant.request(), partial(on_provisional.append, "first again"))
+        )
+        await gateway.cancel(
+            await gateway.admit(tenant.request(), partial(on_provisional.append, "second again"))
+        )
+        assert on_provisional == ["before it is known", "second again"]

@@ -1,4 +1,4 @@
-"""Counters that lost writes and lived are noticed and seeded anew; correct ones never are, however busy."""
+"""Living counters that lost writes are noticed and rebuilt; correct ones never are, however busy."""
 
 import asyncio
 import random
@@ -12,10 +12,10 @@ import pytest
 from redis.asyncio import Redis
 from tests.tenants.admission.gateways import (
     SETTINGS,
-    House,
-    check_books,
+    TenantWithGateways,
+    check_ledger,
     closed,
-    make_house,
+    make_tenant_with_gateways,
     open_client,
     plain,
     usage,
@@ -33,139 +33,139 @@ from loraplex.tenants.valkey import tenant_key
 WORKERS, ATTEMPTS = 8, 25
 
 
-async def spend(house: House, gateway: QuotaAdmissionController) -> None:
-    admission = await gateway.admit(house.request())
-    await gateway.settle(admission, usage(admission))
+async def spend(tenant: TenantWithGateways, gateway: QuotaAdmissionController) -> None:
+    reservation = await gateway.admit(tenant.request())
+    await gateway.settle(reservation, usage(reservation))
 
 
-async def lose(client: Redis, house: House, field: str, amount: int) -> None:
-    """What was written last, of the tenant's day and month; negative: what nobody settled is there."""
-    pattern = f"{tenant_key(house.tenant_id)}:*:use:tenant:*"
+async def lose(client: Redis, tenant: TenantWithGateways, field: str, amount: int) -> None:
+    """Lose the last writes of the tenant's day and month; a negative amount adds use that was never settled."""
+    pattern = f"{tenant_key(tenant.tenant_id)}:*:use:tenant:*"
     async for key in client.scan_iter(pattern, count=1000):
         await client.hincrby(key, field, -amount)
 
 
-async def compare(gateway: QuotaAdmissionController, rounds: int = 2) -> int:
+async def reconcile(gateway: QuotaAdmissionController, rounds: int = 2) -> int:
     for _ in range(rounds):
-        await gateway.upkeep.comparison.compare()
-    return gateway.counters_mended
+        await gateway.maintenance.reconciliation.reconcile()
+    return gateway.counters_rebuilt
 
 
 @pytest.mark.parametrize(("field", "amount"), [("tokens", 15), ("amount", 7), ("tokens", -100)])
-async def test_lost_writes_are_noticed_and_mended(
+async def test_lost_writes_are_noticed_and_rebuilt(
     database: Database, valkey_url: str, field: str, amount: int
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as gateway, open_client(valkey_url) as client:
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as gateway, open_client(valkey_url) as client:
         for _ in range(3):
-            await spend(house, gateway)
-        await lose(client, house, field, amount)
-        assert await compare(gateway, 1) == 0
-        assert await compare(gateway, 1) == 1
-        assert await check_books(house, gateway) == (45, 3)
-        await spend(house, gateway)
-        assert await compare(gateway, 3) == 1
+            await spend(tenant, gateway)
+        await lose(client, tenant, field, amount)
+        assert await reconcile(gateway, 1) == 0
+        assert await reconcile(gateway, 1) == 1
+        assert await check_ledger(tenant, gateway) == (45, 3)
+        await spend(tenant, gateway)
+        assert await reconcile(gateway, 3) == 1
 
 
 async def test_counters_that_lost_writes_start_with_empty_buckets(
     database: Database, valkey_url: str
 ) -> None:
-    """They may have lost what was taken from the buckets, too."""
-    house = await make_house(database, valkey_url, requests_per_minute=60)
-    async with house.gateway() as gateway, open_client(valkey_url) as client:
-        await spend(house, gateway)
-        await lose(client, house, "tokens", 1)
-        assert await compare(gateway) == 1
-        assert (await used(gateway, house.tenant_id))["requests_per_minute"].used >= 55
+    """The buckets may have lost as much."""
+    tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60)
+    async with tenant.gateway() as gateway, open_client(valkey_url) as client:
+        await spend(tenant, gateway)
+        await lose(client, tenant, "tokens", 1)
+        assert await reconcile(gateway) == 1
+        assert (await used(gateway, tenant.tenant_id))["requests_per_minute"].used >= 55
         with pytest.raises(RateLimited):
             for _ in range(10):
-                await gateway.admit(house.request())
+                await gateway.admit(tenant.request())
 
 
-async def test_one_of_two_gateways_mends(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as first, house.gateway() as second, open_client(valkey_url) as client:
+async def test_one_of_two_gateways_rebuilds(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as first, tenant.gateway() as second, open_client(valkey_url) as client:
         for gateway in (first, second):
-            await spend(house, gateway)
-        await lose(client, house, "tokens", 15)
+            await spend(tenant, gateway)
+        await lose(client, tenant, "tokens", 15)
         for _ in range(3):
-            await asyncio.gather(*(compare(gateway, 1) for gateway in (first, second)))
-        assert first.counters_mended + second.counters_mended == 1
-        assert await check_books(house, first) == (30, 2)
+            await asyncio.gather(*(reconcile(gateway, 1) for gateway in (first, second)))
+        assert first.counters_rebuilt + second.counters_rebuilt == 1
+        assert await check_ledger(tenant, first) == (30, 2)
 
 
 async def test_usage_on_its_way_is_no_difference(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in the books, and its gateway does not come to tell the counters: neither this one nor another."""
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as slow, house.gateway() as other:
-        await spend(house, other)
-        admission = await slow.admit(house.request())
-        counters, settle = slow.upkeep.counters, slow.upkeep.counters.settle
+    """It is in the ledger, but its gateway has not updated the counters: neither gateway finds a drift."""
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as slow, tenant.gateway() as other:
+        await spend(tenant, other)
+        reservation = await slow.admit(tenant.request())
+        counters, settle = slow.maintenance.counters, slow.maintenance.counters.settle
 
         async def fail(*_: object, **__: object) -> Settled:
             raise ValkeyUnavailable("away")
 
         monkeypatch.setattr(counters, "settle", fail)
-        await slow.settle(admission, usage(admission))
+        await slow.settle(reservation, usage(reservation))
         monkeypatch.setattr(counters, "settle", settle)
-        other.upkeep.requests.active[house.tenant_id] = None
-        assert (await compare(slow, 3), await compare(other, 3)) == (0, 0)
-        assert not other.upkeep.requests.active
-        await slow.upkeep.settlements.retry()
-        assert await check_books(house, slow) == (30, 2)
+        other.maintenance.requests.active[tenant.tenant_id] = None
+        assert (await reconcile(slow, 3), await reconcile(other, 3)) == (0, 0)
+        assert not other.maintenance.requests.active
+        await slow.maintenance.settlements.retry()
+        assert await check_ledger(tenant, slow) == (30, 2)
 
 
-async def test_what_is_let_in_and_ends_while_it_is_compared_is_no_difference(
+async def test_requests_admitted_and_ended_during_a_comparison_are_no_drift(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as gateway:
-        await spend(house, gateway)
-        counters, settled = gateway.upkeep.counters, gateway.upkeep.counters.settled
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as gateway:
+        await spend(tenant, gateway)
+        counters, settled = gateway.maintenance.counters, gateway.maintenance.counters.settled
 
         async def overtaken(*arguments: Any) -> Any:
-            answer = await settled(*arguments)
-            await spend(house, gateway)
-            return answer
+            reply = await settled(*arguments)
+            await spend(tenant, gateway)
+            return reply
 
         monkeypatch.setattr(counters, "settled", overtaken)
-        assert await compare(gateway, 4) == 0
-        assert not gateway.upkeep.comparison._differing
+        assert await reconcile(gateway, 4) == 0
+        assert not gateway.maintenance.reconciliation._drifting
 
 
-async def test_what_was_let_in_without_counters_is_waited_for(database: Database, valkey_url: str) -> None:
-    """The counters do not hold it, and its gateway has still to tell them of it."""
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as gateway:
-        await spend(house, gateway)
+async def test_requests_admitted_without_counters_are_waited_for(database: Database, valkey_url: str) -> None:
+    """The counters have no reservation of it, and its gateway has not updated them yet."""
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as gateway:
+        await spend(tenant, gateway)
         for _ in range(3):
-            gateway.upkeep.breaker.failed()
-        await spend(house, gateway)
-        assert await compare(gateway, 3) == 0
-        gateway.upkeep.breaker.close()
-        assert await compare(gateway, 3) == 0
-        await gateway.upkeep.settlements.retry()
-        assert await compare(gateway, 3) == 0
-        assert await check_books(house, gateway) == (30, 2)
+            gateway.maintenance.breaker.failed()
+        await spend(tenant, gateway)
+        assert await reconcile(gateway, 3) == 0
+        gateway.maintenance.breaker.close()
+        assert await reconcile(gateway, 3) == 0
+        await gateway.maintenance.settlements.retry()
+        assert await reconcile(gateway, 3) == 0
+        assert await check_ledger(tenant, gateway) == (30, 2)
 
 
-async def test_busy_correct_traffic_is_never_seeded_anew(database: Database, valkey_url: str) -> None:
-    """All requests use the same, so that what is on its way is often the same twice."""
-    house, rolls = await make_house(database, valkey_url), random.Random(1)
-    async with house.gateway() as first, house.gateway() as second:
+async def test_busy_correct_counters_are_never_rebuilt(database: Database, valkey_url: str) -> None:
+    """All requests use the same amount, so that pending amounts are often the same twice."""
+    tenant, rolls = await make_tenant_with_gateways(database, valkey_url), random.Random(1)
+    async with tenant.gateway() as first, tenant.gateway() as second:
 
         async def work(gateway: QuotaAdmissionController) -> None:
             for _ in range(ATTEMPTS):
-                admission = await gateway.admit(house.request())
+                reservation = await gateway.admit(tenant.request())
                 await asyncio.sleep(rolls.random() / 100)
-                await gateway.settle(admission, usage(admission))
+                await gateway.settle(reservation, usage(reservation))
 
         async def look(gateway: QuotaAdmissionController) -> int:
             rounds = 0
             while not all(task.done() for task in working):
-                await compare(gateway, 1)
+                await reconcile(gateway, 1)
                 rounds += 1
                 await asyncio.sleep(0.002)
             return rounds
@@ -173,96 +173,101 @@ async def test_busy_correct_traffic_is_never_seeded_anew(database: Database, val
         working = [asyncio.create_task(work(gateway)) for gateway in (first, second) for _ in range(WORKERS)]
         assert min(await asyncio.gather(look(first), look(second))) > 10
         await asyncio.gather(*working)
-        assert (first.counters_mended, second.counters_mended) == (0, 0)
-        assert await first.upkeep.books.epoch(house.tenant_id) == 1
+        assert (first.counters_rebuilt, second.counters_rebuilt) == (0, 0)
+        assert await first.maintenance.ledger.epoch(tenant.tenant_id) == 1
         expected = 2 * WORKERS * ATTEMPTS
-        assert await check_books(house, second) == (15 * expected, expected)
+        assert await check_ledger(tenant, second) == (15 * expected, expected)
 
 
 async def test_a_loss_under_busy_traffic_is_noticed(database: Database, valkey_url: str) -> None:
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as gateway, open_client(valkey_url) as client:
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as gateway, open_client(valkey_url) as client:
 
         async def work() -> None:
-            while not gateway.counters_mended:
-                await spend(house, gateway)
+            while not gateway.counters_rebuilt:
+                await spend(tenant, gateway)
 
-        await spend(house, gateway)
-        await lose(client, house, "tokens", 15)
+        await spend(tenant, gateway)
+        await lose(client, tenant, "tokens", 15)
         working = [asyncio.create_task(work()) for _ in range(4)]
         async with asyncio.timeout(30):
-            while not await compare(gateway, 1):
+            while not await reconcile(gateway, 1):
                 await asyncio.sleep(0.02)
         await asyncio.gather(*working)
-        assert gateway.counters_mended == 1
-        await check_books(house, gateway)
+        assert gateway.counters_rebuilt == 1
+        await check_ledger(tenant, gateway)
 
 
 async def test_few_tenants_in_each_round_and_each_in_its_turn(database: Database, valkey_url: str) -> None:
-    houses = [await make_house(database, valkey_url, name) for name in ("one", "two", "three")]
-    async with houses[0].gateway(replace(SETTINGS, compared_at_once=2)) as gateway:
-        for house in houses:
-            await spend(house, gateway)
+    tenants = [
+        await make_tenant_with_gateways(database, valkey_url, name) for name in ("one", "two", "three")
+    ]
+    async with tenants[0].gateway(replace(SETTINGS, reconciled_at_once=2)) as gateway:
+        for tenant in tenants:
+            await spend(tenant, gateway)
         for left in (1, 0):
-            await compare(gateway, 1)
-            assert len(gateway.upkeep.requests.active) == left
+            await reconcile(gateway, 1)
+            assert len(gateway.maintenance.requests.active) == left
 
 
-async def test_who_could_not_be_compared_is_compared_later(
+async def test_tenants_that_were_not_reached_are_compared_later(
     embedded_services: EmbeddedServices, database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as gateway:
-        await spend(house, gateway)
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as gateway:
+        await spend(tenant, gateway)
         async with closed(embedded_services, database):
             with pytest.raises(DatabaseUnavailable):
-                await compare(gateway)
-        assert [*gateway.upkeep.requests.active] == [house.tenant_id]
-        assert await compare(gateway) == 0
-        assert not gateway.upkeep.requests.active
+                await reconcile(gateway)
+        assert [*gateway.maintenance.requests.active] == [tenant.tenant_id]
+        assert await reconcile(gateway) == 0
+        assert not gateway.maintenance.requests.active
 
 
-async def test_a_clock_that_stands_makes_no_difference(database: Database, valkey_url: str) -> None:
+async def test_a_standing_clock_causes_no_drift(database: Database, valkey_url: str) -> None:
     """After a failover to a server whose clock is behind by an hour."""
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as gateway, open_client(valkey_url) as client:
-        await spend(house, gateway)
-        state = tenant_key(house.tenant_id, "state")
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as gateway, open_client(valkey_url) as client:
+        await spend(tenant, gateway)
+        state = tenant_key(tenant.tenant_id, "state")
         ahead = time.time_ns() // 1000 + 3_600_000_000
         await client.hset(state, "clock", str(ahead))
         for _ in range(3):
-            await spend(house, gateway)
-            assert await compare(gateway, 3) == 0
-        await spend(house, gateway)
-        await lose(client, house, "tokens", 15)
-        assert await compare(gateway, 2) == 1
+            await spend(tenant, gateway)
+            assert await reconcile(gateway, 3) == 0
+        await spend(tenant, gateway)
+        await lose(client, tenant, "tokens", 15)
+        assert await reconcile(gateway, 2) == 1
         assert int(await client.hget(state, "clock") or 0) >= ahead
-        await spend(house, gateway)
-        assert await compare(gateway, 3) == 1
-        assert await check_books(house, gateway) == (90, 6)
+        await spend(tenant, gateway)
+        assert await reconcile(gateway, 3) == 1
+        assert await check_ledger(tenant, gateway) == (90, 6)
 
 
 async def test_records_of_a_clock_that_is_ahead_make_no_difference(
     database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as gateway:
-        await spend(house, gateway)
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as gateway:
+        await spend(tenant, gateway)
         async with await psycopg.AsyncConnection.connect(plain(database.url)) as connection:
             await connection.execute("SET session_replication_role = replica")
             await connection.execute("UPDATE usage_records SET admitted_at = now() + interval '15 seconds'")
-        gateway.upkeep.requests.active[house.tenant_id] = None
-        assert await compare(gateway, 3) == 0
+        gateway.maintenance.requests.active[tenant.tenant_id] = None
+        assert await reconcile(gateway, 3) == 0
 
 
 async def test_tenants_are_compared_though_one_is_not_reached(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away, house = await make_house(database, valkey_url, "away"), await make_house(database, valkey_url)
-    async with house.gateway() as gateway, open_client(valkey_url) as client:
-        for each in (away, house):
+    away, tenant = (
+        await make_tenant_with_gateways(database, valkey_url, "away"),
+        await make_tenant_with_gateways(database, valkey_url),
+    )
+    async with tenant.gateway() as gateway, open_client(valkey_url) as client:
+        for each in (away, tenant):
             await spend(each, gateway)
-        await lose(client, house, "tokens", 15)
+        await lose(client, tenant, "tokens", 15)
         settled = Counters.settled
 
         async def unless_away(counters: Counters, tenant_id: UUID) -> Any:
@@ -273,6 +278,6 @@ async def test_tenants_are_compared_though_one_is_not_reached(
         monkeypatch.setattr(Counters, "settled", unless_away)
         for _ in range(2):
             with pytest.raises(ValkeyUnavailable):
-                await compare(gateway, 1)
-        assert gateway.counters_mended == 1
-        assert away.tenant_id in gateway.upkeep.requests.active
+                await reconcile(gateway, 1)
+        assert gateway.counters_rebuilt == 1
+        assert away.tenant_id in gateway.maintenance.requests.active

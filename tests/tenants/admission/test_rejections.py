@@ -1,4 +1,4 @@
-"""A refusal names the limit that holds longest, and tells the rates as they stand: nothing was taken."""
+"""A refusal names the limit with the longest wait, and reports the current rates: nothing was taken."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -14,10 +14,15 @@ REQUESTS: dict[str, Any] = {"level": "tenant", "name": "requests_per_minute", "l
 TOKENS: dict[str, Any] = {"level": "key", "name": "tokens_per_minute", "limit": 120}
 
 
-def decision(limit: dict[str, Any], used: int, asked: int, retry_after_s: float | None = 0.0) -> Decision:
+def decision(limit: dict[str, Any], used: int, requested: int, retry_after_s: float | None = 0.0) -> Decision:
     """Passed unless it may be tried again later, or never."""
     return Decision(
-        **limit, used=used, reserved=0, asked=asked, passed=retry_after_s == 0.0, retry_after_s=retry_after_s
+        **limit,
+        used=used,
+        reserved=0,
+        asked=requested,
+        passed=retry_after_s == 0.0,
+        retry_after_s=retry_after_s,
     )
 
 
@@ -25,7 +30,7 @@ def denied(*decisions: Decision) -> Denied:
     return Denied(at=datetime.now(UTC), decisions=decisions, overdue=0)
 
 
-def test_a_rate_that_would_have_passed_keeps_what_was_asked() -> None:
+def test_a_denied_request_takes_nothing_from_a_rate_that_passed() -> None:
     passed, failed = decision(REQUESTS, 10, 1), decision(TOKENS, 100, 50, 15.0)
     error = refusal(denied(passed, failed))
     assert isinstance(error, RateLimited) and not error.degraded
@@ -34,20 +39,20 @@ def test_a_rate_that_would_have_passed_keeps_what_was_asked() -> None:
     assert rate_state([passed]) == RateState(requests=Rate(60, 49, 11.0))
 
 
-def test_the_tightest_level_is_told() -> None:
+def test_the_tightest_level_is_reported() -> None:
     wider = decision({**REQUESTS, "limit": 600}, 0, 1)
     error = refusal(denied(wider, decision({**REQUESTS, "level": "adapter"}, 60, 1, 1.0)))
     assert error.rate == RateState(requests=Rate(60, 0, 60.0))
 
 
 @pytest.mark.parametrize("used", [0, 30])
-def test_a_refusal_by_another_limit_tells_the_rates_too(used: int) -> None:
+def test_a_refusal_by_another_limit_reports_the_rates_too(used: int) -> None:
     budget = {"level": "tenant", "name": "tokens_per_day", "limit": 40}
     error = refusal(denied(decision(REQUESTS, used, 1), decision(budget, 40, 10, 3600.0)))
     assert isinstance(error, QuotaExhausted)
     assert error.rate == RateState(requests=Rate(60, 60 - used, float(used)))
 
 
-def test_where_no_rate_is_limited_none_is_told() -> None:
+def test_without_a_rate_limit_none_is_reported() -> None:
     concurrent = {"level": "tenant", "name": "concurrent_requests", "limit": 1}
     assert refusal(denied(decision(concurrent, 1, 1, 1.0))).rate == RateState()

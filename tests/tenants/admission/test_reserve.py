@@ -1,4 +1,4 @@
-"""How long an admission waits for a Valkey that does not answer, on an artificial clock: its own time and nothing else's."""
+"""How long an admission waits for a Valkey that does not reply, on an artificial clock."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -57,16 +57,16 @@ async def be_slow_to_refuse(_: CounterReservation) -> Any:
 
 
 @dataclass
-class House:
-    """A gate before counters that do what `ask` does, and books that keep everything at once."""
+class StubStores:
+    """Counters that do what `respond` does, and a ledger that stores everything at once."""
 
-    ask: Callable[[CounterReservation], Awaitable[Any]]
+    respond: Callable[[CounterReservation], Awaitable[Any]]
     limits: QuotaLimits = field(default_factory=QuotaLimits)
-    asked: int = 0
+    calls: int = 0
 
     async def admit(self, request: CounterReservation) -> Any:
-        self.asked += 1
-        return await self.ask(request)
+        self.calls += 1
+        return await self.respond(request)
 
     async def reserve(self, row: LedgerReservation) -> ReservedUnder:
         return ReservedUnder(Reserved.KEPT, 1)
@@ -74,22 +74,22 @@ class House:
     async def of(self, tenant_id: UUID, policy_epoch: int) -> TenantPolicy:
         return TenantPolicy(policy_epoch, self.limits)
 
-    def gate(self) -> Reserver:
+    def reserver(self) -> Reserver:
         stores: Any = SimpleNamespace(admit=self.admit, reserve=self.reserve, of=self.of)
         return Reserver(
-            books=stores,
+            ledger=stores,
             counters=stores,
-            seeding=stores,
+            counter_rebuild=stores,
             policies=stores,
             breaker=CircuitBreaker(),
-            booking=CircuitBreaker(most_failures=1),
+            ledger_breaker=CircuitBreaker(max_failures=1),
             denials=DenialLog(),
-            share=LocalLimiter(running_loop().time),
+            local_limiter=LocalLimiter(running_loop().time),
             price=Price(prompt=0, cached_prompt=0, completion=0),
             gateway_id=uuid4(),
             settings=AdmissionConfig(),
-            tell_overdue=lambda _: None,
-            abandon=lambda *_: None,
+            report_overdue=lambda _: None,
+            cancel_later=lambda *_: None,
         )
 
 
@@ -97,32 +97,32 @@ def request() -> ReservationRequest:
     return ReservationRequest(id=uuid7(), request_id="r", key=KEY, prompt_tokens=1, completion_tokens=1)
 
 
-async def waits_of(house: House) -> list[float]:
-    """Of `CALLERS` that ask at the same time, again and again."""
-    gate, waits = house.gate(), list[float]()
+async def waits_of(stores: StubStores) -> list[float]:
+    """The waits of `CALLERS` concurrent callers with `CALLS` calls each."""
+    reserver, waits = stores.reserver(), list[float]()
 
     async def call() -> None:
         for _ in range(CALLS):
             begun = running_loop().time()
             try:
-                assert (await gate.admit(request())).degraded
+                assert (await reserver.admit(request())).degraded
             except QuotaUnavailable:
-                assert house.limits.has_periods()
+                assert stores.limits.has_periods()
             waits.append(running_loop().time() - begun)
 
     await asyncio.gather(*(call() for _ in range(CALLERS)))
-    assert gate.breaker.is_open
+    assert reserver.breaker.is_open
     return waits
 
 
 @pytest.mark.parametrize("limits", [QuotaLimits(), QuotaLimits(tokens_per_day=5)], ids=["rates", "budgets"])
-@pytest.mark.parametrize("ask", [hang, refuse, be_slow_to_refuse])
+@pytest.mark.parametrize("respond", [hang, refuse, be_slow_to_refuse])
 def test_no_admission_waits_longer_than_the_bound(
-    ask: Callable[[CounterReservation], Awaitable[Any]], limits: QuotaLimits
+    respond: Callable[[CounterReservation], Awaitable[Any]], limits: QuotaLimits
 ) -> None:
-    house = House(ask, limits)
-    waits = run(waits_of(house))
+    stores = StubStores(respond, limits)
+    waits = run(waits_of(stores))
     assert len(waits) == CALLERS * CALLS
     assert max(waits) <= 0.9 * BOUND_S + 1e-6
-    # Those that were waiting when the third failed, and what these tried again; nobody later.
-    assert sum(wait > 0 for wait in waits) <= CALLERS and house.asked < CALLERS + FAILURES
+    # Only calls that were waiting when the third failed, and their second attempts; no later call.
+    assert sum(wait > 0 for wait in waits) <= CALLERS and stores.calls < CALLERS + FAILURES

@@ -1,4 +1,4 @@
-"""Usage is never lost and never counted twice: answers that are lost, books that are closed, gateways taken for dead."""
+"""Usage is never lost and never counted twice: lost replies, an unreachable ledger, gateways taken for dead."""
 
 import asyncio
 import contextlib
@@ -9,15 +9,15 @@ import pytest
 from tests.tenants.admission.gateways import (
     PRICE,
     SETTINGS,
-    check_books,
+    check_ledger,
     closed,
-    make_house,
+    make_tenant_with_gateways,
     open_client,
     read_only,
     usage,
     used,
 )
-from tests.tenants.counters.counting import age
+from tests.tenants.counters.limited_tenant import age
 
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.tenants.counters.counter_replies import Settled
@@ -27,273 +27,281 @@ from loraplex.tenants.ledger.usage_ledger import LedgerWrite
 from loraplex.tenants.quotas.reservation import LedgerUsage
 
 
-async def test_usage_waits_for_books_that_are_closed(
+async def test_usage_waits_for_an_unreachable_ledger(
     embedded_services: EmbeddedServices, database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as gateway:
-        admissions = [await gateway.admit(house.request()) for _ in range(3)]
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as gateway:
+        admissions = [await gateway.admit(tenant.request()) for _ in range(3)]
         async with closed(embedded_services, database):
-            for admission in admissions:
-                await gateway.settle(admission, usage(admission))
+            for reservation in admissions:
+                await gateway.settle(reservation, usage(reservation))
             with pytest.raises(DatabaseUnavailable):
-                await gateway.admit(house.request())
-            await gateway.upkeep.settlements.retry()
-            assert len(gateway.upkeep.requests.unbooked) == 3
+                await gateway.admit(tenant.request())
+            await gateway.maintenance.settlements.retry()
+            assert len(gateway.maintenance.requests.unsettled) == 3
         await gateway.settle(admissions[0], usage(admissions[0]))
-        await gateway.upkeep.settlements.retry()
-        assert await check_books(house, gateway) == (45, 3)
+        await gateway.maintenance.settlements.retry()
+        assert await check_ledger(tenant, gateway) == (45, 3)
 
 
 async def test_nothing_is_admitted_while_too_much_usage_waits(
     embedded_services: EmbeddedServices, database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url)
-    async with house.gateway(replace(SETTINGS, most_pending=1)) as gateway:
-        admission = await gateway.admit(house.request())
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway(replace(SETTINGS, max_pending_settlements=1)) as gateway:
+        reservation = await gateway.admit(tenant.request())
         async with closed(embedded_services, database):
-            await gateway.settle(admission, usage(admission))
+            await gateway.settle(reservation, usage(reservation))
             with pytest.raises(DatabaseUnavailable, match="too much usage"):
-                await gateway.admit(house.request())
+                await gateway.admit(tenant.request())
 
 
-async def test_what_the_counters_are_being_told_is_not_told_again(
+async def test_an_update_in_progress_is_not_sent_again(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Upkeep comes by while a settle is on its way: a second one would find nothing, and have the tenant seeded anew."""
-    house = await make_house(database, valkey_url, tokens_per_minute=1000)
-    async with house.gateway() as gateway:
-        admission = await gateway.admit(house.request())
-        settle, told = gateway.upkeep.counters.settle, []
+    """Maintenance runs while a settle is in progress: a second one would find nothing and rebuild the tenant."""
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_minute=1000)
+    async with tenant.gateway() as gateway:
+        reservation = await gateway.admit(tenant.request())
+        settle, updates = gateway.maintenance.counters.settle, []
         retried = asyncio.Event()
 
         async def slow(*arguments: Any, **more: Any) -> Any:
-            told.append(arguments)
+            updates.append(arguments)
             await retried.wait()
             return await settle(*arguments, **more)
 
-        monkeypatch.setattr(gateway.upkeep.counters, "settle", slow)
-        settling = asyncio.create_task(gateway.settle(admission, usage(admission)))
-        while not told:
+        monkeypatch.setattr(gateway.maintenance.counters, "settle", slow)
+        settling = asyncio.create_task(gateway.settle(reservation, usage(reservation)))
+        while not updates:
             await asyncio.sleep(0.001)
         async with asyncio.timeout(5):
-            await gateway.upkeep.settlements.retry()
+            await gateway.maintenance.settlements.retry()
         retried.set()
         await settling
-        assert len(told) == 1 and not gateway.upkeep.requests.uncounted
-        assert await gateway.upkeep.books.epoch(house.tenant_id) == 1
+        assert len(updates) == 1 and not gateway.maintenance.requests.pending_counter_updates
+        assert await gateway.maintenance.ledger.epoch(tenant.tenant_id) == 1
 
 
-async def test_an_answer_of_the_books_that_is_lost_counts_once(
+async def test_a_lost_reply_of_the_ledger_counts_once(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as gateway, house.gateway() as other:
-        admission = await gateway.admit(house.request())
-        books, settle = gateway.upkeep.books, gateway.upkeep.books.settle
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as gateway, tenant.gateway() as other:
+        reservation = await gateway.admit(tenant.request())
+        ledger, settle = gateway.maintenance.ledger, gateway.maintenance.ledger.settle
 
         async def lose(row: LedgerUsage) -> LedgerWrite:
             await settle(row)
             raise DatabaseUnavailable("the answer was lost")
 
-        monkeypatch.setattr(books, "settle", lose)
-        await gateway.settle(admission, usage(admission))
-        monkeypatch.setattr(books, "settle", settle)
-        await house.flush()
-        await other.release(await other.admit(house.request()))
-        await gateway.upkeep.settlements.retry()
-        assert await check_books(house, gateway) == (15, 1)
+        monkeypatch.setattr(ledger, "settle", lose)
+        await gateway.settle(reservation, usage(reservation))
+        monkeypatch.setattr(ledger, "settle", settle)
+        await tenant.flush()
+        await other.cancel(await other.admit(tenant.request()))
+        await gateway.maintenance.settlements.retry()
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
-async def test_who_was_given_up_and_lives_is_charged_in_full(database: Database, valkey_url: str) -> None:
-    house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
-    async with house.gateway() as silent, house.gateway(clock=lambda: now[0]) as other:
-        admission = await silent.admit(house.request())
-        await other.release(await other.admit(house.request()))
-        await other.upkeep.beat()
+async def test_a_gateway_that_was_given_up_but_lives_is_charged_in_full(
+    database: Database, valkey_url: str
+) -> None:
+    tenant, now = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000), [0.0]
+    async with tenant.gateway() as silent, tenant.gateway(clock=lambda: now[0]) as other:
+        reservation = await silent.admit(tenant.request())
+        await other.cancel(await other.admit(tenant.request()))
+        await other.maintenance.heartbeat()
         now[0] += SETTINGS.lease_s
-        await house.let_leases_run_out()
-        assert await other.upkeep.reaper.reap() == 1
-        assert (await used(other, house.tenant_id))["tokens_per_day"].reserved == 0
-        await silent.settle(admission, usage(admission))
-        assert await check_books(house, silent) == (15, 2)
-        outcomes = await house.rows("SELECT outcome FROM usage_records ORDER BY outcome")
+        await tenant.let_leases_run_out()
+        assert await other.maintenance.reaper.reap() == 1
+        assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 0
+        await silent.settle(reservation, usage(reservation))
+        assert await check_ledger(tenant, silent) == (15, 2)
+        outcomes = await tenant.rows("SELECT outcome FROM usage_records ORDER BY outcome")
         assert [row["outcome"] for row in outcomes] == ["completed", "unknown"]
 
 
-async def test_a_gateway_that_stood_still_kills_nobody(database: Database, valkey_url: str) -> None:
+async def test_a_gateway_that_was_suspended_reaps_no_running_request(
+    database: Database, valkey_url: str
+) -> None:
     """As when a whole machine sleeps: all leases on it run out together."""
-    house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
-    async with house.gateway() as asleep, house.gateway(clock=lambda: now[0]) as other:
-        admission = await asleep.admit(house.request())
+    tenant, now = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000), [0.0]
+    async with tenant.gateway() as asleep, tenant.gateway(clock=lambda: now[0]) as other:
+        reservation = await asleep.admit(tenant.request())
         for _ in range(5):
-            await other.upkeep.beat()
+            await other.maintenance.heartbeat()
             now[0] += 10.0
         now[0] += 10 * SETTINGS.lease_s
-        await house.let_leases_run_out()
-        assert await other.upkeep.reaper.reap() == 0
-        await other.upkeep.beat()
-        assert await other.upkeep.reaper.reap() == 0
-        await asleep.upkeep.beat()
+        await tenant.let_leases_run_out()
+        assert await other.maintenance.reaper.reap() == 0
+        await other.maintenance.heartbeat()
+        assert await other.maintenance.reaper.reap() == 0
+        await asleep.maintenance.heartbeat()
         now[0] += SETTINGS.lease_s
-        assert await other.upkeep.reaper.reap() == 0
-        await asleep.settle(admission, usage(admission))
-        assert await check_books(house, other) == (15, 1)
+        assert await other.maintenance.reaper.reap() == 0
+        await asleep.settle(reservation, usage(reservation))
+        assert await check_ledger(tenant, other) == (15, 1)
 
 
-async def test_a_gateway_that_died_between_books_and_counters(database: Database, valkey_url: str) -> None:
-    house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
-    async with house.gateway() as dead, house.gateway(clock=lambda: now[0]) as other:
-        await other.release(await other.admit(house.request()))
-        admission = await dead.admit(house.request())
+async def test_a_gateway_that_died_between_ledger_and_counters(database: Database, valkey_url: str) -> None:
+    tenant, now = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000), [0.0]
+    async with tenant.gateway() as dead, tenant.gateway(clock=lambda: now[0]) as other:
+        await other.cancel(await other.admit(tenant.request()))
+        reservation = await dead.admit(tenant.request())
         row = LedgerUsage(
-            id=admission.id,
-            tenant_id=house.tenant_id,
-            api_key_id=house.key.api_key_id,
+            id=reservation.id,
+            tenant_id=tenant.tenant_id,
+            api_key_id=tenant.key.api_key_id,
             adapter_id=None,
             digest=None,
             outcome="completed",
             prompt_tokens=10,
             amount_pico=PRICE.amount_pico(10, 0, 0),
-            day=admission.hold.day,
-            month=admission.hold.month,
-            admitted_at=admission.admitted_at,
+            day=reservation.reserved.day,
+            month=reservation.reserved.month,
+            admitted_at=reservation.admitted_at,
         )
-        assert (await dead.upkeep.books.settle(row)).written
-        assert (await used(other, house.tenant_id))["tokens_per_day"].reserved == 30
-        await other.upkeep.beat()
+        assert (await dead.maintenance.ledger.settle(row)).written
+        assert (await used(other, tenant.tenant_id))["tokens_per_day"].reserved == 30
+        await other.maintenance.heartbeat()
         now[0] += SETTINGS.lease_s
-        await house.let_leases_run_out()
-        await other.release(await other.admit(house.request()))
-        assert await other.upkeep.reaper.reap() == 0
-        assert await check_books(house, other) == (10, 1)
+        await tenant.let_leases_run_out()
+        await other.cancel(await other.admit(tenant.request()))
+        assert await other.maintenance.reaper.reap() == 0
+        assert await check_ledger(tenant, other) == (10, 1)
 
 
-async def test_leases_in_valkey_are_renewed_while_the_books_are_closed(
+async def test_leases_in_valkey_are_renewed_while_the_ledger_is_unreachable(
     embedded_services: EmbeddedServices, database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url, concurrent_requests=1)
-    async with house.gateway() as gateway:
-        admission = await gateway.admit(house.request())
-        await house.let_leases_run_out()
+    tenant = await make_tenant_with_gateways(database, valkey_url, concurrent_requests=1)
+    async with tenant.gateway() as gateway:
+        reservation = await gateway.admit(tenant.request())
+        await tenant.let_leases_run_out()
         async with closed(embedded_services, database):
             with pytest.raises(DatabaseUnavailable):
-                await gateway.upkeep.beat()
-        assert (await used(gateway, house.tenant_id))["concurrent_requests"].used == 1
-        await gateway.release(admission)
+                await gateway.maintenance.heartbeat()
+        assert (await used(gateway, tenant.tenant_id))["concurrent_requests"].used == 1
+        await gateway.cancel(reservation)
 
 
-async def test_usage_waits_for_books_that_are_read_only(
+async def test_usage_waits_for_a_read_only_ledger(
     embedded_services: EmbeddedServices, database: Database, valkey_url: str
 ) -> None:
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as gateway:
-        admission = await gateway.admit(house.request())
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as gateway:
+        reservation = await gateway.admit(tenant.request())
         async with read_only(embedded_services, database):
             for _ in range(2):
                 with pytest.raises(DatabaseUnavailable):
-                    await gateway.admit(house.request())
+                    await gateway.admit(tenant.request())
             with pytest.raises(DatabaseUnavailable):
-                await gateway.upkeep.books.seed(house.tenant_id)
-            await gateway.settle(admission, usage(admission))
-            assert len(gateway.upkeep.requests.unbooked) == 1
+                await gateway.maintenance.ledger.take_snapshot(tenant.tenant_id)
+            await gateway.settle(reservation, usage(reservation))
+            assert len(gateway.maintenance.requests.unsettled) == 1
         with contextlib.suppress(DatabaseUnavailable):
-            await gateway.upkeep.books.known([])
+            await gateway.maintenance.ledger.known([])
         for _ in range(2):
-            await gateway.upkeep.settlements.retry()
-        assert await check_books(house, gateway) == (15, 1)
+            await gateway.maintenance.settlements.retry()
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
-async def test_what_the_counters_missed_is_told_while_others_are_being_written(
+async def test_pending_updates_are_sent_while_other_usage_is_written(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy gateway something is always on its way into the books."""
-    house = await make_house(database, valkey_url, tokens_per_day=1000)
-    async with house.gateway() as gateway:
-        missed, busy = [await gateway.admit(house.request()) for _ in range(2)]
+    """On a busy gateway some usage is always being written to the ledger."""
+    tenant = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000)
+    async with tenant.gateway() as gateway:
+        missed, busy = [await gateway.admit(tenant.request()) for _ in range(2)]
         for _ in range(3):
-            gateway.upkeep.breaker.failed()
+            gateway.maintenance.breaker.failed()
         await gateway.settle(missed, usage(missed))
-        gateway.upkeep.breaker.close()
-        books, settle, goes_on = gateway.upkeep.books, gateway.upkeep.books.settle, asyncio.Event()
+        gateway.maintenance.breaker.close()
+        ledger, settle, goes_on = (
+            gateway.maintenance.ledger,
+            gateway.maintenance.ledger.settle,
+            asyncio.Event(),
+        )
 
         async def slow(row: LedgerUsage) -> LedgerWrite:
             await goes_on.wait()
             return await settle(row)
 
-        monkeypatch.setattr(books, "settle", slow)
+        monkeypatch.setattr(ledger, "settle", slow)
         writing = asyncio.create_task(gateway.settle(busy, usage(busy)))
         await asyncio.sleep(0)
-        await gateway.upkeep.settlements.retry()
-        assert (await used(gateway, house.tenant_id))["tokens_per_day"].used == 15
+        await gateway.maintenance.settlements.retry()
+        assert (await used(gateway, tenant.tenant_id))["tokens_per_day"].used == 15
         goes_on.set()
         await writing
-        assert await check_books(house, gateway) == (30, 2)
+        assert await check_ledger(tenant, gateway) == (30, 2)
 
 
 async def test_a_late_settle_that_is_cancelled_is_counted_later(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two things are to be told of a request that was given up; who told them leaves after the first."""
-    house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
-    async with house.gateway() as silent, house.gateway(clock=lambda: now[0]) as other:
-        admission = await silent.admit(house.request())
-        await other.release(await other.admit(house.request()))
-        await other.upkeep.beat()
+    """A request that was given up has two updates; the caller is cancelled after the first."""
+    tenant, now = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000), [0.0]
+    async with tenant.gateway() as silent, tenant.gateway(clock=lambda: now[0]) as other:
+        reservation = await silent.admit(tenant.request())
+        await other.cancel(await other.admit(tenant.request()))
+        await other.maintenance.heartbeat()
         now[0] += SETTINGS.lease_s
-        await house.let_leases_run_out()
-        assert await other.upkeep.reaper.reap() == 1
-        counters, settle = silent.upkeep.counters, silent.upkeep.counters.settle
+        await tenant.let_leases_run_out()
+        assert await other.maintenance.reaper.reap() == 1
+        counters, settle = silent.maintenance.counters, silent.maintenance.counters.settle
 
         async def leave(*_: object, **__: object) -> Settled:
             raise asyncio.CancelledError
 
         monkeypatch.setattr(counters, "settle", leave)
         with pytest.raises(asyncio.CancelledError):
-            await silent.settle(admission, usage(admission))
+            await silent.settle(reservation, usage(reservation))
         monkeypatch.setattr(counters, "settle", settle)
-        await silent.upkeep.settlements.retry()
-        assert await check_books(house, silent) == (15, 2)
+        await silent.maintenance.settlements.retry()
+        assert await check_ledger(tenant, silent) == (15, 2)
 
 
 async def test_a_charge_that_is_repeated_too_late_is_not_counted_twice(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer was lost, and Valkey out of reach for longer than the counters remember an end."""
-    house, now = await make_house(database, valkey_url, tokens_per_day=1000), [0.0]
-    async with house.gateway(clock=lambda: now[0]) as gateway, open_client(valkey_url) as client:
-        admission = await gateway.admit(house.request())
-        counters, settle = gateway.upkeep.counters, gateway.upkeep.counters.settle
+    """Its reply was lost, and Valkey was unreachable for longer than the counters remember an end."""
+    tenant, now = await make_tenant_with_gateways(database, valkey_url, tokens_per_day=1000), [0.0]
+    async with tenant.gateway(clock=lambda: now[0]) as gateway, open_client(valkey_url) as client:
+        reservation = await gateway.admit(tenant.request())
+        counters, settle = gateway.maintenance.counters, gateway.maintenance.counters.settle
 
         async def lose(*arguments: Any, **more: Any) -> Settled:
             await settle(*arguments, **more)
             raise ValkeyUnavailable("the answer was lost")
 
         monkeypatch.setattr(counters, "settle", lose)
-        await gateway.settle(admission, usage(admission))
+        await gateway.settle(reservation, usage(reservation))
         monkeypatch.setattr(counters, "settle", settle)
         now[0] += 900.0
-        await age(client, house.tenant_id, 900.0)
-        await gateway.upkeep.settlements.retry()
-        assert await check_books(house, gateway) == (15, 1)
+        await age(client, tenant.tenant_id, 900.0)
+        await gateway.maintenance.settlements.retry()
+        assert await check_ledger(tenant, gateway) == (15, 1)
 
 
 @pytest.mark.parametrize("admitted_before", [False, True])
-async def test_a_seed_under_way_that_knows_nothing_of_a_request_without_counters(
+async def test_a_rebuild_in_progress_that_misses_a_request_without_counters(
     database: Database, valkey_url: str, monkeypatch: pytest.MonkeyPatch, admitted_before: bool
 ) -> None:
-    """It read the books before the request was reserved, and arrives after it was settled."""
-    house = await make_house(database, valkey_url)
-    async with house.gateway() as seeding, house.gateway() as gateway:
-        await gateway.release(await gateway.admit(house.request()))
+    """It read the ledger before the request was reserved, and arrives after it was settled."""
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    async with tenant.gateway() as rebuilding, tenant.gateway() as gateway:
+        await gateway.cancel(await gateway.admit(tenant.request()))
         if not admitted_before:
-            await house.flush()
-        epoch, seed = await seeding.upkeep.books.seed(house.tenant_id)
+            await tenant.flush()
+        epoch, snapshot = await rebuilding.maintenance.ledger.take_snapshot(tenant.tenant_id)
         for _ in range(3):
-            gateway.upkeep.breaker.failed()
-        admission = await gateway.admit(house.request())
-        assert admission.degraded
-        gateway.upkeep.breaker.close()
-        await gateway.settle(admission, usage(admission))
-        await seeding.upkeep.counters.seed(house.tenant_id, epoch, seed)
-        assert await check_books(house, gateway) == (15, 1)
+            gateway.maintenance.breaker.failed()
+        reservation = await gateway.admit(tenant.request())
+        assert reservation.degraded
+        gateway.maintenance.breaker.close()
+        await gateway.settle(reservation, usage(reservation))
+        await rebuilding.maintenance.counters.rebuild(tenant.tenant_id, epoch, snapshot)
+        assert await check_ledger(tenant, gateway) == (15, 1)

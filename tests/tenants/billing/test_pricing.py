@@ -1,4 +1,4 @@
-"""Amounts are exact, and what is reserved is never less than what is settled."""
+"""Amounts are exact, and the reserved amount is never less than the settled one."""
 
 import pytest
 from hypothesis import given

@@ -17,7 +17,7 @@ class ModelRequest:
     """One admitted request; `used` is None while it is open. `end` is that of its lease."""
 
     request: CounterReservation
-    hold: ReservedAmounts
+    reserved: ReservedAmounts
     at: float
     end: float
     used: tuple[int, int] | None = None
@@ -50,7 +50,7 @@ class Bucket:
 class CounterModel:
     requests: dict[UUID, ModelRequest] = field(default_factory=dict)
     buckets: dict[tuple[UUID, str], Bucket] = field(default_factory=dict)
-    # Since a loss, buckets may lack more than here: what ended meanwhile counts from the last end on.
+    # After a loss, buckets may lack more than here: requests that ended meanwhile count from the last end on.
     after_loss: bool = False
 
     def of(self, subject: Subject) -> Iterator[ModelRequest]:
@@ -78,7 +78,7 @@ class CounterModel:
             self.bucket(subject, "tokens_per_minute").add(tokens, time)
 
     def lose(self, subjects: list[Subject], time: float) -> None:
-        """All counters are made anew: buckets are empty."""
+        """All counters are rebuilt: buckets start empty."""
         self.after_loss = True
         for subject in subjects:
             for name in ("requests_per_minute", "tokens_per_minute"):
@@ -101,7 +101,7 @@ class CounterModel:
 
     def in_period(self, subject: Subject, name: LimitName, period: str) -> tuple[int, int]:
         """(settled, reserved) of a day or a month; budgets in nano-units."""
-        mine = [each for each in self.of(subject) if period in (each.hold.day, each.hold.month)]
+        mine = [each for each in self.of(subject) if period in (each.reserved.day, each.reserved.month)]
         if name in BUDGETS:
             reserved = sum(each.request.amount_nano for each in mine if each.used is None)
             return sum(each.used[1] for each in mine if each.used), reserved
@@ -113,7 +113,7 @@ class CounterModel:
         sums: dict[tuple[str, UUID, str], list[int]] = {}
         for subject in subjects:
             for each in self.of(subject):
-                for period in (each.hold.day, each.hold.month):
+                for period in (each.reserved.day, each.reserved.month):
                     total = sums.setdefault((subject.level, subject.id, period), [0, 0])
                     total[0] += each.used[0] if each.used else 0
                     total[1] += each.used[1] if each.used else 0

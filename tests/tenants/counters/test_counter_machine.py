@@ -1,4 +1,4 @@
-"""The counters against a model, under random admissions, ends, heartbeats, reaping, losses, seedings and repetitions."""
+"""The counters against a model, under random admissions, ends, heartbeats, reaping, losses, rebuilds and repetitions."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 from redis.asyncio import Redis
 from tests.tenants.counters.counter_model import CounterModel, ModelRequest
-from tests.tenants.counters.counting import age, hold_of, keys_of
+from tests.tenants.counters.limited_tenant import age, keys_of, reserved_amounts
 
 from loraplex.tenants.counters.counter_replies import (
     Admitted,
@@ -53,7 +53,7 @@ LIMITS = st.builds(
     budget_per_day=st.one_of(st.none(), st.integers(0, 20)),
     budget_per_month=st.one_of(st.none(), st.integers(0, 20)),
 )
-# Mostly wide: a tenant that may do nothing tells little.
+# Mostly wide: a tenant that may do nothing tests little.
 WIDE = QuotaLimits(requests_per_minute=40, tokens_per_minute=60, concurrent_requests=9, tokens_per_day=900)
 SETTINGS = settings(
     max_examples=25,
@@ -123,31 +123,31 @@ class CounterMachine(RuleBasedStateMachine):
             tokens=tokens,
             amount_nano=amount,
         )
-        answer = self.run(self.counters.admit(request))
+        reply = self.run(self.counters.admit(request))
         if self.stored.epoch is None:
-            assert answer == CountersMissing()
-            self.seed()
-            answer = self.run(self.counters.admit(request))
-        assert isinstance(answer, Admitted | Denied)
-        self.check_decisions(request, answer)
-        if isinstance(answer, Admitted):
-            assert answer.epoch == self.stored.epoch
-            at = answer.at.timestamp() + self.passed_s
-            hold = hold_of(request, answer, answer.epoch)
-            self.model.admit(ModelRequest(request, hold, at, at + LEASE_S))
+            assert reply == CountersMissing()
+            self.rebuild()
+            reply = self.run(self.counters.admit(request))
+        assert isinstance(reply, Admitted | Denied)
+        self.check_decisions(request, reply)
+        if isinstance(reply, Admitted):
+            assert reply.epoch == self.stored.epoch
+            at = reply.at.timestamp() + self.passed_s
+            reserved = reserved_amounts(request, reply, reply.epoch)
+            self.model.admit(ModelRequest(request, reserved, at, at + LEASE_S))
             self.stored.policy = max(self.stored.policy, self.policy)
 
     @precondition(lambda self: self.open() and self.stored.epoch)
     @rule(data=st.data())
     def admit_again(self, data: st.DataObject) -> None:
         found = data.draw(st.sampled_from(self.open()))
-        answer = self.run(self.counters.admit(found.request))
+        reply = self.run(self.counters.admit(found.request))
         if found.request.policy_epoch < self.stored.policy:
-            assert answer == PolicyOutdated(self.stored.policy)
+            assert reply == PolicyOutdated(self.stored.policy)
             return
-        assert isinstance(answer, Admitted)
-        assert answer.repeated
-        assert (answer.day, answer.month) == (found.hold.day, found.hold.month)
+        assert isinstance(reply, Admitted)
+        assert reply.repeated
+        assert (reply.day, reply.month) == (found.reserved.day, found.reserved.month)
 
     @precondition(lambda self: self.open())
     @rule(data=st.data(), part=st.sampled_from([0.0, 0.3, 1.0]))
@@ -159,7 +159,7 @@ class CounterMachine(RuleBasedStateMachine):
         assert settled == Settled(self.stored.epoch is not None)
         self.model.settle(found, actual.tokens, actual.amount_nano, self.now())
         if self.stored.epoch is None:
-            # Nobody remembers this end.
+            # The lost counters do not remember this end.
             found.ended_at = -REMEMBERED_S
 
     @precondition(lambda self: self.lately_ended() and self.stored.epoch)
@@ -173,18 +173,18 @@ class CounterMachine(RuleBasedStateMachine):
         assert self.run(self.counters.reap(self.tenant_id, reservation_id, ActualUsage(9, 9))) == Settled(
             False
         )
-        assert self.run(self.counters.heartbeat(self.tenant_id, [found.hold])).lost == {reservation_id}
+        assert self.run(self.counters.heartbeat(self.tenant_id, [found.reserved])).lost == {reservation_id}
         if found.request.policy_epoch >= self.stored.policy:
             assert self.run(self.counters.admit(found.request)) == AlreadyEnded()
 
     @rule(every=st.integers(1, 3))
     def heartbeat(self, every: int) -> None:
         alive = [each for each in self.open() if each.end > self.now()][::every]
-        answer = self.run(self.counters.heartbeat(self.tenant_id, [each.hold for each in alive]))
+        reply = self.run(self.counters.heartbeat(self.tenant_id, [each.reserved for each in alive]))
         if self.stored.epoch is None:
-            assert answer.epoch is None
+            assert reply.epoch is None
             return
-        assert answer.extended == {each.request.id for each in alive}
+        assert reply.extended == {each.request.id for each in alive}
         for each in alive:
             each.end = self.now() + LEASE_S
 
@@ -230,9 +230,9 @@ class CounterMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.stored.epoch)
     @rule()
-    def seed_anew(self) -> None:
-        """As after a settle that nobody can tell the outcome of: the counters live, and so do their buckets."""
-        self.seed()
+    def rebuild_living_counters(self) -> None:
+        """As after a settle with an unknown outcome: the counters live, and so do their buckets."""
+        self.rebuild()
 
     @invariant()
     def limits_hold(self) -> None:
@@ -240,11 +240,11 @@ class CounterMachine(RuleBasedStateMachine):
         self.model.check_limits(subjects, self.periods(), self.now())
 
     def teardown(self) -> None:
-        """Everything ends: nothing is held or running any more, and what was used is the sum of what ended."""
+        """Everything ends: nothing is reserved or running, and the use is the sum of what ended."""
         if self.stored.epoch is None:
-            self.seed()
+            self.rebuild()
         for found in self.open():
-            self.run(self.counters.release(self.tenant_id, found.request.id))
+            self.run(self.counters.cancel(self.tenant_id, found.request.id))
             self.model.settle(found, 0, 0, self.now())
         uses = self.run(self.counters.read(self.tenant_id, self.all_subjects()))
         assert uses is not None
@@ -262,20 +262,24 @@ class CounterMachine(RuleBasedStateMachine):
         self.run(self.client.aclose())
         self.runner.close()
 
-    def seed(self) -> None:
+    def rebuild(self) -> None:
         first, lost = self.stored.last_epoch == 0, self.stored.epoch is None
         self.stored.last_epoch += 1
         self.stored.epoch = self.stored.last_epoch
         self.stored.policy = max(self.stored.policy, self.policy)
-        seed = CounterSnapshot(
+        snapshot = CounterSnapshot(
             policy_epoch=self.policy,
             totals=self.model.totals(self.all_subjects()),
-            holds=tuple(each.hold for each in self.open()),
+            reservations=tuple(each.reserved for each in self.open()),
             full_buckets=first,
         )
-        assert self.run(self.counters.seed(self.tenant_id, self.stored.epoch, seed)) == self.stored.epoch
-        # A seed that arrives twice changes nothing.
-        assert self.run(self.counters.seed(self.tenant_id, self.stored.epoch, seed)) == self.stored.epoch
+        assert (
+            self.run(self.counters.rebuild(self.tenant_id, self.stored.epoch, snapshot)) == self.stored.epoch
+        )
+        # A snapshot that arrives twice changes nothing.
+        assert (
+            self.run(self.counters.rebuild(self.tenant_id, self.stored.epoch, snapshot)) == self.stored.epoch
+        )
         if lost and not first:
             self.model.lose(self.all_subjects(), self.now())
         for each in self.model.requests.values():
@@ -284,18 +288,18 @@ class CounterMachine(RuleBasedStateMachine):
             else:
                 each.ended_at = -REMEMBERED_S
 
-    def check_decisions(self, request: CounterReservation, answer: Admitted | Denied) -> None:
+    def check_decisions(self, request: CounterReservation, reply: Admitted | Denied) -> None:
         limited = [
             (subject, name)
             for subject in request.subjects
             for name in COUNTED
             if subject.limits.get(name) is not None
         ]
-        found = {(each.level, each.name): each for each in answer.decisions}
+        found = {(each.level, each.name): each for each in reply.decisions}
         assert found.keys() == {(subject.level, name) for subject, name in limited}
-        assert isinstance(answer, Admitted) == all(each.passed for each in answer.decisions)
+        assert isinstance(reply, Admitted) == all(each.passed for each in reply.decisions)
         alive = sum(each.end <= self.now() for each in self.open())
-        assert answer.overdue == alive
+        assert reply.overdue == alive
         for subject, name in limited:
             self.check_decision(found[subject.level, name], subject, request)
 
@@ -310,9 +314,9 @@ class CounterMachine(RuleBasedStateMachine):
         else:
             assert decision.used == used
         if not decision.name.startswith("budget"):
-            asked = request.tokens if "tokens" in decision.name else 1
-            assert decision.asked == asked
-            assert decision.passed == (asked <= decision.limit - decision.used - decision.reserved)
+            requested = request.tokens if "tokens" in decision.name else 1
+            assert decision.asked == requested
+            assert decision.passed == (requested <= decision.limit - decision.used - decision.reserved)
         assert (decision.retry_after_s is None) == (decision.asked > decision.limit)
 
     def open(self) -> list[ModelRequest]:
@@ -343,7 +347,7 @@ class CounterMachine(RuleBasedStateMachine):
 
 
 async def make_counters(client: Redis) -> Counters:
-    return Counters(client, command_s=10.0, patient_s=10.0)
+    return Counters(client, command_s=10.0, bulk_s=10.0)
 
 
 async def delete(client: Redis, keys: list[str]) -> None:

@@ -1,11 +1,11 @@
-"""What is used by very many subjects is read in parts, so that other tenants' scripts run between, and under one epoch."""
+"""The use of very many subjects is read by several scripts, under one epoch, so that other tenants' scripts run in between."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
 from redis.asyncio import Redis
-from tests.tenants.counters.counting import EMPTY, Customer, admit
+from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit
 
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.counters.counters import SUBJECTS_AT_ONCE, Counters
@@ -14,10 +14,10 @@ from loraplex.tenants.quotas.limits import COUNTED, QuotaLimits, Subject
 from loraplex.tenants.valkey import Valkey
 
 
-async def seeded(counters: Counters) -> Customer:
-    customer = Customer()
-    assert await counters.seed(customer.tenant_id, 1, EMPTY) == 1
-    return customer
+async def with_counters(counters: Counters) -> LimitedTenant:
+    tenant = LimitedTenant()
+    assert await counters.rebuild(tenant.tenant_id, 1, EMPTY) == 1
+    return tenant
 
 
 class Watched(ScriptRunner):
@@ -30,38 +30,36 @@ class Watched(ScriptRunner):
         self.subjects, self._between = [], between
 
     async def run(self, script: Script, state_key: str, arguments: Sequence[str | int]) -> Any:
-        answer = await super().run(script, state_key, arguments)
+        reply = await super().run(script, state_key, arguments)
         self.subjects.append(len(arguments) // 3)
         if self._between is not None and len(self.subjects) == 1:
             await self._between()
-        return answer
+        return reply
 
 
 async def read_watched(
-    client: Valkey, customer: Customer, between: Callable[[], Awaitable[object]] | None = None
+    client: Valkey, tenant: LimitedTenant, between: Callable[[], Awaitable[object]] | None = None
 ) -> tuple[list[LimitUse] | None, list[int]]:
-    """What is read of the customer and 150 further keys, and of how many subjects each script."""
+    """The use of the tenant and 150 further keys, and how many subjects each script reads."""
     more = [Subject("key", uuid4(), QuotaLimits(tokens_per_day=5)) for _ in range(150)]
     counters = Counters(client)
-    counters._patient = watched = Watched(client, between)
-    return await counters.read(customer.tenant_id, [*customer.subjects, *more]), watched.subjects
+    counters._bulk = watched = Watched(client, between)
+    return await counters.read(tenant.tenant_id, [*tenant.subjects, *more]), watched.subjects
 
 
-async def test_no_script_reads_more_than_its_part_of_a_tenants_subjects(
-    client: Redis, counters: Counters
-) -> None:
-    customer = await seeded(counters)
-    await admit(counters, customer.request())
-    uses, read = await read_watched(client, customer)
+async def test_a_script_reads_a_bounded_number_of_subjects(client: Redis, counters: Counters) -> None:
+    tenant = await with_counters(counters)
+    await admit(counters, tenant.request())
+    uses, read = await read_watched(client, tenant)
     assert uses is not None and len(uses) == 153 * len(COUNTED)
     assert sum(read) == 153 and max(read) <= SUBJECTS_AT_ONCE
     running = {use.level: use.used for use in reversed(uses) if use.name == "concurrent_requests"}
     assert running == {"tenant": 1, "key": 1, "adapter": 1}
 
 
-async def test_what_is_read_in_parts_is_of_one_epoch(client: Redis, counters: Counters) -> None:
-    customer = await seeded(counters)
-    await admit(counters, customer.request())
-    uses, read = await read_watched(client, customer, lambda: counters.seed(customer.tenant_id, 2, EMPTY))
+async def test_a_read_by_several_scripts_is_of_one_epoch(client: Redis, counters: Counters) -> None:
+    tenant = await with_counters(counters)
+    await admit(counters, tenant.request())
+    uses, read = await read_watched(client, tenant, lambda: counters.rebuild(tenant.tenant_id, 2, EMPTY))
     assert sum(read) == 2 * 153 and uses is not None and {use.used for use in uses if not use.limit} == {0}
-    assert (await read_watched(client, customer, lambda: counters.invalidate(customer.tenant_id)))[0] is None
+    assert (await read_watched(client, tenant, lambda: counters.invalidate(tenant.tenant_id)))[0] is None

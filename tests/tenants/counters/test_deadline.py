@@ -1,4 +1,4 @@
-"""What Valkey does not answer in time ends on time; what only this process was too late to read, does not."""
+"""A call that Valkey does not reply to ends on time; one whose reply this process was late to read does not."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ from loraplex.tenants.counters.deadline import GRACE_SECONDS, LATE_SECONDS, dead
 
 
 async def held_up(*, answered: bool) -> bytes:
-    """Waits 50 ms for a byte; the loop is held up from 10 ms on for a second, and meanwhile the byte may come."""
+    """Wait 50 ms for a byte. The loop is blocked from 10 ms on for a second; the byte may arrive meanwhile."""
     loop = running_loop()
     mine, other = socket.socketpair()
     mine.setblocking(False)
@@ -36,7 +36,7 @@ def test_a_block_ends_at_its_deadline() -> None:
     assert run(scenario()) == pytest.approx(0.05)
 
 
-def test_a_late_loop_reads_what_is_in_its_sockets() -> None:
+def test_a_late_loop_reads_its_sockets_first() -> None:
     assert run(held_up(answered=True)) == b"x"
 
 
@@ -61,7 +61,7 @@ def test_a_block_that_ends_is_left_alone(late: bool) -> None:
     run(scenario())
 
 
-def test_who_is_cancelled_is_not_told_of_a_timeout() -> None:
+def test_a_cancelled_caller_gets_no_timeout() -> None:
     async def wait() -> None:
         async with deadline(running_loop().time() + 0.05):
             await asyncio.Event().wait()

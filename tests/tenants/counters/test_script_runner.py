@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
-from tests.tenants.counters.counting import EMPTY, Customer, admit, deny, used
+from tests.tenants.counters.limited_tenant import EMPTY, LimitedTenant, admit, deny, used
 
 from loraplex.tenants.counters.counter_replies import CountersMissing
 from loraplex.tenants.counters.counters import Counters
@@ -16,31 +16,31 @@ from loraplex.tenants.valkey import COMMAND_SECONDS, open_valkey
 
 
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(client: Redis, counters: Counters) -> None:
-    customer = Customer(tenant=QuotaLimits(concurrent_requests=1))
+    tenant = LimitedTenant(tenant=QuotaLimits(concurrent_requests=1))
     await client.script_flush()
-    assert await counters.admit(customer.request()) == CountersMissing()
+    assert await counters.admit(tenant.request()) == CountersMissing()
     await client.script_flush()
-    await counters.seed(customer.tenant_id, 1, EMPTY)
+    await counters.rebuild(tenant.tenant_id, 1, EMPTY)
     await client.script_flush()
-    request = customer.request()
+    request = tenant.request()
     await admit(counters, request)
     await client.script_flush()
     assert (await admit(counters, request)).repeated
-    await deny(counters, customer.request())
+    await deny(counters, tenant.request())
     await client.script_flush()
-    await counters.release(customer.tenant_id, request.id)
+    await counters.cancel(tenant.tenant_id, request.id)
     await client.script_flush()
-    assert (await used(counters, customer))["tenant", "concurrent_requests"].used == 0
+    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 0
 
 
 async def test_more_requests_than_connections_wait_their_turn(counters: Counters) -> None:
-    customer = Customer()
-    answers = await asyncio.gather(*(counters.admit(customer.request()) for _ in range(300)))
-    assert answers == [CountersMissing()] * 300
+    tenant = LimitedTenant()
+    replies = await asyncio.gather(*(counters.admit(tenant.request()) for _ in range(300)))
+    assert replies == [CountersMissing()] * 300
 
 
 async def test_a_server_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
-    """As one that was stopped: connections are open, nothing answers."""
+    """As a stopped server: connections are open, nothing replies."""
 
     async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -50,7 +50,7 @@ async def test_a_server_that_hangs_costs_the_deadline(tmp_path: Path) -> None:
     client = open_valkey(f"unix://{tmp_path}/hangs.sock")
     begun = time.monotonic()
     with pytest.raises(ValkeyUnavailable):
-        await Counters(client).admit(Customer().request())
+        await Counters(client).admit(LimitedTenant().request())
     assert COMMAND_SECONDS * 0.9 <= time.monotonic() - begun < COMMAND_SECONDS + 0.5
     await client.aclose()
     server.close()
@@ -61,7 +61,7 @@ async def test_a_server_that_is_gone_fails_at_once(tmp_path: Path) -> None:
     client = open_valkey(f"unix://{tmp_path}/none.sock")
     begun = time.monotonic()
     with pytest.raises(ValkeyUnavailable):
-        await Counters(client).admit(Customer().request())
+        await Counters(client).admit(LimitedTenant().request())
     assert time.monotonic() - begun < 0.5
 
 
@@ -69,6 +69,6 @@ async def test_a_server_that_refuses_is_unavailable(client: Redis, counters: Cou
     await client.config_set("maxmemory", "1")
     try:
         with pytest.raises(ValkeyUnavailable):
-            await counters.seed(Customer().tenant_id, 1, EMPTY)
+            await counters.rebuild(LimitedTenant().tenant_id, 1, EMPTY)
     finally:
         await client.config_set("maxmemory", "0")

@@ -1,4 +1,4 @@
-"""Rows wait for the statement under way and go together; each waiter hears of its own row."""
+"""Rows wait for the statement in progress and go together; each caller gets its own row's result."""
 
 import asyncio
 
@@ -30,30 +30,30 @@ class Table:
 
 async def test_rows_go_together_while_a_statement_runs() -> None:
     table = Table()
-    rows = WriteBatcher(table.run, most=3)
+    rows = WriteBatcher(table.run, max_rows=3)
     assert await asyncio.gather(*(rows.add(number) for number in range(5))) == [0, 2, 4, 6, 8]
     assert table.batches == [[0, 1, 2], [3, 4]]
 
 
 async def test_a_refused_row_fails_alone() -> None:
     rows = WriteBatcher(Table().run)
-    told = await asyncio.gather(*(rows.add(number) for number in (1, 13, 2)), return_exceptions=True)
-    assert (told[0], told[2]) == (2, 4)
-    assert isinstance(told[1], psycopg.DataError)
+    results = await asyncio.gather(*(rows.add(number) for number in (1, 13, 2)), return_exceptions=True)
+    assert (results[0], results[2]) == (2, 4)
+    assert isinstance(results[1], psycopg.DataError)
 
 
-async def test_a_store_that_is_down_is_not_asked_for_each_row() -> None:
+async def test_a_store_that_is_down_fails_the_batch_at_once() -> None:
     table = Table()
     table.down = True
     rows = WriteBatcher(table.run)
-    told = await asyncio.gather(*(rows.add(number) for number in range(9)), return_exceptions=True)
-    assert all(isinstance(each, DatabaseUnavailable) for each in told)
+    results = await asyncio.gather(*(rows.add(number) for number in range(9)), return_exceptions=True)
+    assert all(isinstance(each, DatabaseUnavailable) for each in results)
     assert len(table.batches) == 1
     table.down = False
     assert await rows.add(4) == 8
 
 
-async def test_a_waiter_that_leaves_takes_nobody_along() -> None:
+async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
     table = Table()
     table.open.clear()
     rows = WriteBatcher(table.run)

@@ -1,4 +1,4 @@
-"""The connection that keeps books: its role, its failures, and its way back."""
+"""The ledger connection: its role, its failures, and its recovery."""
 
 import psycopg
 import pytest
@@ -13,8 +13,8 @@ TERMINATE = "SELECT pg_terminate_backend(%s)"
 @pytest.mark.parametrize(("durable", "setting"), [(True, "on"), (False, "off")])
 async def test_it_writes_as_the_writer(database_url: str, durable: bool, setting: str) -> None:
     connection = WriterConnection(database_url, durable=durable)
-    told = await connection.fetch("SELECT current_user::text, current_setting('synchronous_commit')")
-    assert told == [("app_writer", setting)]
+    results = await connection.fetch("SELECT current_user::text, current_setting('synchronous_commit')")
+    assert results == [("app_writer", setting)]
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         await connection.fetch("SELECT secret_sha256 FROM api_keys")
     assert await connection.fetch("SELECT 1") == [(1,)]

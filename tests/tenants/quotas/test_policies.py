@@ -1,18 +1,99 @@
-"""Policies are read once per epoch, and never applied to a request of another."""
+"""Policies are read once per epoch and never applied to a request of another; reading very many limits blocks no request."""
 
 import asyncio
+import time
 from uuid import UUID
 
 import pytest
+from sqlalchemy import text
+from tests.tenants.admission.gateways import TenantWithGateways, make_tenant_with_gateways
 
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale
+from loraplex.tenants.ledger.usage_ledger import UsageLedger
+from loraplex.tenants.models import Quota
+from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.policies import Policies, TenantPolicy
+from loraplex.tenants.registry.adapters import AdapterRepository
+from loraplex.tenants.registry.deletion import AdapterDeletion
 
 TENANT = UUID(int=1)
+MANY = 5_000
+MANY_KEYS = """
+    INSERT INTO api_keys (id, tenant_id, key_id, environment, name, secret_sha256, scopes)
+    SELECT gen_random_uuid(), :tenant, lpad(number::text, 12, '0'), 'live', 'many', sha256(number::text::bytea), '{inference}'
+    FROM generate_series(1, :many) AS number
+"""
+THEIR_LIMITS = """
+    INSERT INTO quotas (id, tenant_id, api_key_id, requests_per_minute)
+    SELECT gen_random_uuid(), tenant_id, id, 7 FROM api_keys WHERE tenant_id = :tenant AND name = 'many'
+"""
+
+
+async def add_many(tenant: TenantWithGateways, many: int) -> None:
+    async with tenant.database.as_operator() as session:
+        parameters = {"tenant": tenant.tenant_id, "many": many}
+        await session.execute(text(MANY_KEYS), parameters)
+        await session.execute(text(THEIR_LIMITS), parameters)
+
+
+async def test_ended_keys_and_adapters_have_no_limits(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60)
+    async with database.as_operator() as session:
+        keys, adapters = KeyRepository(session), AdapterRepository(session, tenant.tenant_id)
+        made = [
+            (await keys.create(tenant.tenant_id, name, ["inference"])).record
+            for name in ("lives", "revoked", "rotated", "expires", "expired")
+        ]
+        kept, deleted = [await adapters.get_or_create(name) for name in ("kept", "deleted")]
+        session.add_all(
+            Quota(tenant_id=tenant.tenant_id, api_key_id=key.id, requests_per_minute=5) for key in made
+        )
+        session.add_all(
+            Quota(tenant_id=tenant.tenant_id, adapter_id=each.id, requests_per_minute=4)
+            for each in (kept, deleted)
+        )
+        await session.flush()
+        await keys.revoke(tenant.tenant_id, made[1].key_id)
+        successor = (await keys.rotate(tenant.tenant_id, made[2].key_id)).record
+        for key, ended in ((made[3], "1 hour"), (made[4], "2 days")):
+            await session.execute(
+                text("UPDATE api_keys SET expires_at = now() - CAST(:ended AS interval) WHERE id = :id"),
+                {"id": key.id, "ended": ended},
+            )
+        await AdapterDeletion(session, tenant.tenant_id).delete_adapter("deleted")
+    policy = await UsageLedger(database).policy(tenant.tenant_id)
+    limits = QuotaLimits(requests_per_minute=5)
+    # Clocks differ: an expired key keeps its limits for a day.
+    assert dict(policy.keys) == {made[0].id: limits, successor.id: limits, made[3].id: limits}
+    assert dict(policy.adapters) == {kept.id: QuotaLimits(requests_per_minute=4)}
+    assert policy.tenant == QuotaLimits(requests_per_minute=60)
+
+
+async def test_very_many_limits_are_read_without_blocking_others(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url)
+    await add_many(tenant, MANY)
+    ledger = UsageLedger(database)
+    await ledger.policy(tenant.tenant_id)
+    # Of this thread, so that a busy machine counts for nothing.
+    stalls: list[float] = []
+
+    async def others() -> None:
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            stalls.append(time.thread_time() - before)
+
+    watching = asyncio.create_task(others())
+    policy = await ledger.policy(tenant.tenant_id)
+    watching.cancel()
+    assert len(policy.keys) == MANY
+    assert max(stalls) < 0.05
 
 
 class Store:
-    """What the database says, slowly."""
+    """A slow database with one policy per epoch."""
 
     epoch = 1
     reads = 0
@@ -24,7 +105,7 @@ class Store:
         return TenantPolicy(epoch)
 
 
-async def test_many_that_miss_it_read_it_once() -> None:
+async def test_concurrent_misses_read_a_policy_once() -> None:
     store = Store()
     policies = Policies(store.load)
     await asyncio.gather(*(policies.of(TENANT, 1) for _ in range(20)))
@@ -43,9 +124,9 @@ async def test_a_caller_of_another_epoch_is_stale() -> None:
     assert (await policies.of(TENANT, 2)).policy_epoch == 2
 
 
-async def test_the_least_used_are_forgotten() -> None:
+async def test_the_least_recently_used_policies_are_dropped() -> None:
     store = Store()
-    policies = Policies(store.load, most_tenants=2)
+    policies = Policies(store.load, max_tenants=2)
     for number in (1, 2, 1, 3, 1, 2):
         await policies.of(UUID(int=number), 1)
     assert store.reads == 4

@@ -71,7 +71,7 @@ async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(star
     assert (asked.id.version, asked.adapter_version, asked.digest) == (7, 1, DIGEST)
     assert asked.adapter_id is not None and asked.key.tenant_name == "acme"
     ((admission, usage),) = gateway.admissions.settled
-    assert admission.id == asked.id and gateway.admissions.released == []
+    assert admission.id == asked.id and gateway.admissions.cancelled == []
     expected = SettledUsage(outcome="completed", prompt_tokens=5, cached_tokens=4, completion_tokens=16)
     assert usage == expected and answer.json()["usage"]["completion_tokens"] == 16
 
@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_is_settled_by_what_the_engine_made(
     made = (await gateway.engine.stats()).generation_tokens
     assert (usage.outcome, usage.completion_tokens) == ("aborted", made)
     await asyncio.sleep(0.05)
-    assert len(gateway.admissions.settled) == 1 and gateway.admissions.released == []
+    assert len(gateway.admissions.settled) == 1 and gateway.admissions.cancelled == []
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_refusals(
         assert answer.headers["x-loraplex-limit-level"] == refusal.level
     # Nothing was done for it.
     assert gateway.trials.checked == [] and gateway.engine.requests == []
-    assert gateway.admissions.settled == gateway.admissions.released == []
+    assert gateway.admissions.settled == gateway.admissions.cancelled == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -183,7 +183,7 @@ async def test_a_refused_grammar_gives_the_admission_back(start_gateway: Any) ->
     gateway = await start_gateway(refused=GrammarRefused("no", param="response_format", pointer=""))
     form = {"structured_outputs": {"json": {"type": "object"}}}
     assert (await gateway.post("/v1/chat/completions", CHAT | form)).status_code == 400
-    assert len(gateway.admissions.released) == 1 and gateway.admissions.settled == []
+    assert len(gateway.admissions.cancelled) == 1 and gateway.admissions.settled == []
 
 
 async def test_sizes_are_checked_before_admission(start_gateway: Any) -> None:
@@ -215,10 +215,10 @@ async def test_a_client_that_leaves_while_it_is_admitted_gives_its_admission_bac
     asked, go_on = asyncio.Event(), asyncio.Event()
     admit = gateway.admissions.admit
 
-    async def slow(request: Any, let_in: Any) -> Any:
+    async def slow(request: Any, on_provisional: Any) -> Any:
         asked.set()
         await go_on.wait()
-        return await admit(request, let_in)
+        return await admit(request, on_provisional)
 
     gateway.admissions.admit = slow
     leaving = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT))
@@ -228,7 +228,7 @@ async def test_a_client_that_leaves_while_it_is_admitted_gives_its_admission_bac
     await asyncio.sleep(0.05)
     go_on.set()
     async with asyncio.timeout(5):
-        while not gateway.admissions.released:
+        while not gateway.admissions.cancelled:
             await asyncio.sleep(0.01)
     assert gateway.engine.requests == [] and gateway.admissions.settled == []
 
@@ -275,7 +275,7 @@ async def test_the_engine_works_while_the_books_are_written_and_nothing_is_told(
 ) -> None:
     gateway = await start_gateway()
     written = asyncio.Event()
-    gateway.admissions.booking = written.wait
+    gateway.admissions.before_confirmation = written.wait
     answering = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT | {"stream": stream}))
     async with asyncio.timeout(5):
         while (await gateway.engine.stats()).generation_tokens < 5:
@@ -307,13 +307,13 @@ async def test_a_request_that_the_books_refuse_is_aborted_and_costs_nothing(
                 await asyncio.sleep(0.001)
         raise refusal
 
-    gateway.admissions.booking = refuse
+    gateway.admissions.before_confirmation = refuse
     body = CHAT | {"max_tokens": 3000, "stream": stream}
     answer = await gateway.post("/v1/chat/completions", body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert told(answer, headers) == headers
     assert gateway.engine.running == 0
-    assert gateway.admissions.settled == gateway.admissions.released == []
+    assert gateway.admissions.settled == gateway.admissions.cancelled == []
 
 
 async def test_a_policy_that_the_books_find_stale_is_read_anew(start_gateway: Any) -> None:
@@ -324,7 +324,7 @@ async def test_a_policy_that_the_books_find_stale_is_read_anew(start_gateway: An
         if refusals:
             raise refusals.pop()
 
-    gateway.admissions.booking = refuse
+    gateway.admissions.before_confirmation = refuse
     assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
     stale, fresh = gateway.admissions.asked
     assert stale.id != fresh.id and len(gateway.engine.requests) == 1
@@ -335,7 +335,7 @@ async def test_a_policy_that_the_books_find_stale_is_read_anew(start_gateway: An
 async def test_a_client_that_leaves_while_the_books_are_written_is_settled(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(token_interval_s=0.005))
     written = asyncio.Event()
-    gateway.admissions.booking = written.wait
+    gateway.admissions.before_confirmation = written.wait
     leaving = asyncio.create_task(gateway.post("/v1/chat/completions", CHAT | {"max_tokens": 3000}))
     async with asyncio.timeout(5):
         while (await gateway.engine.stats()).generation_tokens < 5:
@@ -346,7 +346,7 @@ async def test_a_client_that_leaves_while_the_books_are_written_is_settled(start
     written.set()
     usage = await settled(gateway)
     assert usage.outcome == "aborted" and usage.completion_tokens >= 5
-    assert gateway.admissions.released == []
+    assert gateway.admissions.cancelled == []
 
 
 async def test_a_split_alias_sends_a_user_the_same_way(start_gateway: Any, monkeypatch: Any) -> None:

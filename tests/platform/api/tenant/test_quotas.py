@@ -158,9 +158,9 @@ async def test_a_degraded_refusal_is_explained_as_such(start_gateway: Any) -> No
         passed=False,
         retry_after_s=2.0,
     )
-    untold = UnknownLimit(level="key", name="tokens_per_day", limit=500, asked=30)
+    unknown = UnknownLimit(level="key", name="tokens_per_day", limit=500, asked=30)
     gateway.admissions.explanations[tenant.id, "r"] = Explanation(
-        request_id="r", at=datetime.now(UTC), decisions=(shared,), untold=(untold,), degraded=True
+        request_id="r", at=datetime.now(UTC), decisions=(shared,), unknown=(unknown,), degraded=True
     )
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=f"{gateway.url}/tenant/v1", headers=headers) as http:

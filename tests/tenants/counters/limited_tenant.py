@@ -1,4 +1,4 @@
-"""Requests to the counters, and moving what they have stored into the past, as tests of admission do it."""
+"""A tenant with limits, requests to its counters, and moving the stored times into the past."""
 
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
@@ -13,7 +13,7 @@ from loraplex.tenants.quotas.reservation import CounterReservation, ReservedAmou
 from loraplex.tenants.valkey import tenant_key
 
 POLICY = 3
-EMPTY = CounterSnapshot(policy_epoch=POLICY, totals=(), holds=(), full_buckets=True)
+EMPTY = CounterSnapshot(policy_epoch=POLICY, totals=(), reservations=(), full_buckets=True)
 MICROSECONDS = 1_000_000
 TIMES = {
     "state": ("clock", "empty_at"),
@@ -22,7 +22,7 @@ TIMES = {
 
 
 @dataclass(frozen=True)
-class Customer:
+class LimitedTenant:
     """A tenant with one key and one adapter, and the limits of each."""
 
     tenant: QuotaLimits = NO_LIMITS
@@ -63,18 +63,20 @@ class Customer:
 
 
 async def admit(counters: Counters, request: CounterReservation) -> Admitted:
-    answer = await counters.admit(request)
-    assert isinstance(answer, Admitted), answer
-    return answer
+    reply = await counters.admit(request)
+    assert isinstance(reply, Admitted), reply
+    return reply
 
 
 async def deny(counters: Counters, request: CounterReservation) -> Denied:
-    answer = await counters.admit(request)
-    assert isinstance(answer, Denied), answer
-    return answer
+    reply = await counters.admit(request)
+    assert isinstance(reply, Denied), reply
+    return reply
 
 
-def hold_of(request: CounterReservation, admitted: Admitted, epoch: int | None = None) -> ReservedAmounts:
+def reserved_amounts(
+    request: CounterReservation, admitted: Admitted, epoch: int | None = None
+) -> ReservedAmounts:
     return ReservedAmounts(
         id=request.id,
         api_key_id=request.api_key_id,
@@ -87,18 +89,18 @@ def hold_of(request: CounterReservation, admitted: Admitted, epoch: int | None =
     )
 
 
-def failed(answer: CounterReply) -> list[tuple[str, str]]:
+def failed(reply: CounterReply) -> list[tuple[str, str]]:
     """(level, limit) of each decision against the request."""
-    assert isinstance(answer, Denied), answer
-    return [(decision.level, decision.name) for decision in answer.decisions if not decision.passed]
+    assert isinstance(reply, Denied), reply
+    return [(decision.level, decision.name) for decision in reply.decisions if not decision.passed]
 
 
-def decision(answer: Admitted | Denied, level: str, name: str) -> Decision:
-    return next(found for found in answer.decisions if (found.level, found.name) == (level, name))
+def decision(reply: Admitted | Denied, level: str, name: str) -> Decision:
+    return next(found for found in reply.decisions if (found.level, found.name) == (level, name))
 
 
-async def used(counters: Counters, customer: Customer) -> dict[tuple[str, str], LimitUse]:
-    uses = await counters.read(customer.tenant_id, customer.subjects)
+async def used(counters: Counters, tenant: LimitedTenant) -> dict[tuple[str, str], LimitUse]:
+    uses = await counters.read(tenant.tenant_id, tenant.subjects)
     assert uses is not None
     return {(use.level, use.name): use for use in uses}
 
