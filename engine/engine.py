@@ -90,7 +90,7 @@ class Engine:
             model.config.eos_token_ids,
             vocab_size=model.config.vocab_size,
         )
-        self.canaries = NumericCheck(
+        self.numeric_check = NumericCheck(
             model.decoder.sites,
             self.adapters,
             source,
@@ -184,16 +184,16 @@ class Engine:
         # With no step in flight every token is known, and nothing changes which rows are sampled.
         rows = None if plan is None or before is not None else self.scheduler.sampling_rows(plan)
         launched = None if plan is None else self._launch(plan, rows)
-        outputs = [] if before is None else self._land(before)
+        outputs = [] if before is None else self._complete_step(before)
         if launched is not None:
             late = launched.sample(self.scheduler.sampling_rows(launched.plan) if rows is None else rows)
-            self.scheduler.expect(launched.plan, launched.coming, late)
+            self.scheduler.expect(launched.plan, launched.sampled_sequences, late)
             if self._overlaps:
                 self._in_flight = launched
             else:
-                outputs = self._land(launched)
+                outputs = self._complete_step(launched)
         ran = before is not None or launched is not None
-        self.canaries.advance()
+        self.numeric_check.advance()
         failures = self._failures()
         self._step_seconds += ran * (self._clock() - began)
         return StepResult(outputs, failures, ran)
@@ -245,7 +245,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the side threads."""
-        self.canaries.close()
+        self.numeric_check.close()
         self.adapters.close()
         self._masks.close()
         if self._compilation is not None:
@@ -258,7 +258,7 @@ class Engine:
         self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
         return self.runner.launch(plan, rows)
 
-    def _land(self, handle: LaunchedStep) -> list[StepOutput]:
+    def _complete_step(self, handle: LaunchedStep) -> list[StepOutput]:
         outputs = self.scheduler.complete(handle.plan, handle.collect())
         for output in outputs:
             self._count(output)
@@ -361,7 +361,7 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
     is_replaying = replays(config.cuda_graphs, device)
     num_blocks = model.num_blocks + is_replaying
     kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
-    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, staging=HostTransfers(device))
+    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, transfers=HostTransfers(device))
     path = _adapter_path(model, config)
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     runner.warm_up()

@@ -247,9 +247,9 @@ class FakeEngine:
         cached = min(self.script.cached_tokens, len(request.prompt_token_ids))
         self._prompt_tokens += len(request.prompt_token_ids)
         self._cached_tokens += cached
-        asked = request.adapter.digest if request.adapter is not None else None
+        digest = request.adapter.digest if request.adapter is not None else None
         return Started(
-            request.request_id, asked if self.script.digest == "echo" else self.script.digest, cached
+            request.request_id, digest if self.script.digest == "echo" else self.script.digest, cached
         )
 
     def _count_step(self, choices: "list[_Choice]") -> None:
@@ -304,7 +304,7 @@ class _Choice:
         self._key = hashlib.sha256(b"%d|%d|%s" % (request.sampling.seed or 0, index, prompt)).digest()
         self._tokens = 0
         self._text = ""
-        self._shown = 0
+        self._num_sent = 0
         self._stop: str | None = None
         self.step_tokens = 0
         self.reason: FinishReason | None = None
@@ -319,7 +319,7 @@ class _Choice:
             token_ids.append(self._next_token())
         self.step_tokens = len(token_ids)
         visible = self._visible_end()
-        text, self._shown = self._text[self._shown : visible], max(self._shown, visible)
+        text, self._num_sent = self._text[self._num_sent : visible], max(self._num_sent, visible)
         logprobs = [self._logprob(token) for token in token_ids]
         wanted = self._request.sampling.logprobs is not None
         yield Delta(self._request.request_id, self._index, token_ids, text, logprobs if wanted else None)

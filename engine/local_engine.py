@@ -193,7 +193,7 @@ class LocalEngine:
             self._log.exception("the step loop ended")
             failed = True
         self._ended = "the engine failed" if failed or self._output_failed else "the engine is closed"
-        self._engine.canaries.close(self._ended)
+        self._engine.numeric_check.close(self._ended)
         self._acknowledge_all()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._fail_all, self._ended)
@@ -213,7 +213,7 @@ class LocalEngine:
             stream.put_nowait(Failed(request_id, EngineUnavailable.code, reason))
 
     def _step_until_closed(self) -> None:
-        while self._obey():
+        while self._run_commands():
             result = self._engine.step()
             now = time.monotonic()
             self._heartbeat = now
@@ -223,33 +223,33 @@ class LocalEngine:
             if idle or now - self._stats_at > STATS_INTERVAL_S:
                 self._stats, self._stats_at = self._engine.stats(), now
             if result.outputs or result.failures:
-                self._follow(result)
+                self._hand_over(result)
                 self._outputs.put(result)
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Carry out the inbox's commands, waiting for one while nothing can run. False at the end."""
         command: _Command
         while True:
             try:
                 command = (
-                    self._inbox.get(timeout=self._patience())
-                    if self._patience()
+                    self._inbox.get(timeout=self._command_timeout_s())
+                    if self._command_timeout_s()
                     else self._inbox.get_nowait()
                 )
             except Empty:
                 return True
             if command is None:
                 return False
-            self._carry_out(command)
+            self._run_command(command)
 
-    def _patience(self) -> float:
+    def _command_timeout_s(self) -> float:
         """Seconds to wait for a command: none while sequences run, little while only adapters or masks are awaited."""
         scheduler = self._engine.scheduler
         if (scheduler.num_running or self._engine.is_ahead) and not self._stalled:
             return 0.0
-        return 0.002 if scheduler.has_unfinished or self._engine.canaries.is_busy else IDLE_WAIT_S
+        return 0.002 if scheduler.has_unfinished or self._engine.numeric_check.is_busy else IDLE_WAIT_S
 
-    def _carry_out(self, command: _Add | _Abort | _Forget | _Probe | _Stop) -> None:
+    def _run_command(self, command: _Add | _Abort | _Forget | _Probe | _Stop) -> None:
         match command:
             case _Add(request):
                 self._add(request)
@@ -260,7 +260,7 @@ class LocalEngine:
                 self._stats = self._engine.stats()
                 _acknowledge(done)
             case _Probe(adapter, done):
-                self._engine.canaries.start(adapter, done)
+                self._engine.numeric_check.start(adapter, done)
             case _Forget(namespace, done):
                 self._engine.forget(namespace)
                 self._stats = self._engine.stats()
@@ -281,7 +281,7 @@ class LocalEngine:
             self._sequences[request.request_id, sequence.choice] = sequence
         self._outputs.put(_Started(request))
 
-    def _follow(self, result: StepResult) -> None:
+    def _hand_over(self, result: StepResult) -> None:
         for output in result.outputs:
             if output.finish_reason is not None:
                 self._sequences.pop((output.sequence.request_id, output.sequence.choice), None)

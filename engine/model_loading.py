@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from loraplex.engine.capacity.memory_advice import memory_advice, told
+from loraplex.engine.capacity.memory_advice import format_bytes, memory_advice
 from loraplex.engine.capacity.memory_plan import MemoryPlan, plan_memory
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.digest import digest_of, file_hashes
@@ -116,9 +116,9 @@ def _check_memory(model: ModelConfig, config: EngineConfig, memory: MemoryPlan) 
 
 
 def _does_not_fit(model: ModelConfig, config: EngineConfig, memory: MemoryPlan) -> str:
-    of = "" if memory.budget is None else f" of {told(memory.budget)} that may be used"
+    of = "" if memory.budget is None else f" of {format_bytes(memory.budget)} that may be used"
     lower = " or ".join(advice.text for advice in memory_advice(model, config, memory))
     return (
-        f"the model does not fit: {told(memory.total)}{of}, with a KV cache for {memory.kv_tokens} tokens where a row "
+        f"the model does not fit: {format_bytes(memory.total)}{of}, with a KV cache for {memory.kv_tokens} tokens where a row "
         f"may have {memory.context}; it takes {lower}"
     )

@@ -21,13 +21,13 @@ def start_side_thread(
 ) -> threading.Thread:
     """Start `run` on any of `cores`. `niceness` is added to the process's, where the system keeps one per thread."""
 
-    def body() -> None:
+    def run_with_priority() -> None:
         os.sched_setaffinity(0, cores)
         if niceness:
             lower_priority(threading.get_native_id(), niceness)
         run()
 
-    thread = threading.Thread(target=body, name=name, daemon=True)
+    thread = threading.Thread(target=run_with_priority, name=name, daemon=True)
     thread.start()
     return thread
 

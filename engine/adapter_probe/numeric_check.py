@@ -35,7 +35,7 @@ from loraplex.engine.threads import lower_priority
 
 ROWS = 4
 STEP_BUDGET_S = 0.002
-PATIENCE_S = 120.0
+PROBE_TIMEOUT_S = 120.0
 MAX_WAITING = 8
 NICENESS = 10
 SEED = 20_25
@@ -78,7 +78,9 @@ class NumericCheck:
         self._clock = clock
         self._waiting: deque[_Probe] = deque()
         cores = os.sched_getaffinity(0)
-        self._beside = ThreadPoolExecutor(1, "canary", initializer=_settle_down, initargs=(cores,))
+        self._side_thread = ThreadPoolExecutor(
+            1, "adapter-probe", initializer=_set_up_thread, initargs=(cores,)
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -89,7 +91,7 @@ class NumericCheck:
         if len(self._waiting) >= MAX_WAITING:
             done.set_exception(EngineOverloaded(f"{MAX_WAITING} adapters wait to be probed"))
             return
-        self._waiting.append(_Probe(adapter, done, self._clock() + PATIENCE_S))
+        self._waiting.append(_Probe(adapter, done, self._clock() + PROBE_TIMEOUT_S))
 
     def advance(self) -> None:
         """What the first probe can do now without waiting. Called once per step; next to nothing without a probe."""
@@ -101,7 +103,7 @@ class NumericCheck:
             figures = None if probe.done.cancelled() else self._advance(probe)
             if figures is None and not probe.done.cancelled():
                 if began > probe.deadline:
-                    raise RequestTimeout(f"the adapter was not probed within {PATIENCE_S:g} s")
+                    raise RequestTimeout(f"the adapter was not probed within {PROBE_TIMEOUT_S:g} s")
                 probe.longest_step_s = max(probe.longest_step_s, self._clock() - began)
                 return
         except EngineError as error:
@@ -115,11 +117,11 @@ class NumericCheck:
         """Fail what waits and end the thread. Idempotent."""
         while self._waiting:
             self._end(self._waiting[0], EngineUnavailable(reason))
-        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._side_thread.shutdown(wait=False, cancel_futures=True)
 
     def _advance(self, probe: _Probe) -> ProbeReport | None:
         if probe.weights is None:
-            probe.weights = self._beside.submit(self._source.load, probe.adapter)
+            probe.weights = self._side_thread.submit(self._source.load, probe.adapter)
         if not probe.is_pinned:
             probe.is_pinned = self._pin(probe.adapter)
         if not probe.is_pinned or not probe.weights.done():
@@ -131,7 +133,7 @@ class NumericCheck:
             return None
         if not all(figures.done() for figures in probe.compared):
             return None
-        return self._sum_up(probe, [figures.result() for figures in probe.compared])
+        return self._report(probe, [figures.result() for figures in probe.compared])
 
     def _pin(self, adapter: AdapterRef) -> bool:
         """Whether the adapter is there and held. Raises the `AdapterError` of one that cannot be."""
@@ -151,7 +153,7 @@ class NumericCheck:
         slot = self._pool.slots()[probe.adapter.key]
         while (site := next(sites, None)) is not None:
             x, results = self._launch(site, slot)
-            probe.compared.append(self._beside.submit(compare, site, weights, x, results))
+            probe.compared.append(self._side_thread.submit(compare, site, weights, x, results))
             if self._clock() >= until:
                 return True
         return False
@@ -180,7 +182,7 @@ class NumericCheck:
             return x
         return x.pin_memory().to(self._device, non_blocking=True)
 
-    def _sum_up(self, probe: _Probe, figures: Sequence[SiteFigures]) -> ProbeReport:
+    def _report(self, probe: _Probe, figures: Sequence[SiteFigures]) -> ProbeReport:
         max_error: dict[str, float] = {}
         for site in figures:
             for kind, error in site.errors.items():
@@ -209,8 +211,8 @@ class NumericCheck:
             probe.done.set_exception(outcome)
 
 
-def _settle_down(cores: set[int]) -> None:
-    """Of the thread beside: any core, one of them, and others first (step_thread.py)."""
+def _set_up_thread(cores: set[int]) -> None:
+    """Of the thread beside: any core, one of them, and others first (threads.py)."""
     os.sched_setaffinity(0, cores)
     lower_priority(threading.get_native_id(), NICENESS)
     torch.set_num_threads(1)

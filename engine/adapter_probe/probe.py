@@ -25,7 +25,7 @@ from loraplex.engine.sampling_params import SamplingParams
 PROMPT_TOKENS: Final = 8
 ANSWER_TOKENS: Final = 8
 TIMEOUT_S: Final = 120.0
-SALT: Final = b"canary"
+SALT: Final = b"probe"
 ADAPTER_FAULTS: Final = frozenset(
     error.code
     for error in (
@@ -61,10 +61,10 @@ async def probe_adapter(
     if failure is not None:
         # Which module it is, the figures tell.
         return msgspec.structs.replace(report, finite=False, code=failure.code, message=failure.message)
-    return judged(msgspec.structs.replace(report, generated_tokens=generated))
+    return with_code(msgspec.structs.replace(report, generated_tokens=generated))
 
 
-def judged(report: ProbeReport) -> ProbeReport:
+def with_code(report: ProbeReport) -> ProbeReport:
     """With its `code`: what is not finite or too far from the reference must not serve."""
     if not report.finite:
         return msgspec.structs.replace(
@@ -86,7 +86,7 @@ def judged(report: ProbeReport) -> ProbeReport:
 def _request(adapter: AdapterRef, vocab_size: int) -> EngineRequest:
     choose = random.Random(adapter.digest)
     return EngineRequest(
-        request_id=f"canary-{uuid4().hex}",
+        request_id=f"probe-{uuid4().hex}",
         namespace=adapter.namespace,
         prompt_token_ids=[choose.randrange(vocab_size) for _ in range(PROMPT_TOKENS)],
         sampling=SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True),

@@ -112,12 +112,12 @@ class BatchRows:
     def batch(
         self,
         device: torch.device,
-        staging: HostTransfers,
+        transfers: HostTransfers,
         unknown: UnknownTokens | None = None,
         adapters: AdapterPath = AdapterPath(),
     ) -> ForwardBatch:
         """The tensors, brought to the device in one transfer."""
-        token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = staging.stage(
+        token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = transfers.stage(
             self._tensors(unknown)
         )
         if unknown is not None and self.unknown:

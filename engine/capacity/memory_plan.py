@@ -106,7 +106,7 @@ def plan_memory(
 
     Raises `ModelError` for a `max_model_len` that the model has no positions for.
     """
-    asked = workload or Workload()
+    requested = workload or Workload()
     budget = memory_budget(config, machine)
     weights = weight_bytes(model, machine.dtype, config.quantization)
     reserve = _reserve(model, config, machine)
@@ -118,15 +118,15 @@ def plan_memory(
     kv_bytes = _kv_bytes(config, machine, room, token_bytes * block_size)
     kv_tokens = kv_bytes // (token_bytes * block_size) * block_size
     longest = _max_model_len(model, config, kv_tokens)
-    context = asked.context or longest
+    context = requested.context or longest
     return MemoryPlan(
         machine=machine,
         budget=budget,
         weights=weights,
         reserve=reserve,
         adapter_budget=config.lora.max_bytes,
-        adapters=_adapters(model, config, machine, asked.rank),
-        rank=asked.rank,
+        adapters=_adapters(model, config, machine, requested.rank),
+        rank=requested.rank,
         kv_bytes=kv_bytes,
         kv_token_bytes=token_bytes,
         kv_tokens=kv_tokens,

@@ -68,25 +68,25 @@ def weight_bytes(model: ModelConfig, dtype: str, scheme: str) -> tuple[WeightByt
         raise quantized_already(scheme)
     found: dict[tuple[str, str], WeightBytes] = {}
     for parameter in parameters:
-        for kind, form, num_bytes in _told(model, parameter, stored, dtype, scheme):
-            before = found.get((kind, form), WeightBytes(kind, form, 0, 0))
+        for kind, format_name, num_bytes in _entries(model, parameter, stored, dtype, scheme):
+            before = found.get((kind, format_name), WeightBytes(kind, format_name, 0, 0))
             count = before.count + _count(parameter)
-            found[kind, form] = WeightBytes(kind, form, count, before.num_bytes + num_bytes)
-    return tuple(sorted(found.values(), key=lambda told: _ORDER.index(told.kind)))
+            found[kind, format_name] = WeightBytes(kind, format_name, count, before.num_bytes + num_bytes)
+    return tuple(sorted(found.values(), key=lambda entries: _ORDER.index(entries.kind)))
 
 
-def _told(
+def _entries(
     model: ModelConfig, parameter: Parameter, stored: Mapping[str, StoredWeight], dtype: str, scheme: str
 ) -> list[tuple[str, str, int]]:
     """(kind, format, bytes): two for an embedding whose head is quantized apart from it."""
     kind = _KINDS.get(parameter.name.rpartition(".")[2], OTHERS)
-    told = [(kind, *_formed(kind, parameter, stored, dtype, scheme))]
+    entries = [(kind, *_format_and_bytes(kind, parameter, stored, dtype, scheme))]
     if kind == EMBEDDINGS and model.tie_word_embeddings and scheme != "none":
-        told.append((HEAD, *_formed(HEAD, parameter, stored, dtype, scheme)))
-    return told
+        entries.append((HEAD, *_format_and_bytes(HEAD, parameter, stored, dtype, scheme)))
+    return entries
 
 
-def _formed(
+def _format_and_bytes(
     kind: str, parameter: Parameter, stored: Mapping[str, StoredWeight], dtype: str, scheme: str
 ) -> tuple[str, int]:
     layout = _stored_layout(parameter, stored, dtype) or _own_layout(kind, parameter, scheme)

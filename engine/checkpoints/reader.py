@@ -44,12 +44,14 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.name: _open_safetensors(path) for path in weight_files(folder)}
-        held = {file: frozenset(opened.keys()) for file, opened in self._files.items()}
+        names_by_file = {file: frozenset(opened.keys()) for file, opened in self._files.items()}
         self._locations: Mapping[str, str] = (
-            dict.fromkeys(held[SINGLE_FILE], SINGLE_FILE) if SINGLE_FILE in held else shard_index(folder)
+            dict.fromkeys(names_by_file[SINGLE_FILE], SINGLE_FILE)
+            if SINGLE_FILE in names_by_file
+            else shard_index(folder)
         )
         for name, file in self._locations.items():
-            if name not in held[file]:
+            if name not in names_by_file[file]:
                 raise ModelError(f"{folder / INDEX_FILE}: tensor {name!r} is not in shard {file!r}")
 
     def names(self) -> frozenset[str]:

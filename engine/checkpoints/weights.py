@@ -102,9 +102,9 @@ def _is_derived(config: ModelConfig, name: str) -> bool:
 
 
 def _listing(names: set[str]) -> str:
-    shown = ", ".join(sorted(names)[:_NAMED_IN_ERRORS])
+    named = ", ".join(sorted(names)[:_NAMED_IN_ERRORS])
     more = len(names) - _NAMED_IN_ERRORS
-    return f"{shown} and {more} more" if more > 0 else shown
+    return f"{named} and {more} more" if more > 0 else named
 
 
 def _stack(

@@ -15,7 +15,7 @@ class KernelBackend(Enum):
 
 
 @cache
-def _cpu_body() -> KernelBackend:
+def _cpu_backend() -> KernelBackend:
     # Imported here: loading the compiler costs a second that a machine with a GPU need not pay.
     from loraplex.engine.kernels.cpu import numba_bridge
 
@@ -29,4 +29,4 @@ def backend_for(tensor: torch.Tensor) -> KernelBackend:
 
 def backend_on(device: torch.device) -> KernelBackend:
     """Which body serves the tensors of a device."""
-    return KernelBackend.TRITON if device.type == "cuda" else _cpu_body()
+    return KernelBackend.TRITON if device.type == "cuda" else _cpu_backend()

@@ -27,12 +27,12 @@ def rotary_write_kv(
             qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales, joined(delta)
         )
         return
-    body = backend_for(qkv)
-    if body is KernelBackend.TRITON:
+    backend = backend_for(qkv)
+    if backend is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import rotary as triton
 
         triton.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales)
-    elif body is KernelBackend.COMPILED and kv_cache.dtype is qkv.dtype:
+    elif backend is KernelBackend.COMPILED and kv_cache.dtype is qkv.dtype:
         from loraplex.engine.kernels.cpu import rotary as compiled
 
         compiled.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon)

@@ -14,12 +14,12 @@ def silu_mul(gate_up: torch.Tensor, delta: PendingDelta | None = None) -> torch.
         from loraplex.engine.kernels.triton import silu_mul as folded
 
         return folded.expand_silu_mul(gate_up, joined(delta))
-    body = backend_for(gate_up)
-    if body is KernelBackend.TRITON:
+    backend = backend_for(gate_up)
+    if backend is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import silu_mul as triton
 
         return triton.silu_mul(gate_up)
-    if body is KernelBackend.COMPILED:
+    if backend is KernelBackend.COMPILED:
         from loraplex.engine.kernels.cpu import silu_mul as compiled
 
         return compiled.silu_mul(gate_up)

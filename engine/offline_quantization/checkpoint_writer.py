@@ -170,15 +170,15 @@ class _Shards:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._held: dict[str, torch.Tensor] = {}
-        self._held_bytes = self._total_bytes = 0
+        self._pending: dict[str, torch.Tensor] = {}
+        self._pending_bytes = self._total_bytes = 0
         self._written: list[list[str]] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        if self._held and self._held_bytes + tensor.nbytes > SHARD_BYTES:
+        if self._pending and self._pending_bytes + tensor.nbytes > SHARD_BYTES:
             self._write()
-        self._held[name] = tensor.to("cpu").contiguous()
-        self._held_bytes += tensor.nbytes
+        self._pending[name] = tensor.to("cpu").contiguous()
+        self._pending_bytes += tensor.nbytes
         self._total_bytes += tensor.nbytes
 
     def finish(self) -> None:
@@ -196,9 +196,9 @@ class _Shards:
         _write_json(self._folder / INDEX_FILE, index_file)
 
     def _write(self) -> None:
-        save_file(self._held, self._path(len(self._written)), metadata={"format": "pt"})
-        self._written.append(list(self._held))
-        self._held, self._held_bytes = {}, 0
+        save_file(self._pending, self._path(len(self._written)), metadata={"format": "pt"})
+        self._written.append(list(self._pending))
+        self._pending, self._pending_bytes = {}, 0
 
     def _path(self, index: int) -> Path:
         return self._folder / f"part-{index}.safetensors"

@@ -40,7 +40,7 @@ from loraplex.engine.quantization.scheme import NONE, SCHEMES, quantize_paramete
 CALIBRATED = frozenset({"int4"})
 """Schemes whose rounding follows a text where there is one; int8 loses too little for it to matter."""
 CALIBRATION_TOKENS = 8_192
-JUDGED_TOKENS = 4_096
+EVALUATED_TOKENS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def quantize_model(request: QuantizeJob, progress: Callable[[str], None]) -> Qua
             f"{request.model}: a GGUF file is quantized already; give the folder it was made from"
         )
     with _draft(request.folder) as draft:
-        texts = _judged_texts(base, request, progress)
+        texts = _evaluation_texts(base, request, progress)
         moments = _moments(base, request, progress)
         progress(f"rounding to {request.scheme}")
         write_checkpoint(source, draft, base.config, _rounded(base, request.scheme, moments))
@@ -153,14 +153,14 @@ def _moments(base: LoadedModel, request: QuantizeJob, progress: Callable[[str], 
     return moments
 
 
-def _judged_texts(
+def _evaluation_texts(
     base: LoadedModel, request: QuantizeJob, progress: Callable[[str], None]
 ) -> list[list[int]]:
     if request.text is not None:
-        return windows(base, request.text, JUDGED_TOKENS)
+        return windows(base, request.text, EVALUATED_TOKENS)
     progress("writing a text to judge by")
     size = window_size(base)
-    return sample_text(base, -(-JUDGED_TOKENS // size), size, seed=1)
+    return sample_text(base, -(-EVALUATED_TOKENS // size), size, seed=1)
 
 
 def _weight_bytes(folder: Path) -> int:

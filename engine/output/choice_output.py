@@ -73,7 +73,7 @@ class ChoiceOutput:
             return
         # As in vLLM: a stop that the last of `min_tokens` completes does not end the choice yet.
         may_stop = self._completion_tokens > self._sampling.min_tokens or self._sampling.min_tokens == 0
-        shown, stop = self._matcher.push(text, may_stop)
-        self._text += shown
+        visible, stop = self._matcher.push(text, may_stop)
+        self._text += visible
         if stop is not None:
             self._reason, self._stop = "stop", stop

@@ -60,21 +60,21 @@ class TokenTexts:
         return bytes.fromhex((self._decoder.id_to_token(token_id) or "")[3:5])
 
     def _classify(self, token_id: int) -> TokenKind:
-        piece = self._decoder.id_to_token(token_id) if token_id >= 0 else None
-        if piece is None:
+        token = self._decoder.id_to_token(token_id) if token_id >= 0 else None
+        if token is None:
             return TokenKind.SILENT
-        if self.byte_anchor is not None and _is_high_byte(piece):
+        if self.byte_anchor is not None and _is_high_byte(token):
             return TokenKind.BYTE
         if self.decode([token_id]) and not self._decoder.decode([token_id], skip_special_tokens=True):
             return TokenKind.SPECIAL
         return TokenKind.TEXT
 
 
-def _is_high_byte(piece: str) -> bool:
-    if len(piece) != 6 or not piece.startswith("<0x") or not piece.endswith(">"):
+def _is_high_byte(token: str) -> bool:
+    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return False
     try:
-        return int(piece[3:5], 16) not in _ASCII_BYTES
+        return int(token[3:5], 16) not in _ASCII_BYTES
     except ValueError:
         return False
 

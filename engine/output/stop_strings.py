@@ -65,25 +65,25 @@ class StopMatcher:
     def __init__(self, stops: StopStrings, include_stop: bool = False) -> None:
         self._state = stops.start
         self._include_stop = include_stop
-        self._held = ""
+        self._pending = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that may be shown now, and the stop string if `text` completed one; what follows it is dropped.
 
         With `may_stop` false, stop strings that end in `text` are ordinary text.
         """
-        state, pending = self._state, self._held + text
-        for end, character in enumerate(text, start=len(self._held) + 1):
+        state, pending = self._state, self._pending + text
+        for end, character in enumerate(text, start=len(self._pending) + 1):
             state = state.step(character)
             if may_stop and state.match is not None:
-                self._held = ""
+                self._pending = ""
                 return pending[: end if self._include_stop else end - len(state.match)], state.match
         self._state = state
-        shown = len(pending) - (0 if self._include_stop else state.undecided)
-        self._held = pending[shown:]
-        return pending[:shown], None
+        safe = len(pending) - (0 if self._include_stop else state.undecided)
+        self._pending = pending[safe:]
+        return pending[:safe], None
 
     def flush(self) -> str:
         """The text held back, once no more can come."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._pending = self._pending, ""
+        return rest

@@ -28,13 +28,13 @@ class LaunchedStep:
     """Made by `ModelRunner.launch`. `sample` first, `collect` then, each once."""
 
     def __init__(
-        self, plan: StepPlan, sampler: Sampler, masks: BitmaskFiller | None, staging: HostTransfers
+        self, plan: StepPlan, sampler: Sampler, masks: BitmaskFiller | None, transfers: HostTransfers
     ) -> None:
         self.plan = plan
         self._rows: dict[Sequence, int] = {}
         self._sampler = sampler
         self._masks = masks
-        self._staging = staging
+        self._transfers = transfers
         self._began = time.monotonic()
         self._begun: list[Sequence] | None = None
         self._logits: Tensor | None = None
@@ -47,7 +47,7 @@ class LaunchedStep:
         return None if self._pending is None else UnknownTokens(self._rows, self._pending.token_ids)
 
     @property
-    def coming(self) -> Collection[Sequence]:
+    def sampled_sequences(self) -> Collection[Sequence]:
         """The sequences that get a token."""
         return self._rows
 
@@ -102,7 +102,7 @@ class LaunchedStep:
         ordered = [row.sequence for row in self.plan.rows if row.samples]
         if len(ordered) == len(self._rows):
             return logits
-        (index,) = self._staging.stage(
+        (index,) = self._transfers.stage(
             [torch.tensor([i for i, s in enumerate(ordered) if s in self._rows], dtype=torch.int64)]
         )
         return logits.index_select(0, index)
@@ -110,7 +110,7 @@ class LaunchedStep:
     def _bitmask(self, chosen: list[Sequence], masks: Masks) -> Tensor | None:
         """One row for each sequence with a grammar, on the device."""
         rows = [masks.rows[sequence] for sequence in chosen if sequence.token_mask is not None]
-        bitmask = self._staging.stage([torch.cat(rows)])[0] if rows else None
+        bitmask = self._transfers.stage([torch.cat(rows)])[0] if rows else None
         if self._masks is not None:
             self._masks.give_back(masks)
         return bitmask

@@ -45,8 +45,8 @@ class ModelRunner:
         self._sampler = sampler
         self._pool = pool
         self._masks = masks
-        self._staging = HostTransfers(decoder.device)
-        self._mask_staging = HostTransfers(decoder.device)
+        self._transfers = HostTransfers(decoder.device)
+        self._mask_transfers = HostTransfers(decoder.device)
         self._last: LaunchedStep | None = None
         self._graphs: DecodeGraphs | None = None
 
@@ -59,7 +59,7 @@ class ModelRunner:
 
         `rows` are those to be sampled, where that is known already.
         """
-        handle = LaunchedStep(plan, self._sampler, self._masks, self._mask_staging)
+        handle = LaunchedStep(plan, self._sampler, self._masks, self._mask_transfers)
         if rows is not None:
             handle.begin_masks(rows)
         unknown = None if self._last is None else self._last.tokens
@@ -72,7 +72,7 @@ class ModelRunner:
         logits = None if self._graphs is None else self._graphs.run(rows, unknown)
         if logits is not None:
             return logits
-        return self.forward(rows.batch(self._decoder.device, self._staging, unknown, self._adapters))
+        return self.forward(rows.batch(self._decoder.device, self._transfers, unknown, self._adapters))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Logits of a batch made elsewhere: benchmarks and tests."""

@@ -56,13 +56,13 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: Collection[int] = (),
         max_histories: int = 4096,
-        staging: HostTransfers | None = None,
+        transfers: HostTransfers | None = None,
     ) -> None:
-        """`staging` None: the logits are on the host."""
+        """`transfers` None: the logits are on the host."""
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._histories = TokenHistories(max_histories)
-        self._staging = staging or HostTransfers(torch.device("cpu"))
+        self._transfers = transfers or HostTransfers(torch.device("cpu"))
         self._rows = SampledRows([], vocab_size)
 
     def forget(self, sequence: Sequence) -> None:
@@ -95,14 +95,14 @@ class Sampler:
             tokens[index] = self._process(work, rows, bitmask)
         tokens = torch.where(maxima.isfinite(), tokens, _NOT_FINITE)
         results = [tokens]
-        if rows.num_asked:
-            results += raw_logprobs(logits, rows["asked"], tokens[rows["asked"]].clamp_min(0))
-        return PendingTokens(tokens, self._staging.fetch(results), rows.logprob_counts)
+        if rows.num_with_logprobs:
+            results += raw_logprobs(logits, rows["with_logprobs"], tokens[rows["with_logprobs"]].clamp_min(0))
+        return PendingTokens(tokens, self._transfers.fetch(results), rows.logprob_counts)
 
     def _rows_of(self, sequences: list[Sequence]) -> SampledRows:
         if not self._rows.is_of(sequences):
             self._rows = SampledRows(sequences, self._vocab_size)
-        self._rows.stage(self._staging, self._histories, self._eos_token_ids)
+        self._rows.stage(self._transfers, self._histories, self._eos_token_ids)
         return self._rows
 
     def _check(self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None) -> None:

@@ -32,7 +32,7 @@ LOWEST_TEMPERATURE = 1e-5
 class SampledRows:
     """Rows count within the batch, those of `special` within the special ones: all that are more than an argmax.
 
-    After `stage` every tensor is on the device. `asked` are the rows that want log-probabilities.
+    After `stage` every tensor is on the device. `with_logprobs` are the rows that want log-probabilities.
     """
 
     def __init__(self, sequences: list[Sequence], vocab_size: int) -> None:
@@ -48,12 +48,12 @@ class SampledRows:
         random = [i for i, sequence in enumerate(chosen) if _is_random(sequence)]
         masked = [i for i, sequence in enumerate(chosen) if sequence.token_mask is not None]
         biased = [i for i, sampling in enumerate(params) if sampling.logit_bias]
-        asked = [i for i, s in enumerate(sequences) if s.request.sampling.logprobs is not None]
+        with_logprobs = [i for i, s in enumerate(sequences) if s.request.sampling.logprobs is not None]
         self.num_special = len(special)
         self.num_random = len(random)
         self.num_masked = len(masked)
-        self.num_asked = len(asked)
-        self.logprob_counts = {row: sequences[row].request.sampling.logprobs or 0 for row in asked}
+        self.num_with_logprobs = len(with_logprobs)
+        self.logprob_counts = {row: sequences[row].request.sampling.logprobs or 0 for row in with_logprobs}
         self.is_constrained = bool(masked or biased or self._penalised or self._short)
         drawn = [sampling for sampling in params if sampling.temperature >= LOWEST_TEMPERATURE]
         self.truncations = Truncations.of([Truncation(p.top_k, p.top_p, p.min_p) for p in drawn])
@@ -61,7 +61,7 @@ class SampledRows:
             "special": _indices(special),
             "random": _indices(random),
             "masked": _indices(masked),
-            "asked": _indices(asked),
+            "with_logprobs": _indices(with_logprobs),
             "temperatures": torch.tensor([p.temperature for p in drawn]).unsqueeze(-1),
         }
         if biased:
@@ -76,12 +76,14 @@ class SampledRows:
             return False
         return all(s.token_mask is mask for s, mask in zip(sequences, self._masks, strict=True))
 
-    def stage(self, staging: HostTransfers, histories: TokenHistories, eos_token_ids: frozenset[int]) -> None:
+    def stage(
+        self, transfers: HostTransfers, histories: TokenHistories, eos_token_ids: frozenset[int]
+    ) -> None:
         """Bring everything to the device that is not there, in one transfer."""
         fresh = self._changing(histories, eos_token_ids)
         if not self._is_staged:
             fresh |= self._fixed | {f"truncation {i}": t for i, t in enumerate(self.truncations.tensors)}
-        staged = dict(zip(fresh, staging.stage(list(fresh.values())), strict=True)) if fresh else {}
+        staged = dict(zip(fresh, transfers.stage(list(fresh.values())), strict=True)) if fresh else {}
         self._on_device |= staged
         if not self._is_staged:
             places = range(len(self.truncations.tensors))

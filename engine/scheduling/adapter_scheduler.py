@@ -71,15 +71,15 @@ class AdapterScheduler:
         self._resident: dict[AdapterKey, _Queue] = {}
         self._arrived: dict[AdapterKey, Sequence] = {}
         self._overdue: Sequence | None = None
-        self._held: AdapterRef | None = None
+        self._overdue_pin: AdapterRef | None = None
         self._draining: set[AdapterKey] = set()
         self._changed = False
         self._next_review = 0.0
         self._ahead = max(MIN_AHEAD, config.max_adapters_per_step // AHEAD_SHARE)
-        self._parked: list[tuple[float, int, Sequence]] = []
+        self._wait_order: list[tuple[float, int, Sequence]] = []
 
     @property
-    def num_parked(self) -> int:
+    def num_queued(self) -> int:
         queues = (self._absent, self._loading, self._resident)
         return sum(len(queue.sequences) for group in queues for queue in group.values())
 
@@ -94,7 +94,7 @@ class AdapterScheduler:
             return True
         return self._has_room(adapter.key) and self._residency.state(adapter) is AdapterState.RESIDENT
 
-    def enter(self, sequence: Sequence) -> None:
+    def activate(self, sequence: Sequence) -> None:
         """Count and pin the adapter of a sequence that joins the batch."""
         adapter = sequence.adapter
         if adapter is None:
@@ -104,8 +104,8 @@ class AdapterScheduler:
         sequence.adapter_wait_since = None
         self._forget(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
-        """Undo `enter` when the sequence ends or is preempted."""
+    def deactivate(self, sequence: Sequence) -> None:
+        """Undo `activate` when the sequence ends or is preempted."""
         adapter = sequence.adapter
         if adapter is None:
             return
@@ -115,14 +115,14 @@ class AdapterScheduler:
             del self._running[adapter.key]
         self._changed = True
 
-    def park(self, sequence: Sequence) -> None:
+    def queue(self, sequence: Sequence) -> None:
         """Set a sequence that is not admitted aside, so that others pass by it."""
         adapter = sequence.adapter
         if adapter is None:
             raise ValueError("a sequence without an adapter never waits for one")
         if sequence.adapter_wait_since is None:
             sequence.adapter_wait_since = self._clock()
-            heapq.heappush(self._parked, (sequence.adapter_wait_since, sequence.order, sequence))
+            heapq.heappush(self._wait_order, (sequence.adapter_wait_since, sequence.order, sequence))
         sequence.status = SequenceStatus.LOADING
         self._arrived.pop(adapter.key, None)
         group = self._group(adapter)
@@ -149,14 +149,14 @@ class AdapterScheduler:
     def advance(self, free_slots: int) -> tuple[list[Sequence], list[tuple[Sequence, AdapterError]]]:
         """Follow loads, start new ones, and return the sequences that may queue again and those that failed."""
         ready: list[Sequence] = []
-        failed = self._follow_loads()
+        failed = self._check_loads()
         now = self._clock()
         if self._changed or now >= self._next_review:
             self._changed = False
             self._next_review = now + REVIEW_INTERVAL_S
             self._choose_overdue(now)
             self._start_loads(free_slots)
-            ready = self._release_resident()
+            ready = self._take_ready()
         return ready, failed
 
     def _has_room(self, key: AdapterKey) -> bool:
@@ -180,7 +180,7 @@ class AdapterScheduler:
             return self._resident
         return self._absent if state is AdapterState.ABSENT else self._loading
 
-    def _follow_loads(self) -> list[tuple[Sequence, AdapterError]]:
+    def _check_loads(self) -> list[tuple[Sequence, AdapterError]]:
         failed: list[tuple[Sequence, AdapterError]] = []
         for key, queue in list(self._loading.items()):
             state = self._residency.state(queue.adapter)
@@ -192,7 +192,7 @@ class AdapterScheduler:
                 self._absent[key] = queue
             elif state is AdapterState.RESIDENT:
                 self._settle(queue)
-                self._hold_if_overdue(queue.adapter)
+                self._pin_if_overdue(queue.adapter)
                 self._resident[key] = queue
             else:
                 error = self._residency.take_error(queue.adapter)
@@ -232,7 +232,7 @@ class AdapterScheduler:
         took = self._residency.load_seconds(queue.adapter)
         self._policy.charge_adapter_load(queue.head, took - queue.charged_s)
 
-    def _release_resident(self) -> list[Sequence]:
+    def _take_ready(self) -> list[Sequence]:
         """Let those adapters go on for which there is room, in the order of the policy."""
         if not self._resident:
             return []
@@ -270,15 +270,15 @@ class AdapterScheduler:
             self._overdue = min(late, key=self._policy.rank)
             adapter = self._overdue.adapter
             if adapter is not None and adapter.key in self._resident:
-                self._hold_if_overdue(adapter)
+                self._pin_if_overdue(adapter)
 
     def _oldest_wait(self) -> float:
         """When the longest wait began that has not ended. Amortised O(log waiting)."""
-        while self._parked:
-            since, _, sequence = self._parked[0]
+        while self._wait_order:
+            since, _, sequence = self._wait_order[0]
             if sequence.adapter_wait_since == since and sequence.status is not SequenceStatus.FINISHED:
                 return since
-            heapq.heappop(self._parked)
+            heapq.heappop(self._wait_order)
         return float("inf")
 
     def _waiting_heads(self) -> Iterable[Sequence]:
@@ -294,13 +294,13 @@ class AdapterScheduler:
             loading is not None and self._clock() - loading.load_began >= LOAD_GRACE_S
         )
 
-    def _hold_if_overdue(self, adapter: AdapterRef) -> None:
+    def _pin_if_overdue(self, adapter: AdapterRef) -> None:
         """Pin the overdue adapter until its sequence enters, lest another load evicts it again."""
-        if self._overdue is None or self._held is not None or self._overdue_key() != adapter.key:
+        if self._overdue is None or self._overdue_pin is not None or self._overdue_key() != adapter.key:
             return
         if self._residency.state(adapter) is AdapterState.RESIDENT:
             self._residency.pin(adapter)
-            self._held = adapter
+            self._overdue_pin = adapter
 
     def _drain_one_more(self) -> None:
         """Close the adapter that has run longest without a break, once the ones closed before have ended."""
@@ -316,9 +316,9 @@ class AdapterScheduler:
         if self._overdue is sequence:
             self._overdue = None
             self._draining.clear()
-            if self._held is not None:
-                self._residency.unpin(self._held)
-                self._held = None
+            if self._overdue_pin is not None:
+                self._residency.unpin(self._overdue_pin)
+                self._overdue_pin = None
         self._changed = True
 
     def _overdue_key(self) -> AdapterKey:

@@ -13,7 +13,7 @@ from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightStep:
     """One launched step. `late`: sequences whose mask did not come, None before that is known."""
 
     plan: StepPlan
@@ -23,14 +23,14 @@ class Flight:
 class InFlightSteps:
     """At most two: the one that computes and the one that is planned meanwhile."""
 
-    def __init__(self, leave: Callable[[Sequence], None]) -> None:
-        """`leave` gives back the pin of one departure."""
-        self._leave = leave
-        self._flights: deque[Flight] = deque()
+    def __init__(self, release_adapter: Callable[[Sequence], None]) -> None:
+        """`release_adapter` gives back the pin of one departure."""
+        self._release_adapter = release_adapter
+        self._steps: deque[InFlightStep] = deque()
 
     def launch(self, plan: StepPlan) -> None:
         """Take the rows of `plan` for begun."""
-        self._flights.append(Flight(plan))
+        self._steps.append(InFlightStep(plan))
         for row in plan.rows:
             row.sequence.num_in_flight += len(row.token_ids)
             row.sequence.num_launched += 1
@@ -46,33 +46,33 @@ class InFlightSteps:
             if row.samples and is_live(row) and row.stop == len(row.sequence.token_ids)
         ]
 
-    def expect(self, plan: StepPlan, coming: Collection[Sequence], late: Collection[Sequence]) -> None:
-        """The sampling of `plan` has begun: of `coming` there will be a token, of `late` there was no mask in time."""
+    def expect(self, plan: StepPlan, sampled: Collection[Sequence], late: Collection[Sequence]) -> None:
+        """The sampling of `plan` has begun: of `sampled` there will be a token, of `late` there was no mask in time."""
         self._of(plan).late = late
-        for sequence in coming:
+        for sequence in sampled:
             sequence.num_unknown = 1
         for sequence in late:
             sequence.num_in_flight -= 1
             sequence.awaits_mask = True
 
-    def land(self, plan: StepPlan) -> Flight:
+    def complete(self, plan: StepPlan) -> InFlightStep:
         """The results of the step launched first are there. Raises `ValueError` for any other."""
-        flight = self._of(plan)
-        if flight is not self._flights[0]:
+        step = self._of(plan)
+        if step is not self._steps[0]:
             raise ValueError("steps are completed in the order in which they were planned")
-        return self._flights.popleft()
+        return self._steps.popleft()
 
-    def land_row(self, flight: Flight, row: PlannedRow) -> bool:
+    def complete_row(self, step: InFlightStep, row: PlannedRow) -> bool:
         """Count what the row computed; False if that is of no use any more."""
         sequence = row.sequence
         sequence.num_launched -= 1
         while sequence.num_departures and not sequence.num_launched:
             sequence.num_departures -= 1
-            self._leave(sequence)
+            self._release_adapter(sequence)
         if not is_live(row):
             return False
         computed = len(row.token_ids)
-        if flight.late and sequence in flight.late:
+        if step.late and sequence in step.late:
             # Logits that brought no token are gone: the last token is computed again.
             computed -= 1
         sequence.num_in_flight -= computed
@@ -86,7 +86,7 @@ class InFlightSteps:
         if sequence.num_launched:
             sequence.num_departures += 1
         else:
-            self._leave(sequence)
+            self._release_adapter(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Whatever launched steps still compute for a sequence is of no use."""
@@ -98,10 +98,10 @@ class InFlightSteps:
         """Whether `expect` was called for this step."""
         return self._of(plan).late is not None
 
-    def _of(self, plan: StepPlan) -> Flight:
-        for flight in self._flights:
-            if flight.plan is plan:
-                return flight
+    def _of(self, plan: StepPlan) -> InFlightStep:
+        for step in self._steps:
+            if step.plan is plan:
+                return step
         raise ValueError("the step was not planned here, or has been completed")
 
 

@@ -25,14 +25,14 @@ class RunningBatch:
         self,
         config: SchedulerConfig,
         blocks: SequenceBlocks,
-        gate: AdapterScheduler,
-        flights: InFlightSteps,
+        adapters: AdapterScheduler,
+        in_flight: InFlightSteps,
         max_model_len: int,
     ) -> None:
-        self._most = config.max_num_seqs
+        self._max_sequences = config.max_num_seqs
         self._blocks = blocks
-        self._gate = gate
-        self._flights = flights
+        self._adapters = adapters
+        self._in_flight = in_flight
         self._max_model_len = max_model_len
         self._running: list[Sequence] = []
         self._victims: list[Sequence] = []
@@ -48,28 +48,28 @@ class RunningBatch:
     @property
     def num_free(self) -> int:
         """Sequences that may still join."""
-        return self._most - len(self._running)
+        return self._max_sequences - len(self._running)
 
     def join(self, sequence: Sequence) -> bool:
         """Let a sequence join whose adapter is admitted; False when too few blocks are free."""
         if not self._blocks.open(sequence, len(self._running)):
             return False
-        self._gate.enter(sequence)
+        self._adapters.activate(sequence)
         sequence.status = SequenceStatus.RUNNING
         insort(self._running, sequence, key=_order)
         return True
 
-    def leave(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that ends, or has to give way. Its blocks are the caller's to close."""
         del self._running[bisect_left(self._running, sequence.order, key=_order)]
-        self._flights.depart(sequence)
+        self._in_flight.depart(sequence)
 
     def plan_decodes(self, step: StepRows) -> tuple[list[Sequence], list[Sequence]]:
         """Add every sequence with one token to compute; return those with more, oldest first, and those preempted.
 
         Blocks are taken for all of them, oldest first, so that victims are never planned.
         """
-        begun: list[Sequence] = []
+        started: list[Sequence] = []
         running, block_size = self._running, self._blocks.block_size
         index = 0
         while index < len(running):
@@ -82,11 +82,11 @@ class RunningBatch:
                 break
             planned = sequence.num_computed_tokens + sequence.num_in_flight
             if planned < last:
-                begun.append(sequence)
+                started.append(sequence)
             elif planned == last and not sequence.awaits_mask:
                 step.add_last(sequence)
         victims, self._victims = self._victims, []
-        return begun, victims
+        return started, victims
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Blocks for all its tokens, preempting the newest as needed; False when that is the sequence itself."""
@@ -101,7 +101,7 @@ class RunningBatch:
 
     def _preempt(self, sequence: Sequence) -> None:
         """A token that a launched step samples for it is lost; the same one will be sampled again."""
-        self.leave(sequence)
+        self.remove(sequence)
         self._blocks.close(sequence)
         sequence.awaits_mask = False
         sequence.num_preemptions += 1

@@ -36,7 +36,7 @@ class BitmaskJob:
     mask: TokenMask
     row: Tensor
     countdown: Countdown
-    lane: "BitmaskThreads"
+    threads: "BitmaskThreads"
     began: float | None = None
     thread_id: int = 0
     seconds: float = 0.0

@@ -64,7 +64,7 @@ def test_adapters_in_pages_of_an_arena_equal_peft(
 ) -> None:
     """Ranks over one page, on the embedding and the head too, in an arena that holds two or three of them."""
     monkeypatch.setattr(pool_factory, "open_memory", in_pages)
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     served = engine(max_bytes=200_000, max_rank=32)
     names = [None, *ADAPTERS]
     for index, prompt in enumerate(prompts(12, seed=9)):

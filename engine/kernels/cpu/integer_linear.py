@@ -29,7 +29,7 @@ LONG_PRODUCT = 8 << 20
 
 
 @cache
-def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: int) -> ParallelKernel:
+def _kernel(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: int) -> ParallelKernel:
     @njit(inline="always")  # type: ignore[untyped-decorator]
     def multiply(
         count: int,
@@ -131,7 +131,7 @@ def integer_linear(
     blocks = _workspace().reserve(rows * weight.padded_inputs // GROUP * BLOCK_BYTES)
     if by_instruction is None:
         by_instruction = has_byte_products()
-    _body(
+    _kernel(
         int(x.dtype is torch.bfloat16), int(weight.has_nibbles), int(weight.has_zeros), int(by_instruction)
     )(
         threads_for(weight.tiles.numel()),

@@ -29,7 +29,7 @@ _ELEMENTS_WORTH_A_TEAM = 32768
 _FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 """Without nnan and ninf: a non-finite value must reach the row's logits."""
 
-BODY_SIGNATURE = types.void(types.CPointer(types.int64))
+KERNEL_SIGNATURE = types.void(types.CPointer(types.int64))
 
 _I16, _I32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
 
@@ -184,14 +184,14 @@ def exp(typing_context: Any, x: Any) -> tuple[Signature, Codegen]:
 
 
 @njit  # type: ignore[untyped-decorator]
-def _launch(body: int, arguments: Any, threads: int) -> None:
+def _launch(address: int, arguments: Any, threads: int) -> None:
     # The GIL stays held: a region lasts microseconds, and taking it back could wait for another thread's slice.
-    _gomp_parallel(body, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
+    _gomp_parallel(address, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def _launch_without_gil(body: int, arguments: Any, threads: int) -> None:
-    _gomp_parallel(body, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
+def _launch_without_gil(address: int, arguments: Any, threads: int) -> None:
+    _gomp_parallel(address, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
 
 
 def sources_digest(folder: Path) -> str:
@@ -203,7 +203,7 @@ def sources_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-class _BodyCache(FunctionCache):  # type: ignore[misc]
+class _KernelCache(FunctionCache):  # type: ignore[misc]
     """Machine code on disk until any module of this folder changes; numba's own looks at the body's module alone."""
 
     def __init__(self, function: Callable[[Any], None]) -> None:
@@ -223,10 +223,10 @@ class ParallelKernel:
             raise RuntimeError("compiled kernels need torch's GNU OpenMP runtime")
         # Divisions as in IEEE 754: the check for a zero divisor would keep loops from vectorising.
         options = {"fastmath": not as_written and _FASTMATH, "error_model": "numpy"}
-        signature = (BODY_SIGNATURE.args, BODY_SIGNATURE.return_type)
-        self._body = cast("Any", CFunc(function, signature, locals={}, options=options))
-        self._body._cache = _BodyCache(function)
-        self._body.compile()
+        signature = (KERNEL_SIGNATURE.args, KERNEL_SIGNATURE.return_type)
+        self._compiled = cast("Any", CFunc(function, signature, locals={}, options=options))
+        self._compiled._cache = _KernelCache(function)
+        self._compiled.compile()
         self._num_arguments = num_arguments
 
     def __call__(self, threads: int, *arguments: int, releases_gil: bool = False) -> None:
@@ -237,7 +237,7 @@ class ParallelKernel:
         if len(arguments) != self._num_arguments:
             raise TypeError(f"the body takes {self._num_arguments} arguments, not {len(arguments)}")
         launch = _launch_without_gil if releases_gil else _launch
-        launch(self._body.address, np.array(arguments, dtype=np.int64), threads)
+        launch(self._compiled.address, np.array(arguments, dtype=np.int64), threads)
 
 
 def threads_for(elements: int) -> int:

@@ -73,7 +73,7 @@ def _add_4_values(kind: int, target: int, value: int, stride: int, size: int, we
 
 
 @cache
-def _body(kind: int) -> ParallelKernel:
+def _kernel(kind: int) -> ParallelKernel:
     def attend(block: Any) -> None:
         arguments = carray(block, (15,))
         threads, rows, heads, kv_heads, size = (
@@ -187,7 +187,7 @@ def decode_attention(
     block_size, kv_heads, size = kv_cache.shape[1], kv_cache.shape[3], kv_cache.shape[4]
     heads, threads = out.shape[1] // size, torch.get_num_threads()
     scratch = _scratch(threads * _scratch_floats(heads // kv_heads, size, block_size))
-    _body(KINDS[qkv.dtype])(
+    _kernel(KINDS[qkv.dtype])(
         threads,
         lengths.shape[0],
         heads,

@@ -132,7 +132,7 @@ def _expand_rows(
 
 
 @cache
-def _body(kind: int) -> ParallelKernel:
+def _kernel(kind: int) -> ParallelKernel:
     def shrink_expand(block: Any) -> None:
         arguments = carray(block, (18,))
         threads, tokens, inputs = np.int64(team_size()), arguments[0], arguments[1]
@@ -251,7 +251,7 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -
     """See `reference.sgmv`. Groups hold at most `GROUP_ROWS` rows."""
     threads = torch.get_num_threads()
     widened, hidden, sums = _workspace().reserve(groups.num_rows, site, threads)
-    _body(KINDS[x.dtype])(
+    _kernel(KINDS[x.dtype])(
         threads,
         groups.num_rows,
         site.inputs,

@@ -26,14 +26,14 @@ class HostCache:
         self.nbytes = 0
         self.num_hits = 0
         self._arena = arena
-        self._kept: OrderedDict[Key, PackedAdapter] = OrderedDict()
+        self._blobs: OrderedDict[Key, PackedAdapter] = OrderedDict()
         self._lock = threading.Lock()
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._kept
+        return key in self._blobs
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._blobs)
 
     def blob(self, nbytes: int) -> Tensor:
         """Memory for an adapter to be packed into, for which others leave the tier.
@@ -57,32 +57,32 @@ class HostCache:
         while self.nbytes + nbytes > self.max_bytes and self._drop_oldest():
             continue
         with self._lock:
-            self._kept[key] = packed
+            self._blobs[key] = packed
             self.nbytes += nbytes
 
     def find(self, key: Key) -> PackedAdapter | None:
         """The blob, now the most recently used, or None."""
         with self._lock:
-            packed = self._kept.get(key)
+            packed = self._blobs.get(key)
             if packed is not None:
-                self._kept.move_to_end(key)
+                self._blobs.move_to_end(key)
                 self.num_hits += 1
         return packed
 
     def forget(self, key: Key) -> None:
         with self._lock:
-            packed = self._kept.pop(key, None)
+            packed = self._blobs.pop(key, None)
             self.nbytes -= 0 if packed is None else packed.blob.nbytes
 
     def forget_namespace(self, namespace: bytes) -> None:
-        for key in [key for key in self._kept if key[0] == namespace]:
+        for key in [key for key in self._blobs if key[0] == namespace]:
             self.forget(key)
 
     def _drop_oldest(self) -> bool:
         """False when nothing is kept. Its extent is free once nobody copies from it either."""
         with self._lock:
-            if not self._kept:
+            if not self._blobs:
                 return False
-            _, packed = self._kept.popitem(last=False)
+            _, packed = self._blobs.popitem(last=False)
             self.nbytes -= packed.blob.nbytes
         return True

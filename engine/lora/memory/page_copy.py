@@ -40,7 +40,7 @@ class CopyStream(Protocol):
         """Where the work launched by the calling thread ends; None when that is no question."""
         ...
 
-    def follow(self, mark: Mark | None) -> None:
+    def start_after(self, mark: Mark | None) -> None:
         """Copies from here on happen after `mark`."""
         ...
 
@@ -109,7 +109,7 @@ class PageCopier:
         """Queue all copies of an adapter. Waits for the device, so not in the step loop."""
         stream, blob, storage = self.stream, copy.packed.blob, copy.storage
         marks: deque[Mark] = deque()
-        stream.follow(copy.after)
+        stream.start_after(copy.after)
         for spans in copy.layers():
             if len(marks) == LAYERS_IN_FLIGHT:
                 marks.popleft().wait()
@@ -171,7 +171,7 @@ class CudaCopyStream:
     def computed(self) -> Mark | None:
         return self._recorded(torch.cuda.current_stream(self._device))
 
-    def follow(self, mark: Mark | None) -> None:
+    def start_after(self, mark: Mark | None) -> None:
         if isinstance(mark, _CudaMark):
             self._stream.wait_event(mark.event)
 
@@ -203,7 +203,7 @@ class ImmediateStream:
     def computed(self) -> Mark | None:
         return None
 
-    def follow(self, mark: Mark | None) -> None:
+    def start_after(self, mark: Mark | None) -> None:
         """Everything is over."""
 
     def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:

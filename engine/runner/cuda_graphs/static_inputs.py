@@ -27,10 +27,10 @@ class StaticInputs:
     """Filled in stream order: a step that still reads them is not disturbed."""
 
     def __init__(
-        self, shape: StaticShape, device: torch.device, staging: HostTransfers | None = None
+        self, shape: StaticShape, device: torch.device, transfers: HostTransfers | None = None
     ) -> None:
         self._shape = shape
-        self._staging = staging or HostTransfers(device)
+        self._transfers = transfers or HostTransfers(device)
         rows = shape.rows
         self.token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -78,7 +78,7 @@ class StaticInputs:
             torch.tensor(places, dtype=torch.int64),
             torch.tensor(sources, dtype=torch.int64),
         ]
-        *staged, at, source = self._staging.stage(host)
+        *staged, at, source = self._transfers.stage(host)
         targets = [buffer[:bucket] for buffer in self.buffers]
         targets[3] = targets[3][:, :width]
         torch._foreach_copy_(targets, staged)

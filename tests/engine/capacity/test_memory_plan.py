@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from loraplex.engine.capacity.memory_advice import memory_advice, told
+from loraplex.engine.capacity.memory_advice import format_bytes, memory_advice
 from loraplex.engine.capacity.memory_plan import (
     CPU_KV_BYTES,
     Machine,
@@ -274,7 +274,7 @@ def follow(
     [(0, "0.00 kB"), (131_072, "131.07 kB"), (83_886_080, "83.89 MB"), (15 * GB, "15.00 GB")],
 )
 def test_sizes_are_told_as_devices_are_sold(size: int, text: str) -> None:
-    assert told(size) == text
+    assert format_bytes(size) == text
 
 
 def test_a_worksheet_needs_no_torch() -> None:

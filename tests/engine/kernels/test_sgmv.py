@@ -49,7 +49,7 @@ def test_compiled_equals_a_loop_over_rows(problem_of: Any, shape: Any, dtype: to
 def test_reference_is_the_choice_of_a_cpu_without_compiled_bodies(
     problem_of: Any, shape: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     problem = problem_of(shape, torch.float32, CPU)
     result = problem.y.clone()
     sgmv(problem.x, result, problem.site, problem.batch)

@@ -100,7 +100,7 @@ def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Runs a test on each body of the kernels this CPU has."""
     if dispatch.backend_for(torch.empty(0)) is dispatch.KernelBackend.REFERENCE is not request.param:
         pytest.skip("this CPU has no compiled body")
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: request.param)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: request.param)
 
 
 @pytest.mark.usefixtures("body")

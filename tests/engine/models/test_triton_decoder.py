@@ -143,9 +143,9 @@ def test_triton_bodies_answer_as_torch_does(
     case: str, kv_dtype: str, tiny: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny(case).path
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     expected = answers(path, kv_dtype)
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     forbid_torch_bodies(monkeypatch)
     launched = count_kernels(monkeypatch)
     for ours, theirs in zip(answers(path, kv_dtype), expected, strict=True):

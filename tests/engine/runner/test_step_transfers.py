@@ -100,23 +100,23 @@ def row(index: int, mask: TokenMask | None = None, **sampling: Any) -> Row:
 
 
 @pytest.fixture
-def staging(monkeypatch: pytest.MonkeyPatch) -> CountedStaging:
+def transfers(monkeypatch: pytest.MonkeyPatch) -> CountedStaging:
     monkeypatch.setattr(sampler_module, "apply_bitmask", lambda logits, rows, bitmask: None)
     return CountedStaging()
 
 
 @pytest.mark.parametrize("parameters", [*((p,) for p in PARAMETERS), PARAMETERS])
 def test_a_step_asks_the_device_for_nothing_but_its_results(
-    staging: CountedStaging, parameters: tuple[dict[str, Any], ...]
+    transfers: CountedStaging, parameters: tuple[dict[str, Any], ...]
 ) -> None:
-    sampler = Sampler(VOCAB, [0], staging=staging)
+    sampler = Sampler(VOCAB, [0], transfers=transfers)
     rows = [row(index, **p) for index, p in enumerate(parameters * 3)]
     for step in range(1, 4):
         with Watch() as watch, ListWatch() as lists:
             pending = sampler.start(torch.empty(len(rows), VOCAB, device=META), rows)
         assert watch.questions == [] and lists.lists == 0
         assert watch.to_device <= 1
-        assert staging.fetches == step
+        assert transfers.fetches == step
         for sequence, token in zip(rows, pending.collect(), strict=True):
             sequence.token_ids.append(token.token_id)
 
@@ -132,15 +132,15 @@ def test_the_watch_sees_what_it_is_for() -> None:
     assert watch.questions == ["nonzero", "_local_scalar_dense"]
 
 
-def test_parameters_stay_on_the_device_while_the_batch_keeps_its_rows(staging: CountedStaging) -> None:
-    sampler = Sampler(VOCAB, [0], staging=staging)
+def test_parameters_stay_on_the_device_while_the_batch_keeps_its_rows(transfers: CountedStaging) -> None:
+    sampler = Sampler(VOCAB, [0], transfers=transfers)
     rows = [row(index, logit_bias={3: 1.0}, logprobs=1) for index in range(4)]
     logits = torch.empty(4, VOCAB, device=META)
     for _ in range(3):
         sampler.start(logits, rows)
-    assert staging.stages == 1
+    assert transfers.stages == 1
     sampler.start(logits[:3], rows[:3])
-    assert staging.stages == 2
+    assert transfers.stages == 2
 
 
 def test_rows_are_made_anew_when_a_mask_or_an_ending_changes() -> None:

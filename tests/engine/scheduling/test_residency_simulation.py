@@ -75,7 +75,7 @@ class TimedStream:
     def computed(self) -> Mark | None:
         return None
 
-    def follow(self, mark: Mark | None) -> None:
+    def start_after(self, mark: Mark | None) -> None:
         """Nothing computes."""
 
     def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:

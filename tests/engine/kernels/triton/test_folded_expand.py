@@ -25,7 +25,7 @@ EPSILON = 1e-5
 @pytest.fixture
 def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """With Triton's bodies for its tensors."""
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     return device
 
 

@@ -35,7 +35,7 @@ QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 @pytest.fixture
 def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """With Triton's bodies for its tensors."""
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     return device
 
 

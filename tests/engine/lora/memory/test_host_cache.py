@@ -47,7 +47,7 @@ def test_bytes_are_those_of_what_is_kept(steps: list[tuple[str, int]]) -> None:
     tier = HostCache(20)
     for name, nbytes in steps:
         tier.keep(key(name), blob(nbytes)) if nbytes else tier.forget(key(name))
-        assert tier.nbytes == sum(kept.blob.nbytes for kept in tier._kept.values()) <= 20
+        assert tier.nbytes == sum(kept.blob.nbytes for kept in tier._blobs.values()) <= 20
 
 
 def test_in_an_arena_the_tier_makes_room_for_a_blob_before_it_is_loaded() -> None:
@@ -69,7 +69,7 @@ def test_in_an_arena_the_tier_makes_room_for_a_blob_before_it_is_loaded() -> Non
 
 
 def test_a_blob_longer_than_a_piece_drives_nobody_out() -> None:
-    arena = PinnedArena(64, pinned=False, piece_bytes=32)
+    arena = PinnedArena(64, pinned=False, chunk_bytes=32)
     tier = HostCache(64, arena)
     for name in "ab":
         tier.keep(key(name), packed(tier.blob(30)))
@@ -82,9 +82,9 @@ def test_a_blob_longer_than_a_piece_drives_nobody_out() -> None:
 class ArenaMachine(RuleBasedStateMachine):
     """Any order of blobs made and let go."""
 
-    @initialize(nbytes=st.integers(0, 200), piece=st.sampled_from([16, 64]))
-    def start(self, nbytes: int, piece: int) -> None:
-        self.arena = PinnedArena(nbytes, pinned=False, piece_bytes=piece)
+    @initialize(nbytes=st.integers(0, 200), chunk=st.sampled_from([16, 64]))
+    def start(self, nbytes: int, chunk: int) -> None:
+        self.arena = PinnedArena(nbytes, pinned=False, chunk_bytes=chunk)
         assert self.arena.capacity_bytes <= nbytes
         self.live: list[tuple[torch.Tensor, int]] = []
         self.number = 0
@@ -93,7 +93,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def make(self, nbytes: int) -> None:
         blob = self.arena.allocate(nbytes)
         if blob is None:
-            assert self.live or all(nbytes > whole.nbytes for whole in self.arena._pieces)
+            assert self.live or all(nbytes > whole.nbytes for whole in self.arena._chunks)
             return
         assert self.arena.owns(blob) and blob.shape == (nbytes,)
         self.number = (self.number + 1) % 256
@@ -112,7 +112,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything comes together again."""
         self.live.clear()
-        whole = [self.arena.allocate(piece.nbytes) for piece in self.arena._pieces]
+        whole = [self.arena.allocate(chunk.nbytes) for chunk in self.arena._chunks]
         assert all(blob is not None for blob in whole)
 
 

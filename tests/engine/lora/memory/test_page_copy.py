@@ -56,7 +56,7 @@ class Stream:
         self.log.append("computed")
         return Point(self)
 
-    def follow(self, mark: Mark | None) -> None:
+    def start_after(self, mark: Mark | None) -> None:
         self.log.append("follow")
 
     def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:

@@ -277,9 +277,9 @@ def test_triton_bodies_are_replayed_as_they_are_run(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of rows, table columns and lengths are read by the kernels themselves, from buffers full of poison."""
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     eager = Run(model, graphs=False, rows=4).play(3, requests=4, adapters=("a", "bb"))
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     grouping = StaticGroups(AdapterPath(), CPU)
     options: dict[str, Any] = {"overlap": "on", "few": 8, "rows": 4, "sizes": (4,)}
     replayed = Run(model, graphs=True, grouping=grouping, **options).play(3, requests=4, adapters=("a", "bb"))
