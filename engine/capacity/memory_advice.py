@@ -1,4 +1,4 @@
-"""What to change where a memory plan does not fit, or serves less than its settings ask for: the setting and its value."""
+"""Advice where a memory plan does not fit, or serves less than its settings ask for: the setting to change and its value."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`needed`: without it the engine does not start."""
+    """One change. `needed`: the engine does not start without it."""
 
     text: str
     needed: bool
 
 
 def memory_advice(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[Advice]:
-    """Nothing for a plan that fits and holds what the settings allow at once."""
+    """Return the advice for a plan; empty if it fits and has room for what the settings allow at once."""
     if not plan.fits:
         return [Advice(text, needed=True) for text in _lower(model, config, plan)]
     found = []
@@ -41,7 +41,7 @@ def memory_advice(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) ->
 
 
 def _lower(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[str]:
-    """What to change, each alone enough but where a pool that was asked for is too small in too small a memory."""
+    """Changes that each suffice alone, unless a requested pool is too small in a memory that is too small."""
     block = plan.kv_token_bytes * config.cache.block_size
     need, own = -(-plan.context * plan.kv_token_bytes // block) * block, config.lora.max_bytes
     sized = config.cache.kv_bytes is not None
@@ -78,13 +78,13 @@ def _smaller_weights(model: ModelConfig, config: EngineConfig, plan: MemoryPlan,
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Decimal, as devices are sold: 1 GB is 10**9 bytes."""
+    """Format a size in decimal units, as devices are sold: 1 GB is 10**9 bytes."""
     unit, name = next((each for each in _UNITS if num_bytes >= each[0]), _UNITS[-1])
     return f"{num_bytes / unit:.2f} {name}"
 
 
 def _round(num_bytes: int) -> int:
-    """Down to what two decimals tell, so that what is told fits."""
+    """Round down to two decimals, so that the printed size fits."""
     return next(
         (num_bytes // unit * unit for unit in (10**7, 10**4) if num_bytes >= 100 * unit), num_bytes // 10 * 10
     )

@@ -24,7 +24,9 @@ from loraplex.engine.models.parameters import checkpoint_modules
 
 
 class Checkpoint(Protocol):
-    """`get` raises `ModelError` for a tensor that cannot be read; its result may share memory with the file."""
+    """The tensors of a model. `get` raises `ModelError` for a tensor that cannot be read; its result may share memory with
+    the file.
+    """
 
     def names(self) -> frozenset[str]: ...
 
@@ -32,7 +34,7 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: str, config: ModelConfig) -> Checkpoint:
-    """`path` is a directory, a `.gguf` file or a hub id. Raises `ModelError`, `UnsafeCheckpoint` for pickle."""
+    """Open a directory, a `.gguf` file or a hub id. Raises `ModelError`, and `UnsafeCheckpoint` for pickle."""
     model = locate_model(path)
     if model.is_file():
         return GgufCheckpoint(model, config)
@@ -40,7 +42,7 @@ def open_checkpoint(path: str, config: ModelConfig) -> Checkpoint:
 
 
 class SafetensorsCheckpoint:
-    """A directory with model.safetensors, or with shards and their index. Files stay mapped while it lives."""
+    """A directory with model.safetensors, or with shards and their index. Files stay mapped for the object's lifetime."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.name: _open_safetensors(path) for path in weight_files(folder)}
