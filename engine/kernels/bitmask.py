@@ -1,4 +1,4 @@
-"""Forbidding tokens by a bitmask: -inf in place of the logits of those whose bit is 0."""
+"""Forbids tokens by a bitmask: a token whose bit is 0 gets the logit -inf."""
 
 import torch
 

@@ -15,7 +15,7 @@ def rms_norm(
     epsilon: float,
     delta: PendingDelta | None = None,
 ) -> torch.Tensor:
-    """See `reference.rms_norm`; of x + delta, of which x is left as it is."""
+    """See `reference.rms_norm`. With `delta` it computes the norm of x + delta and leaves x unchanged."""
     if delta is not None:
         from loraplex.engine.kernels.triton import rms_norm as folded
 

@@ -1,4 +1,4 @@
-"""The bitmask of a grammar, 32 tokens at a time, words split over threads. A word of ones costs nothing."""
+"""Applies the bitmask of a grammar, 32 tokens at a time, with words split over threads. A word of ones costs nothing."""
 
 from functools import cache
 from typing import Any
