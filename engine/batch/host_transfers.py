@@ -13,7 +13,7 @@ ALIGNMENT = 16
 """Alignment in bytes of every tensor within a buffer."""
 
 BUFFERS = 2
-"""Buffers: the copy of one step may wait behind a step that still computes while the next one is prepared."""
+"""Two, because the copy of one step may wait behind a step that still computes while the next one is prepared."""
 
 
 class Results:

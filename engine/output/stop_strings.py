@@ -1,7 +1,8 @@
-"""Stop strings in a stream of text (Aho and Corasick 1975): found across any cut of the text, never half shown.
+"""Finds stop strings in a stream of text (Aho and Corasick 1975) across any division of the text, and never sends half of
+one.
 
-Invariant: the text released and the stop found depend on the text alone, not on how it was cut: the stop completed by the
-earliest character wins, of several completed by the same character the longest.
+Invariant: the text sent and the stop found depend on the text alone, not on its division. The stop completed by the
+earliest character wins; of several completed by the same character the longest does.
 """
 
 from collections import deque
@@ -60,7 +61,7 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Watches the text of one choice. With `include_stop` the stop string stays in the text, so nothing is held back."""
+    """Watches the text of one choice. With `include_stop` the stop string stays in the text, so nothing is withheld."""
 
     def __init__(self, stops: StopStrings, include_stop: bool = False) -> None:
         self._state = stops.start
@@ -68,7 +69,8 @@ class StopMatcher:
         self._pending = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
-        """The text that may be shown now, and the stop string if `text` completed one; what follows it is dropped.
+        """Return the text that may be sent now, and the stop string that `text` completed, if any; text after it is
+        dropped.
 
         With `may_stop` false, stop strings that end in `text` are ordinary text.
         """
@@ -84,6 +86,6 @@ class StopMatcher:
         return pending[:safe], None
 
     def flush(self) -> str:
-        """The text held back, once no more can come."""
+        """Return the withheld text, once no more can come."""
         rest, self._pending = self._pending, ""
         return rest

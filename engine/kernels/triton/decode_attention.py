@@ -14,7 +14,8 @@ from loraplex.engine.kernels.triton.attention_tile import LOG2_E, NUM_WARPS, att
 SPLIT_TOKENS = 512
 """Fewest keys of a split: 256 KiB of K and V at 128 wide heads in bf16. Shorter rows need no merge."""
 MAX_SPLITS = 32
-"""Most splits of a row. With 8 KV heads that is two for each SM of an H100; longer rows get longer splits instead."""
+"""Most splits of a row. With 8 KV heads that is 256 splits for one row, two for each SM of an H100; longer rows get longer
+splits instead."""
 MAX_PROGRAMS = 1056
 """Two programs for each place on an H100 (132 SMs, 4 programs on each), so that one that ends early is followed by
 another."""

@@ -32,8 +32,9 @@ ROW_N = 1024
 """Outputs per program of a row: 32 KiB of a bf16 page, all loaded at once."""
 ROW_LOAD_BYTES = 512
 SMALL_GAIN = tl.constexpr(128.0)
-"""Gain of the hidden values for 8-bit pages. Those are over a hundred times smaller than others, and float16 has few digits
-below 6e-5. A row's greatest 8-bit value is at least 127, so a row that overflows with this gain overflows y without it."""
+"""Gain of the hidden values for 8-bit pages. Such hidden values are over a hundred times smaller than others, and float16
+has few digits below 6e-5. A row's greatest 8-bit value is at least 127, so a row that overflows with this gain overflows y
+without it."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -19,7 +19,8 @@ _WARPS_OF_SM = 8
 MAX_SPLITS = 4
 _MIN_SPLIT_INPUTS = 1024
 _WORTH_A_SPLIT = 0.75
-"""Largest share of its time that splitting may cost a product: programs that wait for each other take 1 to 2 us."""
+"""Largest share of the unsplit product's time that a split product may need: programs that wait for each other take 1 to 2
+us."""
 
 
 @dataclass(frozen=True, slots=True)

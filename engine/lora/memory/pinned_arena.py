@@ -1,6 +1,6 @@
-"""`PinnedArena`: host memory for blobs, pinned once at the start: pinning under way would hold the driver, and every row.
+"""`PinnedArena`: host memory for blobs, pinned once at the start. Pinning later would block the driver, and so every row.
 
-Invariant: an extent returns when the last reference to its blob goes, so that no blob that is still copied is written over.
+Invariant: an extent returns when the last reference to its blob is gone, so that a blob is never overwritten during a copy.
 """
 
 import threading
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 1 << 30
-"""Pieces are powers of two, since torch's allocator of pinned memory rounds up to those; a blob lies in one piece."""
+"""Chunks are powers of two, since torch's allocator of pinned memory rounds up to those; a blob lies in one chunk."""
 
 
 class PinnedArena:
-    """At most `max_bytes`, in pieces of at most `chunk_bytes`. First fit. Any thread may allocate and let go."""
+    """At most `max_bytes`, in chunks of at most `chunk_bytes`. First fit. Any thread may allocate and free."""
 
     def __init__(self, max_bytes: int, *, pinned: bool, chunk_bytes: int = CHUNK_BYTES) -> None:
         chunk = min(chunk_bytes, 1 << (max_bytes.bit_length() - 1)) if max_bytes > 0 else 1
@@ -24,7 +24,7 @@ class PinnedArena:
         self._chunks = [torch.empty(chunk, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
         self._bases = {tensor.data_ptr() for tensor in self._chunks}
         self._free: list[list[tuple[int, int]]] = [[(0, chunk)] for _ in self._chunks]
-        # What a finalizer may touch at any moment, whoever holds the lock.
+        # A finalizer may append here at any moment, even while a thread has the lock.
         self._returned: SimpleQueue[tuple[int, int, int]] = SimpleQueue()
         self._lock = threading.Lock()
         self.pinned = pinned
@@ -32,11 +32,11 @@ class PinnedArena:
         self.capacity_bytes = chunk * count
 
     def owns(self, blob: Tensor) -> bool:
-        """Whether `allocate` made it."""
+        """Whether `allocate` returned this blob."""
         return blob.untyped_storage().data_ptr() in self._bases
 
     def allocate(self, nbytes: int) -> Tensor | None:
-        """uint8 [nbytes], or None when no free extent is as long."""
+        """Return uint8 [nbytes], or None when no free extent is long enough."""
         size = max(1, nbytes)
         with self._lock:
             self._take_returned()
@@ -62,7 +62,7 @@ class PinnedArena:
             self._join(extents, place - 1)
 
     def _join(self, extents: list[tuple[int, int]], place: int) -> None:
-        """Make one of an extent and its next when they touch."""
+        """Join an extent with the next one when they touch."""
         if 0 <= place < len(extents) - 1:
             (start, size), (following, length) = extents[place : place + 2]
             if start + size == following:
