@@ -13,7 +13,7 @@ class Throughput:
     """An exponential mean of seconds per byte, weighted by bytes: small adapters say little of a rate."""
 
     def __init__(self, bytes_per_second: float) -> None:
-        """`rate` is used until a load is measured."""
+        """`bytes_per_second` is used until a load is measured."""
         self._bytes = bytes_per_second
         self._seconds = 1.0
         self._measured = False

@@ -45,7 +45,7 @@ class TokenTexts:
         letter = decoder.token_to_id("<0x41>")
         falls_back = letter is not None and decoder.decode([letter]) == "A"
         self.byte_anchor = letter if falls_back else None
-        """A token that decodes to one letter and ends a run of bytes; None without byte fallback."""
+        """A token that decodes to one letter, used in place of earlier bytes; None without byte fallback."""
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of all of them, special tokens included."""

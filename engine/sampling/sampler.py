@@ -1,8 +1,8 @@
 """`Sampler`: logits -> one token per row, each row by its own parameters.
 
-Invariant: a row's token is a function of its logits, parameters, history, seed, choice and position alone: not of
-the batch, the slot or the step. A row that needs an operation pays for it, the others do not. Nothing waits for the
-device but `PendingTokens.collect`, once per step.
+Invariant: a row's token is a function of its logits, parameters, history, seed, choice and position alone, not of the
+batch, the slot or the step. A row that needs an operation pays for it, the others do not. Only `PendingTokens.collect`
+waits for the device, once per step.
 """
 
 from collections.abc import Collection
@@ -27,7 +27,7 @@ _NOTHING_ALLOWED = -2
 
 
 class PendingTokens:
-    """One step's tokens on their way to the host. `token_ids` int64 [rows] are on the device; negative: none."""
+    """One step's tokens being copied to the host. `token_ids` int64 [rows] are on the device; negative: none."""
 
     def __init__(self, token_ids: Tensor, results: Results, logprob_counts: dict[int, int]) -> None:
         self.token_ids = token_ids
@@ -35,7 +35,7 @@ class PendingTokens:
         self._logprob_counts = logprob_counts
 
     def collect(self) -> list[SampledToken]:
-        """Wait for the device."""
+        """Wait for the device and return the tokens."""
         token_ids, *logprobs = self._results.wait()
         ids: list[int] = token_ids.tolist()
         answers = self._answers(ids, logprobs) if logprobs else {}
@@ -49,7 +49,9 @@ class PendingTokens:
 
 
 class Sampler:
-    """Samples where the logits are. `eos_token_ids` are the model's own endings, held off by `min_tokens`."""
+    """Samples on the device of the logits. `eos_token_ids` are the model's own end tokens, which `min_tokens` forbids at
+    first.
+    """
 
     def __init__(
         self,
@@ -66,23 +68,23 @@ class Sampler:
         self._rows = SampledRows([], vocab_size)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what was remembered of a sequence that left. Forgetting a live one only costs time."""
+        """Drop the state of a sequence that left. Forgetting a live one only costs time."""
         self._histories.forget(sequence)
 
     def sample(
         self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
     ) -> list[SampledToken]:
-        """One token per row, at once. See `start`."""
+        """Sample one token per row and wait for it. See `start`."""
         return self.start(logits, sequences, bitmask).collect()
 
     def start(
         self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
     ) -> PendingTokens:
-        """Begin to choose one token per row of `logits` [rows, vocab], any float type, left unchanged.
+        """Start choosing one token per row of `logits` [rows, vocab], any float type, left unchanged.
 
-        `bitmask` int32 [masked, ceil(vocab / 32)], bit set = allowed, has one row for each sequence with a `token_mask`.
-        A row whose logits hold NaN or +inf, or only -inf, comes back with `finite` false and `token_id` -1;
-        so does one whose constraints leave no token, with `nothing_allowed` true. Raises `ValueError` on a wrong shape.
+        `bitmask` int32 [masked, ceil(vocab / 32)], bit set = allowed, has one row for each sequence with a `token_mask`. A
+        row whose logits contain NaN or +inf, or only -inf, comes back with `finite` false and `token_id` -1; so does one
+        whose constraints leave no token, with `nothing_allowed` true. Raises `ValueError` on a wrong shape.
         """
         self._check(logits, sequences, bitmask)
         if not sequences:
@@ -117,7 +119,7 @@ class Sampler:
             raise ValueError(f"bitmask is {list(bitmask.shape)}, expected {masked} rows of 32-bit words")
 
     def _process(self, logits: Tensor, rows: SampledRows, bitmask: Tensor | None) -> Tensor:
-        """Token ids [special rows] of `logits` float32, which is consumed."""
+        """Return token ids [special rows] of `logits` float32, which is overwritten."""
         _constrain(logits, rows, bitmask)
         maxima, tokens = row_maxima(logits)
         if rows.num_random == rows.num_special:
@@ -144,7 +146,7 @@ def _constrain(logits: Tensor, rows: SampledRows, bitmask: Tensor | None) -> Non
 
 
 def _draw(logits: Tensor, maxima: Tensor, rows: SampledRows) -> Tensor:
-    """Random token ids [rows]; `logits` float32 [rows, vocab] is consumed."""
+    """Draw random token ids [rows]; `logits` float32 [rows, vocab] is overwritten."""
     weights = logits.sub_(maxima.unsqueeze(-1)).div_(rows["temperatures"]).exp_()
     return draw(truncate(weights, rows.truncations), rows["uniforms"])
 

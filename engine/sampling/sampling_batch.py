@@ -1,7 +1,8 @@
-"""Sampling parameters of a batch as tensors, and its counter-based random numbers (Salmon et al. 2011, Parallel random numbers).
+"""Sampling parameters of a batch as tensors, and its counter-based random numbers (Salmon et al. 2011, Parallel random
+numbers).
 
-Invariant: what depends on a sequence's newest token is computed for every step. A random number is a pure function of (seed,
-choice, position): a row draws the same one alone, in any batch, in any slot and after a preemption.
+Invariant: a value that depends on a sequence's newest token is computed for every step. A random number is a pure function
+of (seed, choice, position): a row draws the same one alone, in any batch, in any slot and after a preemption.
 """
 
 import hashlib
@@ -20,17 +21,18 @@ _MANTISSA_BITS = 53
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits. `position` counts the output tokens before the one to draw."""
+    """Return a number in [0, 1) with 53 random bits. `position` counts the output tokens before the one to draw."""
     digest = hashlib.blake2b(b"%d:%d:%d" % (seed, choice, position), digest_size=8).digest()
     return float(int.from_bytes(digest, "little") >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
 
 
 LOWEST_TEMPERATURE = 1e-5
-"""Below it sampling is greedy: the quotient would leave float32."""
+"""Below this temperature sampling is greedy: the quotient would leave float32."""
 
 
 class SampledRows:
-    """Rows count within the batch, those of `special` within the special ones: all that are more than an argmax.
+    """The sampling parameters of rows. `special` rows need more than an argmax; the other indices count within the special
+    rows.
 
     After `stage` every tensor is on the device. `with_logprobs` are the rows that want log-probabilities.
     """
@@ -71,7 +73,7 @@ class SampledRows:
         self._on_device: dict[str, Tensor] = {}
 
     def is_of(self, sequences: list[Sequence]) -> bool:
-        """Whether these are the rows, and nothing about them has changed but their newest tokens."""
+        """Whether these are the rows, and nothing about them has changed except their newest tokens."""
         if self._short or self.sequences != sequences:
             return False
         return all(s.token_mask is mask for s, mask in zip(sequences, self._masks, strict=True))
@@ -79,7 +81,7 @@ class SampledRows:
     def stage(
         self, transfers: HostTransfers, histories: TokenHistories, eos_token_ids: frozenset[int]
     ) -> None:
-        """Bring everything to the device that is not there, in one transfer."""
+        """Copy everything that is not on the device yet, in one transfer."""
         fresh = self._changing(histories, eos_token_ids)
         if not self._is_staged:
             fresh |= self._fixed | {f"truncation {i}": t for i, t in enumerate(self.truncations.tensors)}
@@ -125,7 +127,7 @@ def _is_random(sequence: Sequence) -> bool:
 
 
 def _is_special(sequence: Sequence) -> bool:
-    """True if the row is more than an argmax of its raw logits."""
+    """True if the row needs more than an argmax of its raw logits."""
     sampling = sequence.request.sampling
     return (
         sampling.temperature >= LOWEST_TEMPERATURE

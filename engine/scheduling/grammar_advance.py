@@ -98,7 +98,7 @@ def advance_grammar(
     except GrammarFailed:
         raise
     except BaseException as error:
-        # Panics of extension modules are no `Exception`.
+        # Panics of extension modules are not derived from `Exception`.
         raise GrammarFailed.of(error) from error
 
 
@@ -131,7 +131,7 @@ class _Step:
         sequence, (once, per_token) = self._sequence, MAX_SECONDS
         sequence.matcher_seconds += seconds
         if seconds > QUICK_S and sequence.matcher_seconds > once + per_token * sequence.num_output_tokens:
-            raise GrammarTooSlow("to follow the grammar of this request takes too long")
+            raise GrammarTooSlow("advancing the grammar of this request takes too long")
 
     def _look_for_end(self, reason: FinishReason | None) -> FinishReason | None:
         began = time.thread_time()

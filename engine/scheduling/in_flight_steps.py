@@ -1,7 +1,7 @@
-"""`InFlightSteps`: the rows of launched steps until their results are followed (the scheduler runs ahead of the device).
+"""`InFlightSteps`: the rows of launched steps until their results are processed (the scheduler runs ahead of the device).
 
-Invariant: `num_in_flight` and `num_unknown` of a sequence are what its rows of the current epoch are still to bring; its
-adapter stays pinned until the last of its rows has landed. Steps land in the order of their launch.
+Invariant: `num_in_flight` and `num_unknown` of a sequence are the pending results of its rows in the current epoch. Its
+adapter stays pinned until the last of its rows is completed. Steps complete in the order of their launch.
 """
 
 from collections import deque
@@ -14,31 +14,31 @@ from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 
 @dataclass(slots=True, eq=False)
 class InFlightStep:
-    """One launched step. `late`: sequences whose mask did not come, None before that is known."""
+    """One launched step. `late`: sequences whose mask was not ready; None before that is known."""
 
     plan: StepPlan
     late: Collection[Sequence] | None = None
 
 
 class InFlightSteps:
-    """At most two: the one that computes and the one that is planned meanwhile."""
+    """At most two steps: the one that computes and the one that is planned meanwhile."""
 
     def __init__(self, release_adapter: Callable[[Sequence], None]) -> None:
-        """`release_adapter` gives back the pin of one departure."""
+        """`release_adapter` unpins the adapter of one departed sequence."""
         self._release_adapter = release_adapter
         self._steps: deque[InFlightStep] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Take the rows of `plan` for begun."""
+        """Count the rows of `plan` as launched."""
         self._steps.append(InFlightStep(plan))
         for row in plan.rows:
             row.sequence.num_in_flight += len(row.token_ids)
             row.sequence.num_launched += 1
 
     def sampling_rows(self, plan: StepPlan) -> list[PlannedRow]:
-        """The rows of `plan` whose logits choose a token, once every earlier step has landed.
+        """Return the rows of `plan` whose logits choose a token, once every earlier step is completed.
 
-        Not those that ended meanwhile, nor those behind whose token a grammar forced others.
+        Excludes rows that ended meanwhile, and rows after whose token a grammar forced others.
         """
         return [
             row
@@ -47,7 +47,7 @@ class InFlightSteps:
         ]
 
     def expect(self, plan: StepPlan, sampled: Collection[Sequence], late: Collection[Sequence]) -> None:
-        """The sampling of `plan` has begun: of `sampled` there will be a token, of `late` there was no mask in time."""
+        """Record that the sampling of `plan` has started: `sampled` will get a token, the masks of `late` were not ready."""
         self._of(plan).late = late
         for sequence in sampled:
             sequence.num_unknown = 1
@@ -56,14 +56,16 @@ class InFlightSteps:
             sequence.awaits_mask = True
 
     def complete(self, plan: StepPlan) -> InFlightStep:
-        """The results of the step launched first are there. Raises `ValueError` for any other."""
+        """Remove and return the step whose results have arrived: the first launched one. Raises `ValueError` for any
+        other.
+        """
         step = self._of(plan)
         if step is not self._steps[0]:
             raise ValueError("steps are completed in the order in which they were planned")
         return self._steps.popleft()
 
     def complete_row(self, step: InFlightStep, row: PlannedRow) -> bool:
-        """Count what the row computed; False if that is of no use any more."""
+        """Count what the row computed; False if its result is not used any more."""
         sequence = row.sequence
         sequence.num_launched -= 1
         while sequence.num_departures and not sequence.num_launched:
@@ -73,7 +75,7 @@ class InFlightSteps:
             return False
         computed = len(row.token_ids)
         if step.late and sequence in step.late:
-            # Logits that brought no token are gone: the last token is computed again.
+            # Logits that gave no token are gone: the last token is computed again.
             computed -= 1
         sequence.num_in_flight -= computed
         sequence.num_computed_tokens += computed
@@ -81,7 +83,7 @@ class InFlightSteps:
         return True
 
     def depart(self, sequence: Sequence) -> None:
-        """The sequence leaves the batch; its adapter does with the last of its rows."""
+        """Drop the sequence's rows as it leaves the batch; its adapter is unpinned with the last of them."""
         self.forget(sequence)
         if sequence.num_launched:
             sequence.num_departures += 1
@@ -89,7 +91,7 @@ class InFlightSteps:
             self._release_adapter(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Whatever launched steps still compute for a sequence is of no use."""
+        """Drop the results that launched steps still compute for a sequence."""
         sequence.epoch += 1
         sequence.num_in_flight = 0
         sequence.num_unknown = 0
@@ -106,5 +108,5 @@ class InFlightSteps:
 
 
 def is_live(row: PlannedRow) -> bool:
-    """Whether the row's sequence still runs and has not changed its mind since."""
+    """Whether the row's sequence still runs in the epoch of the row."""
     return row.epoch == row.sequence.epoch and row.sequence.status is SequenceStatus.RUNNING

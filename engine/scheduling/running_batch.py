@@ -1,6 +1,7 @@
-"""`RunningBatch`: the sequences that are being computed, the oldest first, with their blocks and their adapters' places.
+"""`RunningBatch`: the sequences that are being computed, oldest first, with their blocks and their adapters' places.
 
-Invariant: a sequence in it holds blocks for every token that is planned; the oldest gets them whoever has to give way.
+Invariant: each of its sequences has blocks for every planned token. The oldest sequence always gets blocks; the newest is
+preempted for it.
 """
 
 from bisect import bisect_left, insort
@@ -19,7 +20,7 @@ def _order(sequence: Sequence) -> int:
 
 
 class RunningBatch:
-    """Knows nothing of the queue: who gave way is handed back."""
+    """The batch. It does not know the queue: it returns preempted sequences to its caller."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class RunningBatch:
         return self._max_sequences - len(self._running)
 
     def join(self, sequence: Sequence) -> bool:
-        """Let a sequence join whose adapter is admitted; False when too few blocks are free."""
+        """Add a sequence whose adapter is admitted; False when too few blocks are free."""
         if not self._blocks.open(sequence, len(self._running)):
             return False
         self._adapters.activate(sequence)
@@ -60,14 +61,14 @@ class RunningBatch:
         return True
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that ends, or has to give way. Its blocks are the caller's to close."""
+        """Remove a sequence that ends or is preempted. The caller gives its blocks back."""
         del self._running[bisect_left(self._running, sequence.order, key=_order)]
         self._in_flight.depart(sequence)
 
     def plan_decodes(self, step: StepRows) -> tuple[list[Sequence], list[Sequence]]:
-        """Add every sequence with one token to compute; return those with more, oldest first, and those preempted.
+        """Add every sequence with one token to compute; return those with more, oldest first, and the preempted ones.
 
-        Blocks are taken for all of them, oldest first, so that victims are never planned.
+        Blocks are taken for all of them, oldest first, so that a preempted sequence is never planned.
         """
         started: list[Sequence] = []
         running, block_size = self._running, self._blocks.block_size
@@ -89,7 +90,7 @@ class RunningBatch:
         return started, victims
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Blocks for all its tokens, preempting the newest as needed; False when that is the sequence itself."""
+        """Take blocks for all its tokens, preempting the newest as needed; False when the newest is the sequence itself."""
         while self._blocks.blocks_for(sequence.num_expected_tokens) > len(sequence.block_table):
             if self._blocks.grow(sequence) or self._blocks.reclaim():
                 continue
@@ -100,7 +101,7 @@ class RunningBatch:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """A token that a launched step samples for it is lost; the same one will be sampled again."""
+        """Preempt a sequence. A token that a launched step samples for it is lost; the same one will be sampled again."""
         self.remove(sequence)
         self._blocks.close(sequence)
         sequence.awaits_mask = False

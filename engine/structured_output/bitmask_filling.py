@@ -1,9 +1,9 @@
-"""`BitmaskFiller`: grammar masks filled on side threads while the device computes.
+"""`BitmaskFiller`: fills grammar masks on side threads while the device computes.
 
-Invariant: a step waits for masks at most the timeout it grants. A mask that is late is not lost: its row sits out until
-it is there, or ends alone once the one mask has taken `timeout_s`; nobody else waits for it, or for its thread. No mask
-of a family is in the step thread's hands while another of it is being filled: it would wait for that one's lock. So the masks
-of a family are begun together and used together, and who joins meanwhile waits for the next time.
+Invariant: a step waits for masks at most its timeout. A row with a late mask skips steps until the mask is ready, or ends
+alone once that mask has taken `timeout_s`; no other row waits for it or for its thread. The step thread uses no mask of a
+family while another mask of it is being filled, because it would wait for that one's lock. So the masks of a family are
+started together and used together, and a row that joins meanwhile waits for the next round.
 """
 
 import os
@@ -21,10 +21,10 @@ from loraplex.engine.structured_output.bitmask_threads import BitmaskJob, Bitmas
 from loraplex.engine.threads import join_all
 
 SLOW_S = 0.005
-"""Processor time. A row whose masks take this long queues with the other slow ones."""
+"""Processor time. A row whose masks take this long queues with the other slow rows."""
 
 SLOW_NICENESS = 10
-"""Slow masks give way to the forward pass, which needs every core at once: they hold up their own rows alone."""
+"""Slow masks give way to the forward pass, which needs every core at once: they delay their own rows alone."""
 
 
 @dataclass(slots=True)
@@ -36,10 +36,10 @@ class Masks:
 
 
 class BitmaskFiller:
-    """Called by the step thread alone. Threads start with the first mask.
+    """Only the step thread calls it. Threads start with the first mask.
 
-    First masks, of which nothing is known, and those of rows whose masks were slow have lanes of their own: in one lane
-    with them, a mask that takes microseconds would wait for all of theirs.
+    First masks, whose cost is unknown, and masks of rows that were slow have threads of their own. In one queue with them,
+    a mask that takes microseconds would wait for all of theirs.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BitmaskFiller:
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`work_clock` tells slow masks from those that a busy machine interrupted; it is read on their threads."""
+        """`work_clock` distinguishes slow masks from masks that a busy machine interrupted; it is read on their threads."""
         self._words = (vocab_size + 31) // 32
         self._timeout_s = timeout_s
         self._clock = clock
@@ -69,11 +69,11 @@ class BitmaskFiller:
 
     @property
     def has_late(self) -> bool:
-        """Whether a mask of an earlier step is still on its way or waits to be used."""
+        """Whether a mask of an earlier step is still being filled or waits to be used."""
         return bool(self._jobs or self._postponed)
 
     def begin(self, sequences: Collection[Sequence]) -> None:
-        """Have the masks of these sequences filled, but for those that are on their way."""
+        """Start filling the masks of these sequences, except those that are being filled already."""
         used = {self._jobs[sequence].mask.family for sequence in sequences if sequence in self._jobs}
         taken = used | self._pending_families()
         missing = [sequence for sequence in sequences if sequence not in self._jobs]
@@ -90,9 +90,9 @@ class BitmaskFiller:
             threads.put([job for job in jobs if job.threads is threads])
 
     def collect(self, sequences: Collection[Sequence], timeout_s: float) -> Masks:
-        """The masks of these sequences, all given to `begin` before; rows are valid until `give_back`.
+        """Return the masks of these sequences, all given to `begin` before; rows are valid until `give_back`.
 
-        Waits at most `timeout_s`, and for none of those that were slow before.
+        Waits at most `timeout_s`, and not at all for masks of rows that were slow before.
         """
         countdown = self._countdown
         with self._arrived:
@@ -111,7 +111,7 @@ class BitmaskFiller:
                 self.num_late += 1
                 continue
             del self._jobs[sequence]
-            # An average of sorts: one quick mask among slow ones makes no quick row.
+            # A decaying maximum: one fast mask among slow ones does not make a row fast.
             sequence.mask_seconds = max(job.seconds, (sequence.mask_seconds or 0.0) / 2)
             self.seconds += job.seconds
             if job.error is not None:
@@ -123,11 +123,11 @@ class BitmaskFiller:
         return masks
 
     def give_back(self, masks: Masks) -> None:
-        """The rows of `masks` have been read."""
+        """Reuse the rows of `masks`, which have been read."""
         self._free_rows.extend(masks.rows.values())
 
     def poll(self) -> list[Sequence]:
-        """The sequences whose late mask has come, or has failed as `collect` will tell; those that ended are forgotten."""
+        """Return the sequences whose late mask is ready or has failed (`collect` reports which); ended ones are forgotten."""
         settled = [sequence for sequence, job in self._jobs.items() if self._is_settled(job)]
         busy = self._busy_families()
         settled = [sequence for sequence in settled if not _must_wait(self._jobs[sequence], busy)]
@@ -140,7 +140,7 @@ class BitmaskFiller:
         return [*settled, *free]
 
     def close(self) -> None:
-        """Let the threads end after what they are at."""
+        """End the threads after their current masks."""
         join_all([*self._quick.close(), *self._first.close(), *self._slow.close()])
 
     def _new_job(self, sequence: Sequence, stuck: set[object]) -> BitmaskJob:
@@ -162,20 +162,20 @@ class BitmaskFiller:
         return self._free_rows.pop() if self._free_rows else torch.zeros(1, self._words, dtype=torch.int32)
 
     def _busy_families(self) -> set[object]:
-        """Families of which some mask is being filled, or about to be, whoever still waits for it."""
+        """Families with a mask that is being filled or queued, whether or not a row still waits for it."""
         return self._pending_families() | self._stuck_families()
 
     def _pending_families(self) -> set[object]:
-        """Families of which a row's mask is on its way."""
+        """Families with a row whose mask is not ready."""
         return {job.mask.family for job in self._jobs.values() if not job.done and job.error is None}
 
     def _stuck_families(self) -> set[object]:
-        """Families of which a mask was given up and is still being filled."""
+        """Families with an abandoned mask that is still being filled."""
         self._stuck = [job for job in self._stuck if not job.done]
         return {job.mask.family for job in self._stuck}
 
     def _is_settled(self, job: BitmaskJob) -> bool:
-        """True once there is a mask or an error. A thread that took too long is left to itself."""
+        """True once there is a mask or an error. Abandons a thread that takes too long."""
         if job.done or job.error is not None:
             return True
         if job.began is None or self._clock() - job.began <= self._timeout_s:
@@ -194,5 +194,5 @@ def _family(sequence: Sequence) -> object:
 
 
 def _must_wait(job: BitmaskJob, busy: set[object]) -> bool:
-    """Whether the step thread would wait for another mask's thread when it used this one. A failed one is not used."""
+    """Whether the step thread would wait for another mask's thread when it used this one. A failed mask is not used."""
     return job.error is None and job.mask.family in busy
