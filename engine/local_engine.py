@@ -297,7 +297,7 @@ class LocalEngine:
     def _run_outputs(self) -> None:
         try:
             self._process_until_closed()
-        except Exception:  # noqa: BLE001 - reported, and the step thread is told to end
+        except Exception:  # noqa: BLE001 - reported, and the step thread ends
             self._log.exception("the output processor ended")
             self._output_failed = True
             self._inbox.put(None)

@@ -67,7 +67,7 @@ class StepThread:
                 return
             try:
                 result = call()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            except BaseException as error:  # noqa: BLE001 - passed to the waiting caller
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -162,7 +162,7 @@ def _evaluation_texts(
 ) -> list[list[int]]:
     if request.text is not None:
         return windows(base, request.text, EVALUATED_TOKENS)
-    progress("writing a text to judge by")
+    progress("writing a text for the quality gate")
     size = window_size(base)
     return sample_text(base, -(-EVALUATED_TOKENS // size), size, seed=1)
 

@@ -43,7 +43,7 @@ class Truncations:
     has_floor: bool
     has_top_p: bool
     is_filtered: bool
-    """Whether a row is cut by top-k before its top-p applies."""
+    """Whether a row is cut by top-k or min-p before its top-p applies."""
 
     @classmethod
     def of(cls, rows: Sequence[Truncation]) -> "Truncations":

@@ -77,7 +77,7 @@ def test_adapters_in_pages_of_an_arena_equal_peft(
 
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("page_dtype", ["int8", "fp8"])
-def test_adapters_in_8_bits_answer_and_tell_their_error(
+def test_adapters_in_8_bits_run_and_report_their_error(
     engine: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch, page_dtype: str, paged: bool
 ) -> None:
     if paged:

@@ -1,4 +1,6 @@
-"""The engine on a GPU: replayed and overlapped steps against plain ones, and no step that waits for the device unasked."""
+"""The engine on a GPU: replayed and overlapped steps against plain ones, and no step that waits for the device
+unnecessarily.
+"""
 
 import random
 from collections.abc import Iterator

@@ -187,7 +187,7 @@ class DeviceAdapterMemory:
 
     def install(self, placement: Placement) -> Placement:
         contents = _copy_of(placement).contents
-        contents.enter(self._sites, placement.slot)
+        contents.install(self._sites, placement.slot)
         self._tables.write(placement.slot, contents.rows)
         return replace(placement, packed=placement.packed.without_blob(), copy=None)
 

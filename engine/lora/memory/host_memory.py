@@ -90,7 +90,7 @@ class HostAdapterMemory:
         packed, slot = placement.packed, placement.slot
         starts = np.array([page.start for page in packed.pages], dtype=np.int64)
         rows = self._tables.rows(packed, starts + packed.blob.data_ptr())
-        Contents(rows, [self._slices(packed, site) for site in self._sites]).enter(self._sites, slot)
+        Contents(rows, [self._slices(packed, site) for site in self._sites]).install(self._sites, slot)
         self._tables.write(slot, rows)
         return placement
 

@@ -22,7 +22,7 @@ class Contents:
     rows: Tensor
     parts: Sequence[Sequence[LoraPart | None]]
 
-    def enter(self, sites: Iterable[LoraSite], slot: int) -> None:
+    def install(self, sites: Iterable[LoraSite], slot: int) -> None:
         """Install the parts at the sites; a site without any of the adapter's modules and parts is skipped."""
         for site, parts in zip(sites, self.parts, strict=True):
             if parts:

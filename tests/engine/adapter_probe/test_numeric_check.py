@@ -1,4 +1,6 @@
-"""An adapter tried by a running engine: figures against the reference, faults of its own, and rows that go on meanwhile."""
+"""Probes an adapter on a running engine: figures against the reference, faults of the adapter, and rows that run
+meanwhile.
+"""
 
 import asyncio
 import threading
@@ -164,7 +166,7 @@ def request(request_id: str, max_tokens: int) -> EngineRequest:
         ("float32", True, "int8"),
     ],
 )
-async def test_a_sound_adapter_passes_and_its_figures_are_told(
+async def test_a_sound_adapter_passes_and_its_figures_are_reported(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, dtype: str, is_paged: bool, page_dtype: str
 ) -> None:
     if is_paged:
@@ -189,7 +191,7 @@ async def test_an_adapter_of_zeros_passes_without_effect(make_engine: MakeEngine
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e6])
-async def test_the_size_of_an_adapter_is_not_held_against_it(
+async def test_the_size_of_an_adapter_does_not_fail_it(
     make_engine: MakeEngine, source: Source, scale: float
 ) -> None:
     source.adapters["sized"] = LoraWeights("sized", {"layers.1.down_proj": module("down_proj", 9, 1, scale)})
@@ -197,7 +199,7 @@ async def test_the_size_of_an_adapter_is_not_held_against_it(
         assert (await local.probe(ref("sized"))).code is None
 
 
-async def test_a_device_that_computes_something_else_is_found_out(
+async def test_a_device_that_computes_wrong_results_is_detected(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One column of one projection of one layer."""
@@ -343,7 +345,7 @@ def test_a_probe_that_gets_no_turn_ends_and_lets_its_adapter_go(
     engine.close()
 
 
-def test_a_report_is_judged_by_its_worst_module() -> None:
+def test_a_report_fails_by_its_worst_module() -> None:
     report = ProbeReport(digest="d", max_error={"q_proj": 0.001, "k_proj": float("nan")}, bound=0.01)
     assert with_code(report).code == AdapterInexact.code
     fine = ProbeReport(digest="d", max_error={"q_proj": 0.01}, bound=0.01)
@@ -351,7 +353,7 @@ def test_a_report_is_judged_by_its_worst_module() -> None:
 
 
 @pytest.mark.skipif(not INTERPRETING, reason="the interpreter has a process of its own")
-def test_triton_bodies_are_probed_by_every_path(
+def test_the_triton_backend_is_probed_by_every_path(
     make_engine: MakeEngine, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.engine.models.test_triton_decoder import count_kernels
@@ -379,6 +381,6 @@ def test_triton_bodies_are_probed_by_every_path(
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-@pytest.mark.interpreted(f"{__file__}::test_triton_bodies_are_probed_by_every_path", seconds=5)
+@pytest.mark.interpreted(f"{__file__}::test_the_triton_backend_is_probed_by_every_path", seconds=5)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
     assert interpreter_runs.passed(request.node) == 1

@@ -1,4 +1,4 @@
-"""Packed transfers give back what was handed over, whatever the types and sizes; here between a CPU and itself."""
+"""Packed transfers return the given tensors, whatever their types and sizes; here from a CPU to itself."""
 
 import pytest
 import torch

@@ -1,6 +1,7 @@
-"""Checkpoints written by the compressed-tensors package, whose own decompression says what their weights mean.
+"""Checkpoints written by the compressed-tensors package, compared with its own decompression.
 
-Ours must hold the same numbers: integers and scales are kept, so only the oracle's rounding to the scales' type differs.
+Our weights must have the same numbers: integers and scales are kept, so only the oracle's rounding to the scales' type
+differs.
 """
 
 import json

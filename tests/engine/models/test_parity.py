@@ -97,7 +97,7 @@ class Steps:
     ids=lambda body: body.name.lower(),
 )
 def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a test on each body of the kernels this CPU has."""
+    """Run a test on each backend of the kernels that this CPU has."""
     if dispatch.backend_for(torch.empty(0)) is dispatch.KernelBackend.REFERENCE is not request.param:
         pytest.skip("this CPU has no compiled body")
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: request.param)

@@ -1,4 +1,4 @@
-"""Running ahead of the device: whatever a step in flight brings, the streams are those of a scheduler that waits."""
+"""Running ahead of the device: whatever a step in flight brings, the token streams are those of a scheduler that waits."""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ VOCABULARY = range(10, 1010)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def patience() -> Iterator[None]:
+def no_time_limit() -> Iterator[None]:
     """A garbage collection in the middle of a grammar's work is none of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grammar_advance, "MAX_SECONDS", (60.0, 60.0))
@@ -183,7 +183,7 @@ def test_a_preempted_row_samples_its_lost_token_again(simulation: "SimulationTyp
     assert streams(runs[0]) == streams(runs[1])
 
 
-def test_a_broken_row_takes_nobody_along(simulation: "SimulationType") -> None:
+def test_a_broken_row_fails_alone(simulation: "SimulationType") -> None:
     run = simulation(overlap=True)
     rows = [run.submit(prompt(5, 10 * index + 2), max_tokens=9)[0] for index in range(3)]
     for _ in range(3):

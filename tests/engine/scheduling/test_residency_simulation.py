@@ -1,6 +1,6 @@
-"""A thousand adapters registered, 64 of them resident: the real scheduler, gate, pool and arena on a simulated clock.
+"""A thousand adapters registered, 64 of them resident: the real schedulers, pool and arena on a simulated clock.
 
-Times are those one expects of an H200 and an 8B model in bfloat16 with rank-16 adapters (84 MB each).
+Times are the expected ones of an H200 and an 8B model in bfloat16 with rank-16 adapters (84 MB each).
 """
 
 import random

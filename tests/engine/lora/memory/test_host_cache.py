@@ -34,7 +34,7 @@ def test_the_least_recently_found_goes_first() -> None:
     assert (tier.nbytes, tier.num_hits, tier.find(key("b"))) == (8, 1, None)
 
 
-def test_what_is_larger_than_the_tier_drives_nobody_out() -> None:
+def test_a_blob_larger_than_the_cache_evicts_no_other() -> None:
     tier = HostCache(10)
     tier.keep(key("a"), blob(4))
     tier.keep(key("b"), blob(11))
@@ -68,7 +68,7 @@ def test_in_an_arena_the_tier_makes_room_for_a_blob_before_it_is_loaded() -> Non
     assert tier.find(key("e")) is not None
 
 
-def test_a_blob_longer_than_a_piece_drives_nobody_out() -> None:
+def test_a_blob_longer_than_a_chunk_evicts_no_other() -> None:
     arena = PinnedArena(64, pinned=False, chunk_bytes=32)
     tier = HostCache(64, arena)
     for name in "ab":
@@ -106,7 +106,7 @@ class ArenaMachine(RuleBasedStateMachine):
         del self.live[data.draw(st.integers(0, len(self.live) - 1))]
 
     @invariant()
-    def nobody_writes_over_another(self) -> None:
+    def no_blob_overwrites_another(self) -> None:
         assert all(bool((blob == number).all()) for blob, number in self.live)
 
     def teardown(self) -> None:

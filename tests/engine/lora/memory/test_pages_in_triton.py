@@ -1,4 +1,4 @@
-"""The arena's pages through the kernels that a GPU follows its table with, interpreted in a process of its own."""
+"""The arena's pages read by the Triton kernels through the tables, interpreted in a process of its own."""
 
 import os
 import subprocess
