@@ -220,7 +220,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where this process can run kernels, with memory that nobody has written full of NaN."""
+    """Where this process can run kernels; uninitialised memory is full of NaN."""
     if (request.param == "interpreter") is not INTERPRETING:
         pytest.skip("the interpreter has a process of its own")
     if request.param == "cuda" and not torch.cuda.is_available():

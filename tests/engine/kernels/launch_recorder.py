@@ -60,7 +60,7 @@ class DeviceTensor(Tensor):
 
 
 class UnfilledTensors:
-    """Operands that nobody fills: large ones take no memory."""
+    """Operands without values: large ones take no memory."""
 
     device = torch.device("cpu")
 

@@ -205,7 +205,7 @@ class Server:
     def rate(self) -> float:
         return self.tokens / (self.clock.now - self.began)
 
-    def told(self, name: str) -> str:
+    def summary(self, name: str) -> str:
         waits = sorted(self.waits)
         host = sorted(self.host_s)
         distinct = sum(count * steps for count, steps in self.distinct.items()) / sum(self.distinct.values())
@@ -251,7 +251,7 @@ def served(name: str, resident: int) -> Server:
     server = Server(zipf, resident=resident)
     server.load(reversed(range(REGISTERED)))
     server.run(900)
-    print(server.told(name))
+    print(server.summary(name))
     return server
 
 
