@@ -94,12 +94,12 @@ class Steps:
 
 @pytest.fixture(
     params=[dispatch.KernelBackend.REFERENCE, dispatch.KernelBackend.COMPILED],
-    ids=lambda body: body.name.lower(),
+    ids=lambda backend: backend.name.lower(),
 )
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test on each backend of the kernels that this CPU has."""
     if dispatch.backend_for(torch.empty(0)) is dispatch.KernelBackend.REFERENCE is not request.param:
-        pytest.skip("this CPU has no compiled body")
+        pytest.skip("this CPU has no compiled kernels")
     monkeypatch.setattr(dispatch, "_cpu_backend", lambda: request.param)
 
 
