@@ -13,7 +13,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
-FAREWELL_S = 1.0
+JOIN_TIMEOUT_S = 1.0
 
 
 def start_side_thread(
@@ -40,10 +40,10 @@ def lower_priority(native_id: int, niceness: int) -> None:
 
 
 def join_all(threads: Iterable[threading.Thread]) -> None:
-    """Wait until the threads have ended, `FAREWELL_S` in all. A thread that computes during interpreter shutdown can crash
+    """Wait until the threads have ended, `JOIN_TIMEOUT_S` in all. A thread that computes during interpreter shutdown can crash
     it.
     """
-    deadline = time.monotonic() + FAREWELL_S
+    deadline = time.monotonic() + JOIN_TIMEOUT_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
 

@@ -23,7 +23,7 @@ from loraplex.engine.messages import AdapterRef, EngineRequest, Event, Failed, F
 from loraplex.engine.sampling_params import SamplingParams
 
 PROMPT_TOKENS: Final = 8
-ANSWER_TOKENS: Final = 8
+RESPONSE_TOKENS: Final = 8
 TIMEOUT_S: Final = 120.0
 SALT: Final = b"probe"
 ADAPTER_FAULTS: Final = frozenset(
@@ -89,7 +89,7 @@ def _request(adapter: AdapterRef, vocab_size: int) -> EngineRequest:
         request_id=f"probe-{uuid4().hex}",
         namespace=adapter.namespace,
         prompt_token_ids=[choose.randrange(vocab_size) for _ in range(PROMPT_TOKENS)],
-        sampling=SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True),
+        sampling=SamplingParams(max_tokens=RESPONSE_TOKENS, temperature=0.0, ignore_eos=True),
         adapter=adapter,
         cache_salt=SALT,
         total_timeout_s=TIMEOUT_S,

@@ -15,7 +15,7 @@ MANIFEST_FILE = "loraplex_quantization.json"
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 4 << 20
 
-_WAY_OUT = f"quantize it again, or delete {MANIFEST_FILE} to serve it as a checkpoint that was never measured"
+_REMEDY = f"quantize it again, or delete {MANIFEST_FILE} to serve it as a checkpoint that was never measured"
 
 
 class _Manifest(msgspec.Struct):
@@ -41,7 +41,7 @@ def check_manifest(folder: Path, hashes: Mapping[str, str]) -> None:
     for name in sorted(manifest.files.keys() | hashes.keys()):
         found = hashes[name] if name in hashes else _sha256(path, name)
         if manifest.files.get(name) != found:
-            raise ModelError(f"{folder}: {name!r} is not the file that the quality gate measured; {_WAY_OUT}")
+            raise ModelError(f"{folder}: {name!r} is not the file that the quality gate measured; {_REMEDY}")
 
 
 def _read(path: Path) -> _Manifest:

@@ -32,7 +32,7 @@ pytest.importorskip("triton")
 RANKS = {"first": 8, "second": 17}
 # Tokens of a prompt, and its adapter; a step takes 16 tokens, so that the long ones come in chunks beside decodes.
 REQUESTS = [(2, None), (28, "first"), (5, "second")]
-ANSWER_TOKENS = 3
+RESPONSE_TOKENS = 3
 # Windows and layers without positions; q/k norm. And the type of the cache.
 CASES = [("smollm3-window", "auto"), ("qwen3", "fp8")]
 OF_THE_DECODER = {
@@ -98,7 +98,7 @@ def answers(path: Path, kv_dtype: str) -> list[list[tuple[int, float]]]:
                 prompt_token_ids=[3 + (17 * index + 5 * i) % 120 for i in range(tokens)],
                 adapter=known,
                 sampling=SamplingParams(
-                    temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=0
+                    temperature=0.0, max_tokens=RESPONSE_TOKENS, ignore_eos=True, logprobs=0
                 ),
             )
         )
@@ -149,7 +149,7 @@ def test_the_triton_backend_gives_the_tokens_of_torch(
     forbid_torch_backend(monkeypatch)
     launched = count_kernels(monkeypatch)
     for ours, theirs in zip(answers(path, kv_dtype), expected, strict=True):
-        assert len(ours) == ANSWER_TOKENS
+        assert len(ours) == RESPONSE_TOKENS
         assert [token for token, _ in ours] == [token for token, _ in theirs]
         assert [logprob for _, logprob in ours] == pytest.approx(
             [logprob for _, logprob in theirs], abs=TOLERANCES[kv_dtype]
