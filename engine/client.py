@@ -1,4 +1,4 @@
-"""`EngineClient`, the seam every gateway speaks: in-process, over a socket, on Ray, or scripted in tests."""
+"""`EngineClient`: the interface between gateways and engines: in-process, over a socket, on Ray, or scripted in tests."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -25,16 +25,17 @@ class EngineClient(Protocol):
         ...
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
-        """Load an adapter as a request would and try it, while requests run; see `ProbeReport`.
+        """Load an adapter as a request would and check it while requests run; see `ProbeReport`.
 
-        Raises `EngineError` when that says nothing about the adapter: the engine is unavailable, overloaded or too slow.
+        Raises `EngineError` when the failure is not the adapter's: the engine is unavailable, overloaded or too slow.
         """
         ...
 
     async def forget(self, namespace: bytes) -> None:
         """Fail a tenant's requests and drop its cached blocks and idle adapters. Idempotent; returns once it is done.
 
-        Whatever still runs then is freed as it ends. Raises `EngineUnavailable` when the engine cannot be told.
+        Blocks and adapters that are still in use are freed as their rows end. Raises `EngineUnavailable` when the engine
+        cannot be reached.
         """
         ...
 

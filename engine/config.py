@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class SchedulerConfig:
     """Limits of one step and of the queue.
 
-    `overlap` "on" prepares a step while the one before it computes; "auto" does so where the device is not the host.
+    `overlap` "on" prepares a step while the previous one computes; "auto" does so where the device is not the host.
     """
 
     max_num_seqs: int = 64
@@ -21,7 +21,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
-    """The paged KV pool. `num_blocks` None derives the count from `kv_bytes`, which None leaves to `memory_plan`.
+    """The paged KV pool. `num_blocks` None derives the count from `kv_bytes`; if that is None too, `memory_plan` sets it.
 
     `kv_dtype` is auto or fp8.
     """
@@ -37,8 +37,8 @@ class CacheConfig:
 class LoraConfig:
     """Residency of adapters on the device. `max_bytes` 0 refuses adapters altogether.
 
-    `page_dtype` auto (the model's), int8 or fp8; an adapter one of whose modules that changes by more than
-    `max_page_error` of its norm is refused. `host_max_bytes`: adapters kept in host memory beside a GPU.
+    `page_dtype` is auto (the model's), int8 or fp8. An adapter is refused if quantizing changes one of its modules by more
+    than `max_page_error` of its norm. `host_max_bytes`: adapters kept in host memory next to a GPU.
     """
 
     max_bytes: int = 512 << 20
@@ -51,7 +51,7 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarConfig:
-    """Bounds of grammars. A row whose one mask takes longer than `mask_timeout_s` ends alone."""
+    """Bounds of grammars. A row with a mask that takes longer than `mask_timeout_s` ends alone."""
 
     compile_threads: int = 1
     mask_timeout_s: float = 0.5
@@ -59,12 +59,12 @@ class GrammarConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine needs to start. `model` is a directory, a `.gguf` file or a hub id.
+    """Everything that an engine needs to start. `model` is a directory, a `.gguf` file or a hub id.
 
-    `memory_utilization`: the share of a GPU's memory that is planned with, what others hold of it included.
-    `cuda_graphs` "auto" replays decode steps where there is CUDA, "off" never. With `deterministic` a row's answer has the
-    same bits whoever shares its batch: every projection multiplies a fixed number of rows, adapters have one kind of kernel.
-    Only a preempted row may differ in the last bits: it recomputes its own tokens as a chunk.
+    `memory_utilization`: the planned share of a GPU's memory, including what other processes use. `cuda_graphs` "auto"
+    replays decode steps on CUDA, "off" never. With `deterministic` a row's response has the same bits in every batch: every
+    projection multiplies a fixed number of rows, and adapters have one kind of kernel. Only a preempted row may differ in
+    the last bits: it recomputes its own tokens as a chunk.
     """
 
     model: str

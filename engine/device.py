@@ -1,4 +1,4 @@
-"""The questions about the machine that are not a tensor's: which device, which type to compute in, how much memory."""
+"""Facts of the machine: which device, which type to compute in, how much memory."""
 
 import torch
 
@@ -9,7 +9,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA where there is one. Raises `ModelError` for a device this machine lacks."""
+    """Resolve a device name; `auto` takes CUDA if available. Raises `ModelError` for a device that this machine lacks."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
@@ -20,7 +20,8 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> torch.dtype:
-    """`auto` takes the checkpoint's type; on a CPU bfloat16 where it has instructions for it, else float32.
+    """Resolve a type name. `auto` takes the checkpoint's type; on a CPU bfloat16 if it has instructions for it, else
+    float32.
 
     float16 is slow on CPUs at more than one row, so `auto` never picks it there.
     """
@@ -35,7 +36,7 @@ def choose_dtype(name: str, checkpoint: str | None, device: torch.device) -> tor
 
 
 def machine_of(device: torch.device, dtype: torch.dtype) -> Machine:
-    """For the memory plan. A CPU's memory is not the engine's to fill, so nothing is said of it."""
+    """Describe the device for the memory plan. A CPU's memory is shared, so its size is left unknown."""
     name = str(dtype).removeprefix("torch.")
     if device.type != "cuda":
         return Machine(is_cuda=False, dtype=name)

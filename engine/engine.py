@@ -46,7 +46,7 @@ from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step brought forth. Both empty: nothing could run."""
+    """The results of one step. `ran` false: nothing could run."""
 
     outputs: list[StepOutput]
     failures: list[tuple[Sequence, EngineError]]
@@ -54,7 +54,7 @@ class StepResult:
 
 
 class Engine:
-    """All calls come from one thread."""
+    """Runs steps. All calls come from one thread."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Engine:
             model.config.eos_token_ids,
             vocab_size=model.config.vocab_size,
         )
-        self.canaries = NumericCheck(
+        self.numeric_check = NumericCheck(
             model.decoder.sites,
             self.adapters,
             source,
@@ -131,12 +131,12 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether there is anything left to do, if only for rows that ended while they were computed."""
+        """Whether work is left, including a launched step whose rows have all ended."""
         return self.scheduler.has_unfinished or self.is_ahead
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a launched step waits to be followed."""
+        """Whether a launched step is not completed yet."""
         return self._in_flight is not None
 
     def add(self, request: EngineRequest) -> list[Sequence]:
@@ -160,7 +160,7 @@ class Engine:
         return ended
 
     def forget(self, namespace: bytes) -> None:
-        """Fail a tenant's requests and drop what is kept of it: cached blocks, and adapters that no row uses."""
+        """Fail a tenant's requests and drop its cached blocks and the adapters that no row uses."""
         for sequence in self.scheduler.of_namespace(namespace):
             self.scheduler.fail(sequence, NamespaceForgotten("the tenant of this request was deleted"))
         self.scheduler.cache.forget_namespace(namespace)
@@ -172,34 +172,34 @@ class Engine:
         self.runner.forget(sequence)
 
     def step(self) -> StepResult:
-        """Install what has arrived, plan and launch a step, follow the results of the one that is there.
+        """Install loaded adapters and masks, plan and launch a step, and complete the step whose results are due.
 
-        That is the same one, or with overlap the one before it: the device computes while its results are followed.
+        That is the same step or, with overlap, the previous one: the device computes while the host processes results.
         """
         self.adapters.poll()
         self._take_masks()
         began = self._clock()
         plan = self.scheduler.schedule()
         before, self._in_flight = self._in_flight, None
-        # With no step in flight every token is known, and nothing changes which rows are sampled.
+        # With no step in flight every token is known, and no result can change which rows are sampled.
         rows = None if plan is None or before is not None else self.scheduler.sampling_rows(plan)
         launched = None if plan is None else self._launch(plan, rows)
-        outputs = [] if before is None else self._land(before)
+        outputs = [] if before is None else self._complete_step(before)
         if launched is not None:
             late = launched.sample(self.scheduler.sampling_rows(launched.plan) if rows is None else rows)
-            self.scheduler.expect(launched.plan, launched.coming, late)
+            self.scheduler.expect(launched.plan, launched.sampled_sequences, late)
             if self._overlaps:
                 self._in_flight = launched
             else:
-                outputs = self._land(launched)
+                outputs = self._complete_step(launched)
         ran = before is not None or launched is not None
-        self.canaries.advance()
+        self.numeric_check.advance()
         failures = self._failures()
         self._step_seconds += ran * (self._clock() - began)
         return StepResult(outputs, failures, ran)
 
     def stats(self) -> EngineStats:
-        """A snapshot of everything countable."""
+        """Return a snapshot of all counters and gauges."""
         scheduler, adapters, blocks = self.scheduler, self.adapters, self._block_pool
         return EngineStats(
             running=scheduler.num_running,
@@ -245,27 +245,27 @@ class Engine:
 
     def close(self) -> None:
         """Stop the side threads."""
-        self.canaries.close()
+        self.numeric_check.close()
         self.adapters.close()
         self._masks.close()
         if self._compilation is not None:
             self._compilation.close()
 
     def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> LaunchedStep:
-        """`rows`: those to be sampled; None while a step in flight may still end some."""
+        """Launch a plan. `rows` are the rows to sample; None while a step in flight may still end some of them."""
         self._steps += 1
         self._step_tokens += plan.num_tokens
         self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
         return self.runner.launch(plan, rows)
 
-    def _land(self, handle: LaunchedStep) -> list[StepOutput]:
+    def _complete_step(self, handle: LaunchedStep) -> list[StepOutput]:
         outputs = self.scheduler.complete(handle.plan, handle.collect())
         for output in outputs:
             self._count(output)
         return outputs
 
     def _take_masks(self) -> None:
-        """Hand compiled grammars to their rows, and let rows go on whose late masks have come."""
+        """Give compiled grammars to their rows, and let rows with a late mask continue once it has arrived."""
         if self._uncompiled and self._compilation is not None:
             for ticket, outcome in self._compilation.take():
                 self._begin(self._uncompiled.pop(ticket), outcome)
@@ -274,7 +274,7 @@ class Engine:
                 sequence.awaits_mask = False
 
     def _begin(self, sequences: list[Sequence], outcome: TokenMask | GrammarFailed) -> None:
-        """All choices of a request share one compilation, each with a state of its own."""
+        """Start the masks of a request: all choices share one compilation, each with its own state."""
         if isinstance(outcome, GrammarFailed):
             self._fail(sequences, outcome)
             return
@@ -291,7 +291,7 @@ class Engine:
             self.scheduler.fail(sequence, error)
 
     def _forget(self, sequence: Sequence) -> None:
-        """Drop what is kept for a sequence that ended before its first token, or for its next one."""
+        """Drop the grammar and sampler state of a sequence that has ended, before its first token or later."""
         self.runner.forget(sequence)
         if self._compilation is not None and self._uncompiled.pop(_ticket(sequence), None) is not None:
             self._compilation.drop(_ticket(sequence))
@@ -327,12 +327,12 @@ class Engine:
 
 
 def _ticket(sequence: Sequence) -> int:
-    """What the choices of one request have in common, and no other request ever."""
+    """Return a number that identifies the request of a sequence; all its choices share it, and it is never reused."""
     return sequence.order - sequence.choice
 
 
 def overlaps(setting: str, device: torch.device) -> bool:
-    """Whether steps are prepared ahead: on a CPU that would take cores from the step that computes."""
+    """Whether steps are prepared ahead. On a CPU that would take cores from the step that computes."""
     if setting not in ("auto", "on", "off"):
         raise ValueError(f"`overlap` must be auto, on or off, got {setting!r}")
     return setting == "on" or (setting == "auto" and device.type != "cpu")
@@ -356,12 +356,14 @@ def _prefix_cache(model: LoadedModel, config: CacheConfig, pool: BlockPool) -> P
 
 
 def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: BitmaskFiller) -> ModelRunner:
-    """A runner that has run every kernel once. What replayed steps pad with has a block that the pool never hands out."""
+    """Return a runner that has run every kernel once. Padding rows of replayed steps use a block that the pool never hands
+    out.
+    """
     block_size, device = config.cache.block_size, model.device
     is_replaying = replays(config.cuda_graphs, device)
     num_blocks = model.num_blocks + is_replaying
     kv_cache = allocate_kv_cache(model.config, num_blocks, block_size, model.kv_dtype, device)
-    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, staging=HostTransfers(device))
+    sampler = Sampler(model.config.vocab_size, model.config.eos_token_ids, transfers=HostTransfers(device))
     path = _adapter_path(model, config)
     runner = ModelRunner(model.decoder, kv_cache, block_size, sampler, pool, masks, path)
     runner.warm_up()
@@ -374,7 +376,7 @@ def _runner(model: LoadedModel, config: EngineConfig, pool: AdapterPool, masks: 
 
 
 def _adapter_path(model: LoadedModel, config: EngineConfig) -> AdapterPath:
-    """Once the pool is there: what the kernels need depends on the greatest rank."""
+    """Return the adapter path. Requires the pool, because the kernels' workspace depends on the greatest rank."""
     if model.device.type == "cpu" or not config.lora.max_bytes:
         return AdapterPath(config.deterministic)
     rows = config.scheduler.max_num_batched_tokens

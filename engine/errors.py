@@ -76,7 +76,7 @@ class GrammarFailed(EngineError):
 
     @staticmethod
     def of(error: BaseException) -> "GrammarFailed":
-        """What a `TokenMask` raised, as the end of its request."""
+        """Convert an exception of a `TokenMask` to the error that ends its request."""
         if isinstance(error, TimeoutError):
             return GrammarTooSlow("the grammar of this request takes more work than one answer may")
         return GrammarFailed(f"the grammar's matcher broke down: {type(error).__name__}")

@@ -1,6 +1,6 @@
-"""A scripted engine with the interface of a real one: for tests, drills and load generators; it loads no model.
+"""A scripted engine with the interface of a real one, for tests, fault injection and load generators; it loads no model.
 
-Invariant: what a request receives is a function of the script, the prompt, the seed and the choice alone.
+Invariant: a request's events are a function of the script, the prompt, the seed and the choice alone.
 """
 
 import asyncio
@@ -55,11 +55,11 @@ DEFAULT_INFO = EngineInfo(
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes wrong in a matching request once `after_tokens` tokens of its first choice are out.
+    """A fault in a matching request, after `after_tokens` tokens of its first choice.
 
-    crash ends the process, freeze blocks its event loop, hang stops every request without a step, stall stops
-    this request, nan fails it with `non_finite_logits`, fail with `code`. `request_id` None matches all;
-    `times` bounds how many requests are hit. `after_tokens` 0 strikes before `Started`.
+    crash ends the process, freeze blocks its event loop, hang stops every request without a step, stall stops this request,
+    nan fails it with `non_finite_logits`, fail with `code`. `request_id` None matches all; `times` bounds how many requests
+    are hit. `after_tokens` 0 strikes before `Started`.
     """
 
     kind: FaultKind
@@ -72,12 +72,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
-    """How a `FakeEngine` behaves. Times in seconds.
+    """The behaviour of a `FakeEngine`. Times in seconds.
 
-    `answers[c % len]` holds the texts of the tokens of choice c, which then ends with "stop"; without answers
-    text goes on until `max_tokens`. `digest` "echo" reports the adapter asked for; anything else is reported as is.
-    `cached_tokens` is capped at the prompt's length. `stats` overrides numbers of `stats()` by field name.
-    `probe` is what a probe finds, with the digest of the adapter asked about.
+    `answers[c % len]` has the texts of the tokens of choice c, which then ends with "stop"; without answers text goes on
+    until `max_tokens`. `digest` "echo" reports the requested adapter; any other value is reported as is. `cached_tokens` is
+    capped at the prompt's length. `stats` overrides numbers of `stats()` by field name. `probe` is the report of a probe,
+    with the digest of the probed adapter.
     """
 
     info: EngineInfo = DEFAULT_INFO
@@ -105,7 +105,7 @@ class _Struck(Exception):
 
 
 class FakeEngine:
-    """An `EngineClient` that follows a `FakeScript`; `requests`, `probed`, `forgotten`, `aborts`, `running` are to look at."""
+    """An `EngineClient` that plays a `FakeScript`. Tests read `requests`, `probed`, `forgotten`, `aborts` and `running`."""
 
     def __init__(self, script: FakeScript | None = None) -> None:
         self.script = script or FakeScript()
@@ -130,7 +130,7 @@ class FakeEngine:
         return len(self._live)
 
     def info(self) -> EngineInfo:
-        """The scripted facts of the model."""
+        """Return the scripted facts of the model."""
         return self.script.info
 
     async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
@@ -155,21 +155,21 @@ class FakeEngine:
             aborted.set()
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
-        """What the script says, at once. Raises `EngineUnavailable` while draining."""
+        """Return the scripted report at once. Raises `EngineUnavailable` while draining."""
         if self._draining:
             raise EngineUnavailable("the engine is draining")
         self.probed.append(adapter)
         return msgspec.structs.replace(self.script.probe, digest=adapter.digest)
 
     async def forget(self, namespace: bytes) -> None:
-        """Fail the requests of a tenant; there are no blocks to drop."""
+        """Fail the requests of a tenant. There are no blocks to drop."""
         self.forgotten.append(namespace)
         for request_id in [r for r, owner in self._namespaces.items() if owner == namespace]:
             self._namespaces[request_id] = b""
             await self.abort(request_id)
 
     async def stats(self) -> EngineStats:
-        """The scripted numbers with the live counters in place of theirs."""
+        """Return the scripted numbers, with live counters where there are any."""
         waits = self.running > 0 or self._hung
         return msgspec.structs.replace(
             self.script.stats,
@@ -247,9 +247,9 @@ class FakeEngine:
         cached = min(self.script.cached_tokens, len(request.prompt_token_ids))
         self._prompt_tokens += len(request.prompt_token_ids)
         self._cached_tokens += cached
-        asked = request.adapter.digest if request.adapter is not None else None
+        digest = request.adapter.digest if request.adapter is not None else None
         return Started(
-            request.request_id, asked if self.script.digest == "echo" else self.script.digest, cached
+            request.request_id, digest if self.script.digest == "echo" else self.script.digest, cached
         )
 
     def _count_step(self, choices: "list[_Choice]") -> None:
@@ -257,7 +257,7 @@ class FakeEngine:
         self._last_step = time.monotonic()
 
     async def _pause(self, seconds: float, aborted: asyncio.Event) -> None:
-        """Let others run for `seconds`, or for good when the engine hangs; leave at once when aborted."""
+        """Wait for `seconds`, or for ever when the engine hangs; return at once when aborted."""
         if seconds <= 0.0 and not self._hung:
             await asyncio.sleep(0)
         else:
@@ -292,7 +292,7 @@ class FakeEngine:
 
 
 class _Choice:
-    """One answer in the making: its tokens, its visible text and how it ended."""
+    """One choice in progress: its tokens, its visible text and how it ended."""
 
     def __init__(self, script: FakeScript, request: EngineRequest, index: int) -> None:
         self._request = request
@@ -304,7 +304,7 @@ class _Choice:
         self._key = hashlib.sha256(b"%d|%d|%s" % (request.sampling.seed or 0, index, prompt)).digest()
         self._tokens = 0
         self._text = ""
-        self._shown = 0
+        self._num_sent = 0
         self._stop: str | None = None
         self.step_tokens = 0
         self.reason: FinishReason | None = None
@@ -319,7 +319,7 @@ class _Choice:
             token_ids.append(self._next_token())
         self.step_tokens = len(token_ids)
         visible = self._visible_end()
-        text, self._shown = self._text[self._shown : visible], max(self._shown, visible)
+        text, self._num_sent = self._text[self._num_sent : visible], max(self._num_sent, visible)
         logprobs = [self._logprob(token) for token in token_ids]
         wanted = self._request.sampling.logprobs is not None
         yield Delta(self._request.request_id, self._index, token_ids, text, logprobs if wanted else None)
@@ -327,7 +327,7 @@ class _Choice:
             yield self.finish(self.reason)
 
     def finish(self, reason: FinishReason) -> Finished:
-        """The choice's last event."""
+        """Return the choice's last event."""
         self.reason = reason
         usage = Usage(len(self._request.prompt_token_ids), self._cached, self._tokens)
         return Finished(self._request.request_id, self._index, reason, usage, self._stop)
@@ -356,7 +356,9 @@ class _Choice:
             self.reason = "length"
 
     def _visible_end(self) -> int:
-        """Text that may begin a stop string is held back until the choice ends."""
+        """Return the length of the text that is sent: text that may begin a stop string is kept back until the choice
+        ends.
+        """
         if self.reason is not None:
             return len(self._text)
         return len(self._text) - max((len(stop) - 1 for stop in self._request.sampling.stop), default=0)

@@ -1,6 +1,7 @@
-"""`LocalEngine`: an `EngineClient` in this process: the step loop and the output processor each in a thread of their own.
+"""`LocalEngine`: an `EngineClient` in this process, with the step loop and the output processor each on a thread.
 
-Invariant: the step thread alone touches the `Engine`; it takes commands from an inbox between steps and awaits nobody.
+Invariant: only the step thread touches the `Engine`. It takes commands from an inbox between steps and waits for no other
+thread.
 """
 
 import asyncio
@@ -76,10 +77,10 @@ _Output: TypeAlias = _Started | _Aborted | StepResult | Failed | None
 
 
 class LocalEngine:
-    """Made on a running event loop; `close` ends both threads."""
+    """An engine in this process, created on a running event loop; `close` ends both threads."""
 
     def __init__(self, engine: Engine, steps: StepThread | None = None) -> None:
-        """`steps` is the thread that made `engine`; without it the loop gets one of its own."""
+        """`steps` is the thread that created `engine`; without it the loop gets a thread of its own."""
         self._engine = engine
         self._info = engine.info()
         self._loop = asyncio.get_running_loop()
@@ -137,7 +138,7 @@ class LocalEngine:
 
     async def _carried_out(self, command: _Abort | _Forget) -> None:
         self._inbox.put(command)
-        # The step thread sets `_ended` before it empties the inbox, so this command is answered or need not be.
+        # The step thread sets `_ended` before it empties the inbox, so this command is acknowledged or not needed.
         if self._ended is None:
             await asyncio.wrap_future(command.done)
 
@@ -153,7 +154,7 @@ class LocalEngine:
         return await asyncio.wrap_future(done)
 
     async def stats(self) -> EngineStats:
-        """The latest snapshot, at most `STATS_INTERVAL_S` older than the last step."""
+        """Return the latest snapshot, at most `STATS_INTERVAL_S` older than the last step."""
         if self._ended is not None:
             raise EngineUnavailable(self._ended)
         age = time.monotonic() - self._heartbeat
@@ -164,7 +165,7 @@ class LocalEngine:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """End the threads; what still runs fails, and whatever comes later is refused. Idempotent."""
+        """End the threads. Running requests fail, and later requests are refused. Idempotent."""
         self._inbox.put(None)
         await asyncio.wrap_future(self._steps)
         await asyncio.to_thread(self._output_thread.join)
@@ -189,11 +190,12 @@ class LocalEngine:
         try:
             self._step_until_closed()
         except Exception:  # noqa: BLE001 - reported, and the engine is declared broken
-            # A defect of ours, not of a request: whoever supervises this engine gets no more stats and restarts it.
+            # A defect of the engine, not of a request: the stats stop, so the supervisor of this engine restarts
+            # it.
             self._log.exception("the step loop ended")
             failed = True
         self._ended = "the engine failed" if failed or self._output_failed else "the engine is closed"
-        self._engine.canaries.close(self._ended)
+        self._engine.numeric_check.close(self._ended)
         self._acknowledge_all()
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._fail_all, self._ended)
@@ -213,43 +215,43 @@ class LocalEngine:
             stream.put_nowait(Failed(request_id, EngineUnavailable.code, reason))
 
     def _step_until_closed(self) -> None:
-        while self._obey():
+        while self._run_commands():
             result = self._engine.step()
             now = time.monotonic()
             self._heartbeat = now
             self._stalled = not result.ran
-            # Before anybody hears of the results: who saw the last request end finds it in the numbers.
+            # Update the stats before any event is sent: a client that sees its request end finds it counted.
             idle = not result.ran or not self._engine.scheduler.has_unfinished
             if idle or now - self._stats_at > STATS_INTERVAL_S:
                 self._stats, self._stats_at = self._engine.stats(), now
             if result.outputs or result.failures:
-                self._follow(result)
+                self._hand_over(result)
                 self._outputs.put(result)
 
-    def _obey(self) -> bool:
-        """Carry out the inbox's commands, waiting for one while nothing can run. False at the end."""
+    def _run_commands(self) -> bool:
+        """Run the commands of the inbox, waiting for one while nothing can run. False at the end."""
         command: _Command
         while True:
             try:
                 command = (
-                    self._inbox.get(timeout=self._patience())
-                    if self._patience()
+                    self._inbox.get(timeout=self._command_timeout_s())
+                    if self._command_timeout_s()
                     else self._inbox.get_nowait()
                 )
             except Empty:
                 return True
             if command is None:
                 return False
-            self._carry_out(command)
+            self._run_command(command)
 
-    def _patience(self) -> float:
-        """Seconds to wait for a command: none while sequences run, little while only adapters or masks are awaited."""
+    def _command_timeout_s(self) -> float:
+        """Seconds to wait for a command: 0 while sequences run, short while only adapters or masks are pending."""
         scheduler = self._engine.scheduler
         if (scheduler.num_running or self._engine.is_ahead) and not self._stalled:
             return 0.0
-        return 0.002 if scheduler.has_unfinished or self._engine.canaries.is_busy else IDLE_WAIT_S
+        return 0.002 if scheduler.has_unfinished or self._engine.numeric_check.is_busy else IDLE_WAIT_S
 
-    def _carry_out(self, command: _Add | _Abort | _Forget | _Probe | _Stop) -> None:
+    def _run_command(self, command: _Add | _Abort | _Forget | _Probe | _Stop) -> None:
         match command:
             case _Add(request):
                 self._add(request)
@@ -260,7 +262,7 @@ class LocalEngine:
                 self._stats = self._engine.stats()
                 _acknowledge(done)
             case _Probe(adapter, done):
-                self._engine.canaries.start(adapter, done)
+                self._engine.numeric_check.start(adapter, done)
             case _Forget(namespace, done):
                 self._engine.forget(namespace)
                 self._stats = self._engine.stats()
@@ -281,7 +283,7 @@ class LocalEngine:
             self._sequences[request.request_id, sequence.choice] = sequence
         self._outputs.put(_Started(request))
 
-    def _follow(self, result: StepResult) -> None:
+    def _hand_over(self, result: StepResult) -> None:
         for output in result.outputs:
             if output.finish_reason is not None:
                 self._sequences.pop((output.sequence.request_id, output.sequence.choice), None)
@@ -295,7 +297,7 @@ class LocalEngine:
     def _run_outputs(self) -> None:
         try:
             self._process_until_closed()
-        except Exception:  # noqa: BLE001 - reported, and the step thread is told to end
+        except Exception:  # noqa: BLE001 - reported, and the step thread ends
             self._log.exception("the output processor ended")
             self._output_failed = True
             self._inbox.put(None)
@@ -319,7 +321,7 @@ class LocalEngine:
             case _Started(request):
                 self._processor.start(request)
             case _Aborted(request_id, choices):
-                # A stop string may have ended a choice that the step thread still took for running.
+                # A stop string may have ended a choice that the step thread still considered running.
                 unfinished = self._processor.drop(request_id)
                 events.extend(choice for choice in choices if choice.choice in unfinished)
             case Failed():
@@ -341,7 +343,7 @@ class LocalEngine:
 
 
 def _acknowledge(done: Future[None]) -> None:
-    """Whoever waited may be gone: a cancelled future takes no result."""
+    """Acknowledge a command. Its future may be cancelled already, and then takes no result."""
     if done.set_running_or_notify_cancel():
         done.set_result(None)
 

@@ -1,7 +1,7 @@
-"""The typed messages of the seam between gateway and engine (msgspec structs, msgpack on the wire, never pickle).
+"""The typed messages between gateway and engine (msgspec structs, msgpack on the wire, never pickle).
 
-For every accepted request the events are: one `Started`, any number of `Delta`, one `Finished` per choice;
-or at any point one `Failed`, which ends the whole request.
+For every accepted request the events are: one `Started`, any number of `Delta`, one `Finished` per choice; or at any point
+one `Failed`, which ends the whole request.
 """
 
 from typing import Final, Literal, TypeAlias
@@ -60,7 +60,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """The prompt is computed. `digest` is the adapter's that was really used, None for the base model.
+    """The prompt is computed. `digest` is that of the adapter in use, None for the base model.
 
     `queue_s` are the seconds from receipt to the first step, `prefill_s` those from there to the first token.
     """
@@ -105,12 +105,12 @@ Event: TypeAlias = Started | Delta | Finished | Failed
 
 
 class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine found out about an adapter by trying it; `code` None: it may serve.
+    """The result of probing an adapter. `code` None: it may serve.
 
     `max_error`: by kind of module (`q_proj`), how far the device's results were from the reference in float32, relative to
-    the reference's largest value, over `modules` modules; `bound` is what is allowed. `effect` is that largest value: 0 when
-    the adapter changes nothing. `generated_tokens` of a greedy answer were finite. `longest_step_s`: what the probe took of
-    one step at most. `code` is an `EngineError.code` of the adapter's own fault.
+    the reference's largest value, over `modules` modules; `bound` is the allowed error. `effect` is that largest value: 0
+    when the adapter changes nothing. `generated_tokens` of a greedy response were finite. `longest_step_s`: the most time
+    that the probe took of one step. `code` is an `EngineError.code` of a fault of the adapter itself.
     """
 
     digest: str
@@ -126,7 +126,7 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway must know of the model an engine serves."""
+    """Facts of the served model that a gateway needs."""
 
     model_digest: str
     model_path: str
@@ -142,11 +142,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot in plain numbers; counters only grow. Exporters live in the gateway.
 
-    `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the bound before
-    it; one count more at the end is for what lies above all bounds. `late_masks` counts rows that sat a step out because
-    their grammar's mask was not there in time; `forced_tokens` those that a grammar left no choice about.
-    `quarantined_adapters` are keys (`AdapterRef.key`) of those that are refused here, the newest ones.
-    `adapter_page_error` is the greatest relative error that 8-bit pages do to a module of a resident adapter.
+    `step_tokens_histogram[i]` counts steps of at most `STEP_TOKEN_BOUNDS[i]` tokens and more than the previous bound; one
+    more count at the end is for steps above all bounds. `late_masks` counts rows that skipped a step because their
+    grammar's mask was not ready in time; `forced_tokens` those that a grammar left no choice about. `quarantined_adapters`
+    are keys (`AdapterRef.key`) of the newest adapters refused here. `adapter_page_error` is the greatest relative error
+    that 8-bit pages cause in a module of a resident adapter.
     """
 
     running: int = 0

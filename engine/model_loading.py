@@ -1,4 +1,4 @@
-"""From an `EngineConfig` to a model in memory: configuration, type, weights, tokenizer, and the size of its KV pool."""
+"""Loads a model from an `EngineConfig`: configuration, type, weights, tokenizer, and the size of its KV pool."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from loraplex.engine.capacity.memory_advice import memory_advice, told
+from loraplex.engine.capacity.memory_advice import format_bytes, memory_advice
 from loraplex.engine.capacity.memory_plan import MemoryPlan, plan_memory
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.checkpoints.digest import digest_of, file_hashes
@@ -27,7 +27,7 @@ from loraplex.engine.quantization.scheme import check_scheme, check_stored
 class LoadedModel:
     """A decoder ready to run. `max_model_len` in tokens, `num_blocks` of the KV pool.
 
-    `memory` is what was planned before loading, `weights_bytes` what the parameters then took.
+    `memory` is the plan made before loading, `weights_bytes` what the parameters took.
     """
 
     path: str
@@ -45,7 +45,9 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Load `config.model`: a folder, a `.gguf` file or a hub id. Raises `ModelError`, also for an artefact that was changed."""
+    """Load `config.model`: a folder, a `.gguf` file or a hub id. Raises `ModelError`, also for a quantized artefact that
+    was changed.
+    """
     device = choose_device(config.device)
     check_scheme(config.quantization, device)
     path = str(locate_model(config.model))
@@ -77,7 +79,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """The model's fast tokenizer. Raises `ModelError` when it has none."""
+    """Load the model's fast tokenizer. Raises `ModelError` when it has none."""
     file = Path(path) / "tokenizer.json"
     if file.is_file():
         return Tokenizer.from_file(str(file))
@@ -96,7 +98,7 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def checkpoint_dtype(model: ModelConfig) -> str | None:
-    """The type its configuration names."""
+    """Return the type that the model's configuration names."""
     name = model.hf_config.get("dtype") or model.hf_config.get("torch_dtype")
     return str(name).removeprefix("torch.") if name else None
 
@@ -108,7 +110,7 @@ def _num_blocks(cache: CacheConfig, memory: MemoryPlan, model: ModelConfig, kv_d
 
 
 def _check_memory(model: ModelConfig, config: EngineConfig, memory: MemoryPlan) -> None:
-    """A KV pool whose size was asked for may be smaller than a row may become: such rows are refused when they come."""
+    """Check the plan. A KV pool of a requested size may be smaller than the longest row: such rows are refused on arrival."""
     sized = config.cache.num_blocks is not None or config.cache.kv_bytes is not None
     is_short = memory.rows < 1 and memory.machine.is_cuda and not sized
     if memory.is_over_budget or is_short or not memory.kv_tokens:
@@ -116,9 +118,9 @@ def _check_memory(model: ModelConfig, config: EngineConfig, memory: MemoryPlan) 
 
 
 def _does_not_fit(model: ModelConfig, config: EngineConfig, memory: MemoryPlan) -> str:
-    of = "" if memory.budget is None else f" of {told(memory.budget)} that may be used"
+    of = "" if memory.budget is None else f" of {format_bytes(memory.budget)} that may be used"
     lower = " or ".join(advice.text for advice in memory_advice(model, config, memory))
     return (
-        f"the model does not fit: {told(memory.total)}{of}, with a KV cache for {memory.kv_tokens} tokens where a row "
+        f"the model does not fit: {format_bytes(memory.total)}{of}, with a KV cache for {memory.kv_tokens} tokens where a row "
         f"may have {memory.context}; it takes {lower}"
     )

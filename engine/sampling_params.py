@@ -1,4 +1,4 @@
-"""What a caller may ask of the sampler. Bounds are enforced by the gateway's parameter table and again here."""
+"""Sampling parameters of a request. Their bounds are enforced by the gateway's parameter table and again here."""
 
 import math
 
@@ -16,8 +16,8 @@ MAX_TOP_K = 2**31 - 1
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling of one request.
 
-    `top_k` 0 means off. `logprobs` None means none, k means the chosen token's and the k best (0-20).
-    `seed` None draws one at submission; the stream of random numbers is a function of (seed, choice, position).
+    `top_k` 0 means off. `logprobs` None means none, k means the chosen token's and the k best (0-20). `seed` None draws a
+    seed at submission; the stream of random numbers is a function of (seed, choice, position).
     """
 
     max_tokens: int

@@ -1,4 +1,4 @@
-"""`TokenMask`: what the engine asks of a grammar. The grammar package's matcher satisfies it; the engine imports none."""
+"""`TokenMask`: what the engine needs of a grammar. The grammar package's matcher implements it; the engine imports none."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
@@ -8,9 +8,10 @@ if TYPE_CHECKING:
 
 
 class TokenMask(Protocol):
-    """The set of tokens that may follow in one sequence. State advances by `accept` only.
+    """The set of tokens that may follow in one sequence. Only `accept` advances its state.
 
-    Any method may raise: `TimeoutError` when the work the grammar may cause is spent, else it broke down.
+    Any method may raise: `TimeoutError` when the work limit of the grammar is spent; any other exception means that it
+    broke down.
     """
 
     def fill(self, bitmask: "Tensor", row: int) -> None:
@@ -30,11 +31,11 @@ class TokenMask(Protocol):
         ...
 
     def is_complete(self) -> bool:
-        """True when the text so far is a whole document of the grammar."""
+        """True when the text so far is a complete document of the grammar."""
         ...
 
     def is_final(self) -> bool:
-        """True when the document is whole and nothing but an end token may follow."""
+        """True when the document is complete and only an end token may follow."""
         ...
 
     def forced_tokens(self) -> Sequence[int]:
@@ -42,22 +43,23 @@ class TokenMask(Protocol):
         ...
 
     def closing_tokens(self, most: int) -> Sequence[int] | None:
-        """At most `most` tokens that lead from here to a whole document, None when no such way was found.
+        """Return at most `most` tokens that lead from here to a complete document, None when no such way was found.
 
-        Always None unless the request asked for its document to be closed; see `closes`.
+        Always None unless the request set `closes`.
         """
         ...
 
     @property
     def family(self) -> object:
-        """Equal for masks of which a call on one may wait for a call on another, inside their library."""
+        """Equal for masks that may block each other inside their library."""
         ...
 
     @property
     def closes(self) -> bool:
-        """Whether the engine is to keep a way to the end of the document within the remaining tokens."""
+        """Whether the engine must keep a way to close the document within the remaining tokens."""
         ...
 
 
 TokenMaskFactory: TypeAlias = Callable[[bytes, bytes], TokenMask]
-"""(tenant namespace, bytes of a `GrammarSpec`) -> a mask at the start. May take long: called on a side thread only."""
+"""Factory of masks: (tenant namespace, bytes of a `GrammarSpec`) -> a mask at the start. Slow: called on a side thread
+only."""

@@ -1,7 +1,7 @@
-"""`NumericCheck`: what the device computes for an adapter against the reference in float32, a few modules per step.
+"""`NumericCheck`: compares what the device computes for an adapter with the float32 reference, a few modules per step.
 
-Invariant: the step loop only launches, for `STEP_BUDGET_S` per step or one site; weights are read and figures compared on a
-thread beside it. The adapter is pinned while it is probed, and let go however the probe ends.
+Invariant: the step loop only launches, for `STEP_BUDGET_S` per step or one site. A side thread reads weights and compares
+figures. The adapter is pinned during its probe and unpinned however the probe ends.
 """
 
 import os
@@ -35,7 +35,7 @@ from loraplex.engine.threads import lower_priority
 
 ROWS = 4
 STEP_BUDGET_S = 0.002
-PATIENCE_S = 120.0
+PROBE_TIMEOUT_S = 120.0
 MAX_WAITING = 8
 NICENESS = 10
 SEED = 20_25
@@ -54,7 +54,7 @@ class _Probe:
 
 
 class NumericCheck:
-    """One probe at a time; all calls but those of the thread beside come from the step loop."""
+    """Runs one probe at a time. All calls come from the step loop, except those of the side thread."""
 
     def __init__(
         self,
@@ -78,21 +78,25 @@ class NumericCheck:
         self._clock = clock
         self._waiting: deque[_Probe] = deque()
         cores = os.sched_getaffinity(0)
-        self._beside = ThreadPoolExecutor(1, "canary", initializer=_settle_down, initargs=(cores,))
+        self._side_thread = ThreadPoolExecutor(
+            1, "adapter-probe", initializer=_set_up_thread, initargs=(cores,)
+        )
 
     @property
     def is_busy(self) -> bool:
         return bool(self._waiting)
 
     def start(self, adapter: AdapterRef, done: "Future[ProbeReport]") -> None:
-        """`done` gets a report about the modules alone, or an `EngineError`. Cancelling it ends the probe."""
+        """Queue a probe. `done` gets a report about the modules alone, or an `EngineError`; cancelling it ends the probe."""
         if len(self._waiting) >= MAX_WAITING:
             done.set_exception(EngineOverloaded(f"{MAX_WAITING} adapters wait to be probed"))
             return
-        self._waiting.append(_Probe(adapter, done, self._clock() + PATIENCE_S))
+        self._waiting.append(_Probe(adapter, done, self._clock() + PROBE_TIMEOUT_S))
 
     def advance(self) -> None:
-        """What the first probe can do now without waiting. Called once per step; next to nothing without a probe."""
+        """Advance the first probe as far as possible without waiting. Called once per step; costs next to nothing without a
+        probe.
+        """
         if not self._waiting:
             return
         probe = self._waiting[0]
@@ -101,7 +105,7 @@ class NumericCheck:
             figures = None if probe.done.cancelled() else self._advance(probe)
             if figures is None and not probe.done.cancelled():
                 if began > probe.deadline:
-                    raise RequestTimeout(f"the adapter was not probed within {PATIENCE_S:g} s")
+                    raise RequestTimeout(f"the adapter was not probed within {PROBE_TIMEOUT_S:g} s")
                 probe.longest_step_s = max(probe.longest_step_s, self._clock() - began)
                 return
         except EngineError as error:
@@ -112,14 +116,14 @@ class NumericCheck:
             self._end(probe, figures)
 
     def close(self, reason: str = "the engine is closed") -> None:
-        """Fail what waits and end the thread. Idempotent."""
+        """Fail the waiting probes and end the thread. Idempotent."""
         while self._waiting:
             self._end(self._waiting[0], EngineUnavailable(reason))
-        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._side_thread.shutdown(wait=False, cancel_futures=True)
 
     def _advance(self, probe: _Probe) -> ProbeReport | None:
         if probe.weights is None:
-            probe.weights = self._beside.submit(self._source.load, probe.adapter)
+            probe.weights = self._side_thread.submit(self._source.load, probe.adapter)
         if not probe.is_pinned:
             probe.is_pinned = self._pin(probe.adapter)
         if not probe.is_pinned or not probe.weights.done():
@@ -131,10 +135,12 @@ class NumericCheck:
             return None
         if not all(figures.done() for figures in probe.compared):
             return None
-        return self._sum_up(probe, [figures.result() for figures in probe.compared])
+        return self._report(probe, [figures.result() for figures in probe.compared])
 
     def _pin(self, adapter: AdapterRef) -> bool:
-        """Whether the adapter is there and held. Raises the `AdapterError` of one that cannot be."""
+        """Pin the adapter if it is resident; otherwise start its load and return False. Raises the `AdapterError` of an
+        adapter that cannot be loaded.
+        """
         match self._pool.state(adapter):
             case AdapterState.RESIDENT:
                 self._pool.pin(adapter)
@@ -146,19 +152,21 @@ class NumericCheck:
         return False
 
     def _launch_some(self, probe: _Probe, sites: Iterator[LoraSite], weights: LoraWeights) -> bool:
-        """As many sites as the budget of a step allows; False when none is left."""
+        """Launch as many sites as a step's budget allows; False when none is left."""
         until = self._clock() + STEP_BUDGET_S
         slot = self._pool.slots()[probe.adapter.key]
         while (site := next(sites, None)) is not None:
             x, results = self._launch(site, slot)
-            probe.compared.append(self._beside.submit(compare, site, weights, x, results))
+            probe.compared.append(self._side_thread.submit(compare, site, weights, x, results))
             if self._clock() >= until:
                 return True
         return False
 
     @torch.inference_mode()
     def _launch(self, site: LoraSite, slot: int) -> tuple[Tensor, list[Tensor]]:
-        """The inputs, on the host, and what each set of kernels makes of them, [rows, outputs] where they ran."""
+        """Return the inputs, on the host, and the result [rows, outputs] of each set of kernels, on the device that
+        computed it.
+        """
         generator = torch.Generator().manual_seed(SEED)
         paths = every_path_of(slot, ROWS, self._device, deterministic=self._deterministic)
         results = [torch.zeros(ROWS, site.outputs, dtype=self._dtype, device=self._device) for _ in paths]
@@ -175,12 +183,12 @@ class NumericCheck:
         return x, results
 
     def _on_device(self, x: Tensor) -> Tensor:
-        """Without waiting for the device."""
+        """Copy to the device without waiting for it."""
         if self._device.type == "cpu":
             return x
         return x.pin_memory().to(self._device, non_blocking=True)
 
-    def _sum_up(self, probe: _Probe, figures: Sequence[SiteFigures]) -> ProbeReport:
+    def _report(self, probe: _Probe, figures: Sequence[SiteFigures]) -> ProbeReport:
         max_error: dict[str, float] = {}
         for site in figures:
             for kind, error in site.errors.items():
@@ -209,8 +217,8 @@ class NumericCheck:
             probe.done.set_exception(outcome)
 
 
-def _settle_down(cores: set[int]) -> None:
-    """Of the thread beside: any core, one of them, and others first (step_thread.py)."""
+def _set_up_thread(cores: set[int]) -> None:
+    """Set up the side thread: one core of any, at low priority (see `threads.py`)."""
     os.sched_setaffinity(0, cores)
     lower_priority(threading.get_native_id(), NICENESS)
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""An adapter tried in a running engine: a short greedy answer by the way of every request, then every module's figures.
+"""Probes an adapter on a running engine: a short greedy request on the usual path, then the figures of every module.
 
-Invariant: a fault of the adapter is a `ProbeReport`, a fault of the engine an exception.
+Invariant: a fault of the adapter becomes a `ProbeReport`, a fault of the engine an exception.
 """
 
 import random
@@ -23,9 +23,9 @@ from loraplex.engine.messages import AdapterRef, EngineRequest, Event, Failed, F
 from loraplex.engine.sampling_params import SamplingParams
 
 PROMPT_TOKENS: Final = 8
-ANSWER_TOKENS: Final = 8
+RESPONSE_TOKENS: Final = 8
 TIMEOUT_S: Final = 120.0
-SALT: Final = b"canary"
+SALT: Final = b"probe"
 ADAPTER_FAULTS: Final = frozenset(
     error.code
     for error in (
@@ -43,7 +43,7 @@ async def probe_adapter(
     submit: Submit,
     probe_modules: Callable[[AdapterRef], Awaitable[ProbeReport]],
 ) -> ProbeReport:
-    """Raises `EngineUnavailable` and what `probe_modules` raises that is no `AdapterError`."""
+    """Return the report. Raises `EngineUnavailable`, and what `probe_modules` raises other than `AdapterError`."""
     generated, failure = 0, None
     async for event in submit(_request(adapter, vocab_size)):
         if isinstance(event, Failed):
@@ -59,13 +59,13 @@ async def probe_adapter(
     except AdapterError as error:
         return ProbeReport(digest=adapter.digest, finite=failure is None, code=error.code, message=str(error))
     if failure is not None:
-        # Which module it is, the figures tell.
+        # The figures of the report show which module it is.
         return msgspec.structs.replace(report, finite=False, code=failure.code, message=failure.message)
-    return judged(msgspec.structs.replace(report, generated_tokens=generated))
+    return with_code(msgspec.structs.replace(report, generated_tokens=generated))
 
 
-def judged(report: ProbeReport) -> ProbeReport:
-    """With its `code`: what is not finite or too far from the reference must not serve."""
+def with_code(report: ProbeReport) -> ProbeReport:
+    """Set the report's `code`: an adapter that is not finite or too far from the reference must not serve."""
     if not report.finite:
         return msgspec.structs.replace(
             report,
@@ -86,10 +86,10 @@ def judged(report: ProbeReport) -> ProbeReport:
 def _request(adapter: AdapterRef, vocab_size: int) -> EngineRequest:
     choose = random.Random(adapter.digest)
     return EngineRequest(
-        request_id=f"canary-{uuid4().hex}",
+        request_id=f"probe-{uuid4().hex}",
         namespace=adapter.namespace,
         prompt_token_ids=[choose.randrange(vocab_size) for _ in range(PROMPT_TOKENS)],
-        sampling=SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True),
+        sampling=SamplingParams(max_tokens=RESPONSE_TOKENS, temperature=0.0, ignore_eos=True),
         adapter=adapter,
         cache_salt=SALT,
         total_timeout_s=TIMEOUT_S,

@@ -1,4 +1,4 @@
-"""What an adapter's weights say that a device should have computed, by the reference bodies in float32 on the host."""
+"""The expected results of an adapter's modules, computed by the reference backend in float32 on the host."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ BOUNDS: Mapping[torch.dtype, float] = {torch.float32: 2e-3, torch.float16: 5e-3,
 """How far a device's result may be from the reference, relative to the reference's largest value: a few roundings of the
 hidden values and of the sum. A float32 product on a GPU may round its factors to 10 bits (TF32)."""
 PAGE_ERROR_SHARE = 2.0
-"""8-bit pages change a delta by up to `max_page_error` of its norm; its largest value by not much more."""
+"""8-bit pages change a delta by up to `max_page_error` of its norm, and its largest value by not much more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,16 @@ class SiteFigures:
 
 
 def error_bound(dtype: torch.dtype, config: LoraConfig) -> float:
-    """For a model of `dtype`, whose adapters have pages of that type unless `config` says otherwise."""
+    """Return the bound for a model of `dtype`. Adapters have pages of that type unless `config` sets another."""
     page_error = 0.0 if config.page_dtype == "auto" else config.max_page_error
     return BOUNDS[dtype] + PAGE_ERROR_SHARE * page_error
 
 
 @torch.inference_mode()
 def compare(site: LoraSite, weights: LoraWeights, x: Tensor, results: Sequence[Tensor]) -> SiteFigures:
-    """`x` as the device was given it, on the host: [rows, inputs], or [rows] token ids; `results` [rows, outputs] each."""
+    """Compare a device's results with the reference. `x` is the device's input, copied on the host: [rows, inputs], or
+    [rows] token ids; `results` [rows, outputs] each.
+    """
     expected = _expected(site, weights, x)
     computed = [result.to(HOST, torch.float32) for result in results]
     floor = torch.finfo(results[0].dtype).tiny

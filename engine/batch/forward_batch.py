@@ -1,4 +1,4 @@
-"""`ForwardBatch`: a step plan as tensors. Everything the model's forward pass reads, and nothing global."""
+"""`ForwardBatch`: a step plan as tensors, with everything that the model's forward pass reads and no global state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,15 +46,16 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPath:
-    """How the adapters of a step are computed: with memory of their kernels for steps of up to `workspace_rows`, and in one
-    way whoever is in the step if it is `deterministic`."""
+    """How the adapters of a step are computed. Kernels have a workspace for steps of up to `workspace_rows`. With
+    `deterministic` there is one path for every batch.
+    """
 
     deterministic: bool = False
     workspace: LoraWorkspace | None = None
     workspace_rows: int = 0
 
     def group(self, row_slots: list[int], device: torch.device, num_decodes: int) -> LoraBatch | None:
-        """The rows by slot, those from `num_decodes` on of chunks; None when none has an adapter."""
+        """Group the rows by slot; rows from `num_decodes` on belong to chunks. None when no row has an adapter."""
         return group_rows(
             row_slots,
             device,
@@ -66,17 +67,17 @@ class AdapterPath:
 
 @dataclass(frozen=True, slots=True)
 class UnknownTokens:
-    """Tokens of the step before that only the device knows: `token_ids` int64 [rows], `rows` by sequence."""
+    """Tokens of the previous step that only the device knows: `token_ids` int64 [rows], `rows` by sequence."""
 
     rows: Mapping[Sequence, int]
     token_ids: torch.Tensor
 
 
 class BatchRows:
-    """The rows of a plan one after another, on the host: lists, from which tensors are made.
+    """The rows of a plan one after another, as lists on the host from which tensors are made.
 
-    Tokens of an answer decode, each on its own, unless there are many; every other row is a chunk. So a token takes the
-    same path whatever the prefix cache and the step's other rows left of its prompt, and whether a grammar forced it along
+    Tokens of a response decode, each on its own, unless there are many; every other row is a chunk. So the path of a token
+    depends neither on the prefix cache nor on the step's other rows, nor on whether a grammar forced the token together
     with others: K and V of all are written before any of them attends.
     """
 
@@ -98,11 +99,11 @@ class BatchRows:
 
     @property
     def is_decode_only(self) -> bool:
-        """Whether every row is one token of an answer, and all are sampled."""
+        """Whether every row is one token of a response, and all are sampled."""
         return not self.chunks and len(self.sampled) == len(self.token_ids)
 
     def unknown_places(self, tokens: UnknownTokens | None) -> tuple[list[int], list[int]]:
-        """Where the unknown tokens stand here, and where in `tokens`. Raises `ValueError` if there are no `tokens`."""
+        """Return the places of the unknown tokens here and in `tokens`. Raises `ValueError` without `tokens`."""
         if not self.unknown:
             return [], []
         if tokens is None:
@@ -112,16 +113,16 @@ class BatchRows:
     def batch(
         self,
         device: torch.device,
-        staging: HostTransfers,
+        transfers: HostTransfers,
         unknown: UnknownTokens | None = None,
         adapters: AdapterPath = AdapterPath(),
     ) -> ForwardBatch:
-        """The tensors, brought to the device in one transfer."""
-        token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = staging.stage(
+        """Copy the tensors to the device in one transfer."""
+        token_ids, positions, slots, tables, lengths, sampled, at, source, *chunks = transfers.stage(
             self._tensors(unknown)
         )
         if unknown is not None and self.unknown:
-            # A row that got no token is of no use any more: it computes some token.
+            # A row that got no token is not used any more: it may compute any token.
             token_ids = token_ids.index_copy(0, at, unknown.token_ids.index_select(0, source).clamp_min(0))
         every = len(self.sampled) == len(self.token_ids)
         lora = adapters.group(self.row_slots, device, len(self.decodes))
@@ -145,8 +146,9 @@ class BatchRows:
         )
 
     def _tensors(self, unknown: UnknownTokens | None) -> list[torch.Tensor]:
-        """Token ids, positions, slots, block tables and lengths of the decodes, sampled tokens, places of the unknown
-        tokens here and in the step before, then the chunks' tables."""
+        """Return token ids, positions, slots, block tables and lengths of the decodes, sampled tokens, the places of the
+        unknown tokens here and in the previous step, then the chunks' tables.
+        """
         count = len(self.decodes)
         columns = max((len(table) for table in self.decodes), default=0)
         padded = [table + (0,) * (columns - len(table)) for table in self.decodes]

@@ -1,7 +1,7 @@
-"""`HostTransfers`: small host tensors to the device and small results back, one transfer each, neither waiting for the other side.
+"""`HostTransfers`: copies small host tensors to the device and small results back, in one transfer each, without waiting.
 
-Invariant: a pinned buffer is written again only after the copy out of it has run, and results are read only after the copy
-into theirs. On a CPU nothing is copied at all.
+Invariant: a pinned buffer is written again only after the copy from it has run, and results are read only after the copy
+into them. On a CPU nothing is copied.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 16
-"""Bytes at which every tensor starts within a buffer."""
+"""Alignment in bytes of every tensor within a buffer."""
 
 BUFFERS = 2
-"""The copy of one step may wait behind a step that still computes while the next is prepared."""
+"""Two, because the copy of one step may wait behind a step that still computes while the next one is prepared."""
 
 
 class Results:
-    """Tensors on their way to the host."""
+    """Tensors being copied to the host."""
 
     def __init__(self, tensors: list[Tensor], copied: "torch.cuda.Event | None") -> None:
         self._tensors = tensors
         self._copied = copied
 
     def wait(self) -> list[Tensor]:
-        """The tensors on the host, once they are there."""
+        """Wait for the copy and return the tensors on the host."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
@@ -32,10 +32,10 @@ class Results:
 
 
 class HostTransfers:
-    """Transfers of one user on one device, in the order of the current stream."""
+    """Transfers of one component on one device, in the order of the current stream."""
 
     def __init__(self, device: torch.device, packs: bool | None = None) -> None:
-        """`packs`: whether tensors travel in one buffer. By default unless the device is the host itself."""
+        """`packs`: whether tensors share one buffer. By default they do unless the device is the host."""
         self._device = device
         self._packs = device.type != "cpu" if packs is None else packs
         self._is_cuda = device.type == "cuda"
@@ -44,7 +44,9 @@ class HostTransfers:
         self._next = 0
 
     def stage(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The same tensors on the device, which may be views of one buffer. Those given must not change any more."""
+        """Return the same tensors on the device; they may be views of one buffer. The given tensors must not change any
+        more.
+        """
         if not self._packs:
             return list(tensors)
         offsets, size = _places(tensors)
@@ -58,7 +60,7 @@ class HostTransfers:
         return _unpacked(packed, tensors, offsets)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Results:
-        """Begin to bring tensors to the host. The device may overwrite its own afterwards, in stream order."""
+        """Start copying tensors to the host. Later work on the same stream may overwrite the originals."""
         if not self._packs:
             return Results(list(tensors), None)
         offsets, size = _places(tensors)
@@ -70,7 +72,7 @@ class HostTransfers:
         return Results(_unpacked(host, tensors, offsets), self._record())
 
     def _buffer(self, index: int, size: int) -> Tensor:
-        """A host buffer of at least `size` bytes that no copy reads any more."""
+        """Return a host buffer of at least `size` bytes that no copy reads any more."""
         sent = self._sent[index]
         if sent is not None:
             sent.synchronize()
@@ -96,7 +98,7 @@ class HostTransfers:
 
 
 def _places(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Where each tensor starts, and the size of them all, in bytes."""
+    """Return the start of each tensor and the size of all, in bytes."""
     offsets: list[int] = []
     size = 0
     for tensor in tensors:

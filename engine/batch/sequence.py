@@ -1,7 +1,7 @@
 """`Sequence`: one choice of one request, from arrival to its last token; `RequestChoices`: all sequences of one request.
 
-Invariant: the KV of `token_ids[:num_computed_tokens]` lies in `block_table`; the next `num_in_flight` tokens are computed by
-launched steps, the rest is unplanned. The first sequence's prompt is computed before its siblings start.
+Invariant: `block_table` holds the KV of `token_ids[:num_computed_tokens]`. Launched steps compute the next `num_in_flight`
+tokens; the rest is unplanned. The first sequence's prompt is computed before its siblings start.
 """
 
 import sys
@@ -14,7 +14,7 @@ from loraplex.engine.token_mask import TokenMask
 
 
 class SequenceStatus(Enum):
-    """WAITING covers new, preempted and sibling sequences; LOADING waits for its adapter outside the batch."""
+    """WAITING covers new, preempted and sibling sequences. LOADING sequences wait for their adapter outside the batch."""
 
     WAITING = auto()
     LOADING = auto()
@@ -27,11 +27,11 @@ class Sequence:
     """Mutable state of one row. Only the scheduler changes it; the runner reads what the plan carries.
 
     `order` numbers sequences by submission: the lowest is the oldest. `planned_block_table` is `block_table` frozen.
-    `awaits_mask`: its mask was not filled when its logits were there; it is planned again once it is. `mask_seconds` is
-    what its masks took of late, `matcher_seconds` what its grammar took of the step thread in all, `closing_seconds` what
-    the search for an end took. A way to close the document is looked for when at most `closing_due` tokens may still come.
-    `num_unknown` is 1 while a launched step samples a token that is not in `token_ids` yet. Rows planned in an earlier
-    `epoch` count for nothing; `num_launched` counts all that have not landed, `num_departures` the pins they still hold.
+    `awaits_mask`: its mask was not ready when its logits were; it is planned again once the mask is. `mask_seconds` is the
+    recent cost of its masks, `matcher_seconds` all time its grammar used on the step thread, `closing_seconds` the time
+    spent searching for a way to close. That search runs when at most `closing_due` tokens may still come. `num_unknown` is
+    1 while a launched step samples a token that is not in `token_ids` yet. Rows planned in an earlier `epoch` are dropped.
+    `num_launched` counts its rows that are not completed, `num_departures` the pins they still need.
     """
 
     request: EngineRequest
@@ -75,12 +75,12 @@ class Sequence:
 
     @property
     def num_planned_tokens(self) -> int:
-        """Tokens computed, or about to be by a launched step."""
+        """Tokens that are computed or planned in a launched step."""
         return self.num_computed_tokens + self.num_in_flight
 
     @property
     def num_expected_tokens(self) -> int:
-        """Tokens known, and the one that is about to be."""
+        """Known tokens, and the one being sampled."""
         return len(self.token_ids) + self.num_unknown
 
     @property
@@ -90,7 +90,7 @@ class Sequence:
 
     @property
     def is_past_prompt(self) -> bool:
-        """Whether what is still to be planned is output alone."""
+        """Whether only output remains to be planned."""
         return self.num_planned_tokens >= len(self.request.prompt_token_ids)
 
     @property
@@ -116,7 +116,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class RequestChoices:
-    """`siblings` are not queued yet; `admitted` is set once any choice has run."""
+    """All choices of a request. `siblings` are not queued yet; `admitted` is set once any choice has run."""
 
     sequences: list[Sequence]
     siblings: list[Sequence]
@@ -127,6 +127,6 @@ class RequestChoices:
         return [s for s in self.sequences if s.status is not SequenceStatus.FINISHED]
 
     def take_siblings(self) -> list[Sequence]:
-        """The siblings that have not ended, which from now on queue like any other."""
+        """Return the siblings that have not ended; the caller queues them like any other sequence."""
         siblings, self.siblings = self.siblings, []
         return [s for s in siblings if s.status is not SequenceStatus.FINISHED]

@@ -1,7 +1,7 @@
-"""`StepPlan`: one mixed step of prefill chunks and decodes (Orca; Sarathi-Serve); `StepRows` collects its rows while it is planned.
+"""`StepPlan`: one mixed step of prefill chunks and decodes (Orca; Sarathi-Serve); `StepRows` collects its rows.
 
-Invariant: a plan is complete and immutable, and every limit is enforced where it is built. Chunks never exceed what decodes
-leave of the token budget, and follow every decoding row: how a row is computed does not depend on the others.
+Invariant: a plan is complete and immutable, and every limit is enforced where it is built. Chunks fit the token budget that
+decodes leave, and follow every decoding row: how a row is computed does not depend on the others.
 """
 
 from collections.abc import Iterable
@@ -12,18 +12,18 @@ from loraplex.engine.errors import EngineError, NonFiniteLogits, NothingAllowed
 from loraplex.engine.messages import AdapterRef, FinishReason, TokenLogprob
 
 UNKNOWN_TOKEN = -1
-"""In place of a token that the step before is still to sample: the runner finds it on the device."""
+"""Placeholder for a token that the previous step still has to sample; the runner finds it on the device."""
 
 MAX_DECODES = 32
-"""Tokens of one row that decode side by side; each reads the whole context, which a longer chunk reads once."""
+"""Most tokens of one row that decode side by side. Each reads the whole context, which a longer chunk reads once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """`token_ids` are the tokens at positions `start ... start + len - 1`; `block_table` covers them all.
+    """One sequence's part of a step: `token_ids` at positions `start ... start + len - 1`, all covered by `block_table`.
 
-    `samples` is true when the row's last token is the last one there is, so that its logits choose the next. A row of one
-    token may hold `UNKNOWN_TOKEN`. `epoch` is the sequence's: in a later one the row counts for nothing.
+    `samples`: the row's last token is the sequence's last, so that its logits choose the next token. A row of one token may
+    hold `UNKNOWN_TOKEN`. A row whose `epoch` is not the sequence's any more is dropped.
     """
 
     sequence: Sequence
@@ -36,17 +36,17 @@ class PlannedRow:
 
     @property
     def stop(self) -> int:
-        """The position behind the row's last token."""
+        """The position after the row's last token."""
         return self.start + len(self.token_ids)
 
     @property
     def decodes(self) -> bool:
-        """Whether its tokens, all of an answer, decode each on its own; they are a chunk otherwise."""
+        """Whether its tokens, all of a response, decode each on its own; otherwise they are a chunk."""
         return self.start >= self.sequence.num_prompt_tokens and len(self.token_ids) <= MAX_DECODES
 
     @classmethod
     def of(cls, sequence: Sequence, count: int) -> "PlannedRow":
-        """The next `count` uncomputed tokens of a sequence, all of them known."""
+        """Return a row of the next `count` uncomputed tokens of a sequence, all of them known."""
         start = sequence.num_planned_tokens
         stop = start + count
         return cls(
@@ -62,7 +62,7 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Rows that decode come first, of one token or of several that a grammar forced, chunks after them.
+    """The rows of one step: decoding rows first (one token, or several that a grammar forced), then chunks.
 
     At most one row per sequence.
     """
@@ -76,10 +76,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What the runner returns for a sampling row. `finite` false: the row's logits held NaN or infinity.
+    """The runner's result for a sampling row. `finite` false: the row's logits held NaN or infinity.
 
-    With `nothing_allowed` the model is innocent: the request's grammar and other constraints left no token. `error` is
-    set when there is no mask for the row and will be none. Not `finite` and no token in all these cases.
+    `nothing_allowed`: the model is not at fault; the request's grammar and other constraints left no token. `error`: the
+    row has no mask and will get none. In all these cases `finite` is false and there is no token.
     """
 
     token_id: int
@@ -90,7 +90,7 @@ class SampledToken:
 
     @property
     def failure(self) -> EngineError:
-        """Why there is no token. Of a token that is `finite` nobody asks."""
+        """The error of a row without a token. Not used when `finite`."""
         if self.error is not None:
             return self.error
         if self.nothing_allowed:
@@ -125,7 +125,7 @@ def step_outputs(
 
 
 class StepRows:
-    """Single tokens are added first, then several of a row, in the order in which they are to get their share."""
+    """Collects the rows of a step: first single tokens, then chunks, in the order in which they get their share."""
 
     def __init__(self, max_tokens: int) -> None:
         self._budget = max_tokens
@@ -137,7 +137,7 @@ class StepRows:
         return self._budget <= 0
 
     def add_last(self, sequence: Sequence) -> None:
-        """The one token that is not computed yet: of the answer, known or not, or the last of a prompt without an answer."""
+        """Add the one uncomputed token: a response's last, known or not, or the last of a prompt without response."""
         start, request = sequence.num_computed_tokens + sequence.num_in_flight, sequence.request
         token = UNKNOWN_TOKEN if sequence.num_unknown else sequence.token_ids[start]
         table = sequence.planned_block_table
@@ -146,7 +146,7 @@ class StepRows:
         self._budget -= 1
 
     def add_chunks(self, sequences: Iterable[Sequence]) -> None:
-        """For each as many of its uncomputed tokens as fit; nothing for those that come after the budget is spent."""
+        """Add as many uncomputed tokens of each as fit; nothing for sequences after the budget is spent."""
         for sequence in sequences:
             if self.is_full:
                 return
@@ -156,11 +156,13 @@ class StepRows:
             self._budget -= count
 
     def plan(self) -> StepPlan | None:
-        """None when there is no row."""
+        """Return the plan, or None when there is no row."""
         rows = (*self._decodes, *self._chunks)
         return StepPlan(rows) if rows else None
 
 
 def by_urgency(begun: list[Sequence], oldest: Sequence | None) -> list[Sequence]:
-    """The oldest first, since it must always progress; then answers with forced tokens, whose readers wait; then prompts."""
+    """Order by urgency: the oldest, since it must always progress; then responses with forced tokens, whose clients are
+    waiting; then prompts.
+    """
     return sorted(begun, key=lambda sequence: sequence is not oldest and not sequence.is_past_prompt)

@@ -1,4 +1,4 @@
-"""What to change where a memory plan does not fit, or serves less than its settings ask for: the setting and its value."""
+"""Advice where a memory plan does not fit, or serves less than its settings ask for: the setting to change and its value."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,14 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`needed`: without it the engine does not start."""
+    """One change. `needed`: the engine does not start without it."""
 
     text: str
     needed: bool
 
 
 def memory_advice(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[Advice]:
-    """Nothing for a plan that fits and holds what the settings allow at once."""
+    """Return the advice for a plan; empty if it fits and has room for what the settings allow at once."""
     if not plan.fits:
         return [Advice(text, needed=True) for text in _lower(model, config, plan)]
     found = []
@@ -28,39 +28,41 @@ def memory_advice(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) ->
     if plan.rows < most:
         found.append(
             f"{plan.rows} of `max_num_seqs` {most} rows fit with {plan.context} tokens each; more are preempted: lower it, or "
-            f"give the KV cache {told(most * plan.context * plan.kv_token_bytes)}"
+            f"give the KV cache {format_bytes(most * plan.context * plan.kv_token_bytes)}"
         )
     distinct = config.scheduler.max_adapters_per_step
     own = plan.adapters[0]
     if config.lora.max_bytes and own.resident < distinct:
         found.append(
             f"`adapter_bytes` holds {own.resident} adapters of rank {plan.rank}, fewer than `max_adapters_per_step` {distinct}: "
-            f"{told(distinct * own.num_bytes)} would hold them"
+            f"{format_bytes(distinct * own.num_bytes)} would hold them"
         )
     return [Advice(text, needed=False) for text in found]
 
 
 def _lower(model: ModelConfig, config: EngineConfig, plan: MemoryPlan) -> list[str]:
-    """What to change, each alone enough but where a pool that was asked for is too small in too small a memory."""
+    """Changes that each suffice alone, unless a requested pool is too small in a memory that is too small."""
     block = plan.kv_token_bytes * config.cache.block_size
     need, own = -(-plan.context * plan.kv_token_bytes // block) * block, config.lora.max_bytes
     sized = config.cache.kv_bytes is not None
     if plan.budget is None or (sized and plan.rows < 1):
         shorter = [f"a context of at most {plan.kv_tokens} tokens"] if plan.kv_tokens else []
-        return [f"`kv_cache_bytes` of at least {told(need)}", *shorter]
+        return [f"`kv_cache_bytes` of at least {format_bytes(need)}", *shorter]
     fixed = plan.weights_bytes + plan.reserve_bytes
     room = plan.budget - fixed
-    asked = plan.kv_bytes if sized else need
+    kv_bytes = plan.kv_bytes if sized else need
     tokens = (room - own) // block * config.cache.block_size
     found = []
-    if own and room >= asked:
-        found.append(f"`adapter_bytes` of at most {told(_round(room - asked))}")
+    if own and room >= kv_bytes:
+        found.append(f"`adapter_bytes` of at most {format_bytes(_round(room - kv_bytes))}")
     if sized and _round(room - own) >= max(need, block):
-        found.append(f"`kv_cache_bytes` of at most {told(_round(room - own))}")
+        found.append(f"`kv_cache_bytes` of at most {format_bytes(_round(room - own))}")
     if not sized and 0 < tokens < plan.context:
         found.append(f"a context or `max_model_len` of at most {tokens} tokens")
-    found += _smaller_weights(model, config, plan, asked)
-    return found or [f"a device of at least {told(int((fixed + own + asked) / config.memory_utilization))}"]
+    found += _smaller_weights(model, config, plan, kv_bytes)
+    return found or [
+        f"a device of at least {format_bytes(int((fixed + own + kv_bytes) / config.memory_utilization))}"
+    ]
 
 
 def _smaller_weights(model: ModelConfig, config: EngineConfig, plan: MemoryPlan, kv_bytes: int) -> list[str]:
@@ -71,18 +73,18 @@ def _smaller_weights(model: ModelConfig, config: EngineConfig, plan: MemoryPlan,
         weights = sum(weight.num_bytes for weight in weight_bytes(model, plan.machine.dtype, scheme))
         taken = weights + plan.reserve_bytes + config.lora.max_bytes + kv_bytes
         if plan.budget is not None and taken <= plan.budget:
-            found.append(f"`quantization` {scheme}: the weights take {told(weights)}")
+            found.append(f"`quantization` {scheme}: the weights take {format_bytes(weights)}")
     return found
 
 
-def told(num_bytes: int) -> str:
-    """Decimal, as devices are sold: 1 GB is 10**9 bytes."""
+def format_bytes(num_bytes: int) -> str:
+    """Format a size in decimal units, as devices are sold: 1 GB is 10**9 bytes."""
     unit, name = next((each for each in _UNITS if num_bytes >= each[0]), _UNITS[-1])
     return f"{num_bytes / unit:.2f} {name}"
 
 
 def _round(num_bytes: int) -> int:
-    """Down to what two decimals tell, so that what is told fits."""
+    """Round down to two decimals, so that the printed size fits."""
     return next(
         (num_bytes // unit * unit for unit in (10**7, 10**4) if num_bytes >= 100 * unit), num_bytes // 10 * 10
     )

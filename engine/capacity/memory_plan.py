@@ -1,4 +1,4 @@
-"""The memory worksheet: what a model, its adapters and its KV cache take on a device, and how many rows that serves. Free of torch.
+"""The memory worksheet: what a model, its adapters and its KV cache take, and how many rows that serves. Free of torch.
 
 Invariant: pure arithmetic on the configuration; nothing is allocated and no file but config.json is read.
 """
@@ -11,7 +11,7 @@ from loraplex.engine.errors import ModelError
 from loraplex.engine.models.config import ModelConfig
 
 CPU_KV_BYTES = 1 << 30
-"""The KV pool of a CPU where none is asked for: its memory is the machine's, and others use it too."""
+"""The default KV pool of a CPU: its memory is the machine's, and other processes use it too."""
 MAX_RANK = 256
 PAGE_RANKS = 16
 """Rank rows of a page on a GPU."""
@@ -23,14 +23,14 @@ _GRAPH_BYTES = 512 << 20
 _CONTEXT_BYTES = 640 << 20
 """CUDA's context, loaded kernels and the workspace of its matrix products. An estimate."""
 _SAMPLING_COPIES = 4
-"""fp32 rows of logits that sampling holds at once: logits, probabilities, sorted values and their indices."""
+"""fp32 rows of logits that sampling needs at once: logits, probabilities, sorted values and their indices."""
 _ALIGNMENT = 16
 _MIN_SCALE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`memory` bytes of the device (None: unknown), of which others left `free`. `dtype` is what is computed in."""
+    """`memory` bytes of the device (None: unknown), of which `free` are unused. `dtype` is the type of the computation."""
 
     is_cuda: bool
     dtype: str
@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the worksheet is asked for: rows of `context` tokens (None: the longest), adapters of `rank`."""
+    """What the worksheet is computed for: rows of `context` tokens (None: the longest), adapters of `rank`."""
 
     context: int | None = None
     rank: int = 16
@@ -57,10 +57,10 @@ class AdapterBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Sizes in bytes. `budget`: what may be used of the device (None: unknown). `reserve` and its parts are estimates.
+    """Sizes in bytes. `budget`: the usable part of the device (None: unknown). `reserve` and its parts are estimates.
 
-    `adapters`: first in the pages that are used. `rows`: sequences of `context` tokens that the KV pool holds at once, even
-    where `max_num_seqs` is less.
+    `adapters`: the pages in use come first. `rows`: sequences of `context` tokens that fit the KV pool at once, even where
+    `max_num_seqs` is less.
     """
 
     machine: Machine
@@ -102,11 +102,11 @@ class MemoryPlan:
 def plan_memory(
     model: ModelConfig, config: EngineConfig, machine: Machine, workload: Workload | None = None
 ) -> MemoryPlan:
-    """What `config` takes on `machine`; a KV pool that no size is asked for gets what the rest leaves of a GPU.
+    """Compute what `config` takes on `machine`. A KV pool without a requested size gets what the rest leaves of a GPU.
 
     Raises `ModelError` for a `max_model_len` that the model has no positions for.
     """
-    asked = workload or Workload()
+    requested = workload or Workload()
     budget = memory_budget(config, machine)
     weights = weight_bytes(model, machine.dtype, config.quantization)
     reserve = _reserve(model, config, machine)
@@ -118,15 +118,15 @@ def plan_memory(
     kv_bytes = _kv_bytes(config, machine, room, token_bytes * block_size)
     kv_tokens = kv_bytes // (token_bytes * block_size) * block_size
     longest = _max_model_len(model, config, kv_tokens)
-    context = asked.context or longest
+    context = requested.context or longest
     return MemoryPlan(
         machine=machine,
         budget=budget,
         weights=weights,
         reserve=reserve,
         adapter_budget=config.lora.max_bytes,
-        adapters=_adapters(model, config, machine, asked.rank),
-        rank=asked.rank,
+        adapters=_adapters(model, config, machine, requested.rank),
+        rank=requested.rank,
         kv_bytes=kv_bytes,
         kv_token_bytes=token_bytes,
         kv_tokens=kv_tokens,
@@ -137,7 +137,7 @@ def plan_memory(
 
 
 def memory_budget(config: EngineConfig, machine: Machine) -> int | None:
-    """What may be used of the device: a share of all of it, and no more than others left."""
+    """Return the usable part of the device: a share of all of it, and at most what is free."""
     if machine.memory is None:
         return None
     share = int(machine.memory * config.memory_utilization)
@@ -156,18 +156,18 @@ def adapter_bytes(model: ModelConfig, rank: int, page_dtype: str) -> int:
 
 
 def _page_bytes(rank: int, row_bytes: int) -> int:
-    """Of all pages of a matrix, each of which begins where a kernel's widest load may."""
+    """Return the bytes of all pages of a matrix. Each page starts where a kernel's widest load may."""
     full, rest = divmod(rank, PAGE_RANKS)
     return sum(-(-rows * row_bytes // _ALIGNMENT) * _ALIGNMENT for rows in [PAGE_RANKS] * full + [rest])
 
 
 def _scale_page_bytes(rank: int) -> int:
-    """fp32, in a power of two of bytes."""
+    """Return the bytes of a page of fp32 scales: a power of two."""
     return max(_MIN_SCALE_BYTES, 1 << (4 * rank - 1).bit_length())
 
 
 def _max_model_len(model: ModelConfig, config: EngineConfig, kv_tokens: int) -> int:
-    """What was asked for, else what the model was made for and the KV pool can hold of one row."""
+    """Return the requested length, else the model's own, at most one row of the KV pool."""
     longest = model.max_position_embeddings
     if config.max_model_len is None:
         return min(longest, kv_tokens or longest)
@@ -177,7 +177,7 @@ def _max_model_len(model: ModelConfig, config: EngineConfig, kv_tokens: int) -> 
 
 
 def _chosen(name: str, machine: Machine) -> str:
-    """`auto` is the type that is computed in."""
+    """Resolve `auto` to the type of the computation."""
     return machine.dtype if name == "auto" else name
 
 
@@ -185,7 +185,7 @@ def _adapters(
     model: ModelConfig, config: EngineConfig, machine: Machine, rank: int
 ) -> tuple[AdapterBytes, ...]:
     own = _chosen(config.lora.page_dtype, machine)
-    # Pages of 8 bits are for GPUs: a CPU keeps what they stand for in the model's type.
+    # Pages of 8 bits are for GPUs: a CPU stores the values they represent in the model's type.
     kinds = (own, machine.dtype, "int8", "fp8") if machine.is_cuda else (machine.dtype,)
     sizes = {page_dtype: adapter_bytes(model, rank, page_dtype) for page_dtype in dict.fromkeys(kinds)}
     return tuple(
@@ -195,7 +195,7 @@ def _adapters(
 
 
 def _kv_bytes(config: EngineConfig, machine: Machine, room: int | None, block_bytes: int) -> int:
-    """Whole blocks."""
+    """Round down to whole blocks."""
     if config.cache.num_blocks is not None:
         return config.cache.num_blocks * block_bytes
     wanted = config.cache.kv_bytes

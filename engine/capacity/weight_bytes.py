@@ -1,4 +1,4 @@
-"""What the parameters of a model take once they are loaded, by kind and format, from its configuration alone. Free of torch.
+"""Bytes of a model's loaded parameters, by kind and format, from its configuration alone. Free of torch.
 
 Invariant: the figures are those of the tensors that `decoder_state` makes; a CPU may lay some of them out once more.
 """
@@ -30,7 +30,7 @@ _ZERO_BYTES = 1
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Parameters that are told together: `count` numbers in `format`, such as bfloat16, int8 or int4/128."""
+    """Parameters that are listed together: `count` numbers in `format`, such as bfloat16, int8 or int4/128."""
 
     kind: str
     format: str
@@ -58,7 +58,7 @@ class _Layout:
 
 
 def weight_bytes(model: ModelConfig, dtype: str, scheme: str) -> tuple[WeightBytes, ...]:
-    """Every kind in each of its formats. `dtype` names a float type; `scheme` none, int8, int4 or fp8.
+    """Return every kind in each of its formats. `dtype` names a float type; `scheme` none, int8, int4 or fp8.
 
     Raises `ModelError` as loading does: for a scheme where the checkpoint is quantized already.
     """
@@ -68,25 +68,25 @@ def weight_bytes(model: ModelConfig, dtype: str, scheme: str) -> tuple[WeightByt
         raise quantized_already(scheme)
     found: dict[tuple[str, str], WeightBytes] = {}
     for parameter in parameters:
-        for kind, form, num_bytes in _told(model, parameter, stored, dtype, scheme):
-            before = found.get((kind, form), WeightBytes(kind, form, 0, 0))
+        for kind, format_name, num_bytes in _entries(model, parameter, stored, dtype, scheme):
+            before = found.get((kind, format_name), WeightBytes(kind, format_name, 0, 0))
             count = before.count + _count(parameter)
-            found[kind, form] = WeightBytes(kind, form, count, before.num_bytes + num_bytes)
-    return tuple(sorted(found.values(), key=lambda told: _ORDER.index(told.kind)))
+            found[kind, format_name] = WeightBytes(kind, format_name, count, before.num_bytes + num_bytes)
+    return tuple(sorted(found.values(), key=lambda entries: _ORDER.index(entries.kind)))
 
 
-def _told(
+def _entries(
     model: ModelConfig, parameter: Parameter, stored: Mapping[str, StoredWeight], dtype: str, scheme: str
 ) -> list[tuple[str, str, int]]:
-    """(kind, format, bytes): two for an embedding whose head is quantized apart from it."""
+    """Return (kind, format, bytes): two entries for an embedding whose head is quantized separately."""
     kind = _KINDS.get(parameter.name.rpartition(".")[2], OTHERS)
-    told = [(kind, *_formed(kind, parameter, stored, dtype, scheme))]
+    entries = [(kind, *_format_and_bytes(kind, parameter, stored, dtype, scheme))]
     if kind == EMBEDDINGS and model.tie_word_embeddings and scheme != "none":
-        told.append((HEAD, *_formed(HEAD, parameter, stored, dtype, scheme)))
-    return told
+        entries.append((HEAD, *_format_and_bytes(HEAD, parameter, stored, dtype, scheme)))
+    return entries
 
 
-def _formed(
+def _format_and_bytes(
     kind: str, parameter: Parameter, stored: Mapping[str, StoredWeight], dtype: str, scheme: str
 ) -> tuple[str, int]:
     layout = _stored_layout(parameter, stored, dtype) or _own_layout(kind, parameter, scheme)
@@ -97,7 +97,9 @@ def _formed(
 
 
 def _stored_layout(parameter: Parameter, stored: Mapping[str, StoredWeight], dtype: str) -> _Layout | None:
-    """Of what the checkpoint holds quantized. Its scales are supposed to have the model's type; float16 ones grow."""
+    """Layout of a parameter that the checkpoint stores quantized. Its scales are assumed to have the model's type; float16
+    scales grow.
+    """
     parts = stored_parts(parameter, stored)
     if not parts:
         return None
@@ -108,7 +110,7 @@ def _stored_layout(parameter: Parameter, stored: Mapping[str, StoredWeight], dty
 
 
 def _own_layout(kind: str, parameter: Parameter, scheme: str) -> _Layout | None:
-    """Of what is quantized while it is loaded, see `quantization.scheme`."""
+    """Layout of a parameter that is quantized while it is loaded, see `quantization.scheme`."""
     if scheme == "none" or kind not in (PROJECTIONS, HEAD) or len(parameter.shape) != 2:
         return None
     inputs = parameter.shape[1]

@@ -1,6 +1,7 @@
-"""`load_model_config`: config.json (or a GGUF header) to `ModelConfig`, without torch and without running code of the model.
+"""`load_model_config`: config.json (or a GGUF header) to `ModelConfig`, without torch and without running code of the
+model.
 
-Invariant: a field this decoder would compute differently from `transformers` is refused here, by name.
+Invariant: a field that this decoder would compute differently from `transformers` is refused by name.
 """
 
 import json
@@ -19,7 +20,7 @@ from loraplex.engine.quantization.compressed_tensors_config import stored_weight
 
 MAX_CONFIG_BYTES = 4 << 20
 MAX_LAYERS = 1024
-"""The deepest models have some 130; each is told apart in plans, tables and names."""
+"""The deepest models have some 130 layers; each layer has its own entry in plans, tables and names."""
 
 
 def load_model_config(path: str) -> ModelConfig:

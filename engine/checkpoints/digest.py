@@ -1,6 +1,8 @@
-"""`model_digest`: the content identity of a base model: SHA-256 over its configuration and the hashes of its weight files.
+"""`model_digest`: the content identity of a base model, a SHA-256 over its configuration and the hashes of its weight
+files.
 
-Invariant: same bytes, same digest, wherever the files lie; names and hashes are length-prefixed, so no two lists collide.
+Invariant: the same bytes give the same digest, in any folder; names and hashes are length-prefixed, so no two lists
+collide.
 """
 
 import hashlib
@@ -17,16 +19,18 @@ _DOMAIN = b"loraplex model v1"
 
 
 def model_digest(path: str, cache: Path | None = None) -> str:
-    """64 hex digits for a directory, a `.gguf` file or a hub id.
+    """Return 64 hex digits for a directory, a `.gguf` file or a hub id.
 
-    `cache` names a JSON file that remembers file hashes by (path, size, mtime_ns); a damaged one is made anew.
-    Raises `ModelError` or `UnsafeCheckpoint`.
+    `cache` names a JSON file that remembers file hashes by (path, size, mtime_ns); a damaged one is replaced. Raises
+    `ModelError` or `UnsafeCheckpoint`.
     """
     return digest_of(file_hashes(path, cache))
 
 
 def file_hashes(path: str, cache: Path | None = None) -> dict[str, str]:
-    """SHA-256 of configuration and weights by file name (`gguf` for a `.gguf` file). As `model_digest`."""
+    """SHA-256 of configuration and weights by file name (`gguf` for a `.gguf` file). Arguments and errors as for
+    `model_digest`.
+    """
     known = _read_cache(cache)
     used: dict[str, str] = {}
     hashes = {name: _file_hash(file, known, used) for name, file in _content(locate_model(path)).items()}
@@ -44,7 +48,7 @@ def digest_of(hashes: Mapping[str, str]) -> str:
 
 
 def _content(model: Path) -> dict[str, Path]:
-    """The files that make the model, by names that do not depend on where it lies."""
+    """Return the files that make up the model, by names that do not depend on their folder."""
     if model.is_file():
         return {"gguf": model}
     config = model / "config.json"
@@ -88,7 +92,7 @@ def _is_hash(value: object) -> bool:
 
 
 def _write_cache(cache: Path, entries: dict[str, str]) -> None:
-    """Replaces the file in one step, so that readers never see half of it."""
+    """Replace the cache file atomically, so that no process reads half of it."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile("w", dir=cache.parent, delete=False) as file:
         json.dump(entries, file)

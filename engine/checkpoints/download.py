@@ -10,9 +10,9 @@ IGNORED = ["*/*", "consolidated*"]
 
 
 def download_model(model_id: str, *, cache_dir: Path | None = None, offline: bool = False) -> Path:
-    """Folder of the snapshot of `owner/name` or `owner/name@revision`.
+    """Return the folder of the snapshot of `owner/name` or `owner/name@revision`.
 
-    `offline` takes only what the cache holds. Raises `ModelError` when it cannot be had.
+    With `offline` only the cache is used. Raises `ModelError` when the model is not available.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError

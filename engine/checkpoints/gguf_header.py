@@ -32,7 +32,7 @@ def open_gguf(path: Path) -> Any:
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
-    """What config.json would hold. Raises `UnsupportedArchitecture` or `ModelError`."""
+    """Return the equivalent of config.json. Raises `UnsupportedArchitecture` or `ModelError`."""
     reader = open_gguf(path)
     kind = gguf_architecture(reader)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -54,7 +54,9 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 
 def _equal_share(config: dict[str, Any]) -> int | None:
-    """The head size of a header that does not state it; None leaves the complaint to the field that is missing."""
+    """Head size for a header that does not state it. None if unknown: the check of the missing field then reports the
+    error.
+    """
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
     return hidden_size // num_heads if hidden_size and num_heads else None
 
@@ -74,7 +76,8 @@ def _rope_parameters(reader: Any, kind: str, tensors: dict[str, Any]) -> dict[st
     base = {"rope_type": "default", "rope_theta": 10000.0 if theta is None else theta}
     scaling = _value(reader, f"{kind}.rope.scaling.type")
     if ROPE_FACTORS in tensors and scaling in (None, "none"):
-        # Llama 3 stores the divisor of each frequency; LongRoPE with equal short and long factors is just that.
+        # Llama 3 stores the divisor of each frequency. LongRoPE with equal short and long factors computes the
+        # same.
         factors = [float(factor) for factor in tensors[ROPE_FACTORS].data]
         return base | {
             "rope_type": "longrope",

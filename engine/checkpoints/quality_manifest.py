@@ -1,6 +1,6 @@
-"""The manifest beside a quantized artefact: the files that the quality gate judged, and its verdict. Free of torch.
+"""The manifest of a quantized artefact: hashes of the files that the quality gate measured, and its result. Free of torch.
 
-Invariant: whoever serves a folder with a manifest serves what was judged; anything else is refused by name.
+Invariant: a folder with a manifest serves exactly the files that were measured; a changed file is refused by name.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ MANIFEST_FILE = "loraplex_quantization.json"
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 4 << 20
 
-_WAY_OUT = f"quantize it again, or delete {MANIFEST_FILE} to serve it as a checkpoint that nobody judged"
+_REMEDY = f"quantize it again, or delete {MANIFEST_FILE} to serve it as a checkpoint that was never measured"
 
 
 class _Manifest(msgspec.Struct):
@@ -25,9 +25,10 @@ class _Manifest(msgspec.Struct):
 
 
 def check_manifest(folder: Path, hashes: Mapping[str, str]) -> None:
-    """`hashes`: SHA-256 of configuration and weights by file name, see `file_hashes`; other files are hashed here.
+    """Compare a folder's files with its manifest, if it has one.
 
-    Nothing for a folder without a manifest. Raises `ModelError`.
+    `hashes`: SHA-256 of configuration and weights by file name, see `file_hashes`; other files are hashed here. Raises
+    `ModelError`.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
@@ -40,7 +41,7 @@ def check_manifest(folder: Path, hashes: Mapping[str, str]) -> None:
     for name in sorted(manifest.files.keys() | hashes.keys()):
         found = hashes[name] if name in hashes else _sha256(path, name)
         if manifest.files.get(name) != found:
-            raise ModelError(f"{folder}: {name!r} is not the file that was judged; {_WAY_OUT}")
+            raise ModelError(f"{folder}: {name!r} is not the file that the quality gate measured; {_REMEDY}")
 
 
 def _read(path: Path) -> _Manifest:
@@ -57,7 +58,7 @@ def _read(path: Path) -> _Manifest:
 
 
 def _sha256(manifest: Path, name: str) -> str | None:
-    """None for a file that is not there. Raises `ModelError` for what is no plain file name."""
+    """Hash a file; None if it does not exist. Raises `ModelError` for a name that is no plain file name."""
     if Path(name).name != name:
         raise ModelError(f"{manifest}: 'files' names {name!r}: must be a plain file name")
     path = manifest.parent / name

@@ -1,4 +1,4 @@
-"""Which parameters a checkpoint holds quantized, in which tensors, and with what groups they are loaded. Free of torch.
+"""Which parameters a checkpoint stores quantized, in which tensors, and with what groups they are loaded. Free of torch.
 
 Invariant: the parts of one matrix are quantized in the same bits, or refused by name.
 """
@@ -15,7 +15,7 @@ _EMBEDDING_MODULE = "model.embed_tokens"
 
 
 def stored_by_module(config: ModelConfig, parameters: Sequence[Parameter]) -> dict[str, StoredWeight]:
-    """What the checkpoint stores quantized, by the module's name. Raises `ModelError`."""
+    """Return what the checkpoint stores quantized, by module name. Raises `ModelError`."""
     if config.compression is None:
         return {}
     modules = (module_of(part) for parameter in parameters for part in parameter.parts if part.columns)
@@ -32,7 +32,7 @@ def stored_by_module(config: ModelConfig, parameters: Sequence[Parameter]) -> di
 
 
 def tensor_names(part: Part, stored: Mapping[str, StoredWeight]) -> Iterator[tuple[str, bool]]:
-    """The tensors that make a part, and whether each must be there."""
+    """Return the tensors of a part, and whether each is required."""
     scheme = stored.get(module_of(part)) if part.columns else None
     if scheme is None:
         yield part.source, True
@@ -45,12 +45,12 @@ def tensor_names(part: Part, stored: Mapping[str, StoredWeight]) -> Iterator[tup
 
 
 def stored_parts(parameter: Parameter, stored: Mapping[str, StoredWeight]) -> list[StoredWeight]:
-    """How each part of a quantized parameter is stored; empty for one that is not quantized."""
+    """Return how each part of a quantized parameter is stored; empty for one that is not quantized."""
     return [stored[module_of(part)] for part in parameter.parts if part.columns and module_of(part) in stored]
 
 
 def shared_group_size(parts: Sequence[StoredWeight], inputs: int) -> int:
-    """The largest group that the groups of all parts are made of; `inputs` where a row of 8 bits has one scale."""
+    """Return the largest group size that divides those of all parts; `inputs` where an 8-bit row has one scale."""
     sizes = {part.group_size for part in parts if part.group_size not in (None, inputs)}
     if not sizes and parts[0].num_bits == 8:
         return inputs
@@ -62,7 +62,7 @@ def quantized_already(scheme: str) -> ModelError:
 
 
 def module_of(part: Part) -> str:
-    """The module whose weight or bias a part is."""
+    """Return the module that owns a part's weight or bias."""
     return part.source.rpartition(".")[0]
 
 

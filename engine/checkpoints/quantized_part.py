@@ -1,6 +1,6 @@
-"""One weight of a compressed-tensors checkpoint, read as it is stored: no integer or scale is rounded.
+"""Reads one weight of a compressed-tensors checkpoint as it is stored: no integer or scale is rounded.
 
-Invariant: a tensor of another shape or type, or with values its scheme does not allow, is refused by name.
+Invariant: a tensor of another shape or type, or with values that its scheme does not allow, is refused by name.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class CompressedPart:
 
 
 def read_part(checkpoint: Checkpoint, part: Part, scheme: StoredWeight) -> CompressedPart:
-    """The tensors of one module, in groups as they are stored. Raises `ModelError` naming the tensor."""
+    """Read the tensors of one module, in groups as they are stored. Raises `ModelError` naming the tensor."""
     integers = _packed(checkpoint, part, scheme) if scheme.is_packed else _plain(checkpoint, part, scheme)
     scales = _scales(checkpoint, part, scheme)
     zeros = _zeros(checkpoint, part, scheme)
@@ -44,7 +44,7 @@ def _format(scheme: StoredWeight) -> WeightFormat:
 
 
 def _packed(checkpoint: Checkpoint, part: Part, scheme: StoredWeight) -> Tensor:
-    """[rows, columns] of what int32 words hold from their lowest bits on, biased by half the range."""
+    """Unpack int32 words from their lowest bits on, biased by half the range: [rows, columns]."""
     rows, columns = part.shape
     shape = _tensor(checkpoint, part, "weight_shape", (2,), (torch.int64, torch.int32))
     if tuple(shape.tolist()) != part.shape:

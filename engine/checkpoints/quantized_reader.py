@@ -1,4 +1,4 @@
-"""A quantized parameter of a compressed-tensors checkpoint: its parts, one below the other.
+"""Reads a quantized parameter of a compressed-tensors checkpoint and joins its parts below each other.
 
 Invariant: joining moves integers and repeats scales, and rounds neither.
 """
@@ -24,7 +24,7 @@ def read_quantized(
     stored: Sequence[StoredWeight],
     device: torch.device | str = "cpu",
 ) -> QuantizedWeight:
-    """`stored` says it for each part. Raises `ModelError` naming the tensor."""
+    """Read and join the parts of a parameter; `stored` describes each part. Raises `ModelError` naming the tensor."""
     parts = [read_part(checkpoint, *each) for each in zip(parameter.parts, stored, strict=True)]
     return _moved(_joined(parts, shared_group_size(stored, parameter.shape[1])), device)
 
@@ -44,7 +44,7 @@ def _joined(parts: list[CompressedPart], group_size: int) -> QuantizedWeight:
 
 
 def _regrouped(part: CompressedPart, group_size: int) -> CompressedPart:
-    """The same scales, repeated for the smaller groups that one of them serves."""
+    """Repeat each scale for the smaller groups that it covers."""
     if part.scales.shape[0] > 1:
         repeats = part.group_size // group_size
     else:
@@ -54,7 +54,7 @@ def _regrouped(part: CompressedPart, group_size: int) -> CompressedPart:
 
 
 def _scale_dtype(parts: list[CompressedPart]) -> torch.dtype:
-    """One that holds the scales of all parts; fp8 products take float32."""
+    """Return a type that represents the scales of all parts; fp8 products take float32."""
     if parts[0].format is WeightFormat.FP8:
         return torch.float32
     return torch.bfloat16 if all(part.scales.dtype is torch.bfloat16 for part in parts) else torch.float32

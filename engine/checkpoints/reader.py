@@ -24,7 +24,9 @@ from loraplex.engine.models.parameters import checkpoint_modules
 
 
 class Checkpoint(Protocol):
-    """`get` raises `ModelError` for a tensor that cannot be read; its result may share memory with the file."""
+    """The tensors of a model. `get` raises `ModelError` for a tensor that cannot be read; its result may share memory with
+    the file.
+    """
 
     def names(self) -> frozenset[str]: ...
 
@@ -32,7 +34,7 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: str, config: ModelConfig) -> Checkpoint:
-    """`path` is a directory, a `.gguf` file or a hub id. Raises `ModelError`, `UnsafeCheckpoint` for pickle."""
+    """Open a directory, a `.gguf` file or a hub id. Raises `ModelError`, and `UnsafeCheckpoint` for pickle."""
     model = locate_model(path)
     if model.is_file():
         return GgufCheckpoint(model, config)
@@ -40,16 +42,18 @@ def open_checkpoint(path: str, config: ModelConfig) -> Checkpoint:
 
 
 class SafetensorsCheckpoint:
-    """A directory with model.safetensors, or with shards and their index. Files stay mapped while it lives."""
+    """A directory with model.safetensors, or with shards and their index. Files stay mapped for the object's lifetime."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.name: _open_safetensors(path) for path in weight_files(folder)}
-        held = {file: frozenset(opened.keys()) for file, opened in self._files.items()}
+        names_by_file = {file: frozenset(opened.keys()) for file, opened in self._files.items()}
         self._locations: Mapping[str, str] = (
-            dict.fromkeys(held[SINGLE_FILE], SINGLE_FILE) if SINGLE_FILE in held else shard_index(folder)
+            dict.fromkeys(names_by_file[SINGLE_FILE], SINGLE_FILE)
+            if SINGLE_FILE in names_by_file
+            else shard_index(folder)
         )
         for name, file in self._locations.items():
-            if name not in held[file]:
+            if name not in names_by_file[file]:
                 raise ModelError(f"{folder / INDEX_FILE}: tensor {name!r} is not in shard {file!r}")
 
     def names(self) -> frozenset[str]:

@@ -37,12 +37,14 @@ def decoder_state(
     device: torch.device | str = "cpu",
     scheme: str = NONE,
 ) -> DecoderState:
-    """Parameters by name, in `dtype` or quantized by `scheme` on `device`; peak memory is the result plus one parameter.
+    """Return the parameters by name, in `dtype` or quantized by `scheme` on `device`. Peak memory is the result plus one
+    parameter.
 
-    `embed_tokens` [V, H], `norm` [H], `lm_head` [V, H] (the same object when tied and not quantized), and per layer `layers.i.`:
-    `input_norm` [H], `qkv` [q + 2kv, H], `q_norm` and `k_norm` [head_dim], `o` [H, q], `post_norm` [H],
-    `gate_up` [2I, H], `down` [H, I], with `qkv_bias`, `o_bias`, `gate_up_bias`, `down_bias` where there are any.
-    What the checkpoint holds quantized stays as it is. Raises `ModelError` naming missing, unexpected or misshapen tensors.
+    `embed_tokens` [V, H], `norm` [H], `lm_head` [V, H] (the same object when tied and not quantized), and per layer
+    `layers.i.`: `input_norm` [H], `qkv` [q + 2kv, H], `q_norm` and `k_norm` [head_dim], `o` [H, q], `post_norm` [H],
+    `gate_up` [2I, H], `down` [H, I], with `qkv_bias`, `o_bias`, `gate_up_bias`, `down_bias` where the model has them.
+    Weights that the checkpoint stores quantized stay so. Raises `ModelError` naming missing, unexpected or misshapen
+    tensors.
     """
     state = DecoderState()
     for name, weight in read_parameters(config, checkpoint, dtype, device):
@@ -58,7 +60,7 @@ def decoder_state(
 def read_parameters(
     config: ModelConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str
 ) -> Iterator[tuple[str, Weight]]:
-    """Name and value of every parameter, as stored or in `dtype`, one after another; a tied head is the embedding itself.
+    """Yield name and value of every parameter, as stored or in `dtype`; a tied head is the embedding itself.
 
     Raises `ModelError` as `decoder_state` does.
     """
@@ -102,9 +104,9 @@ def _is_derived(config: ModelConfig, name: str) -> bool:
 
 
 def _listing(names: set[str]) -> str:
-    shown = ", ".join(sorted(names)[:_NAMED_IN_ERRORS])
+    named = ", ".join(sorted(names)[:_NAMED_IN_ERRORS])
     more = len(names) - _NAMED_IN_ERRORS
-    return f"{shown} and {more} more" if more > 0 else shown
+    return f"{named} and {more} more" if more > 0 else named
 
 
 def _stack(

@@ -1,4 +1,4 @@
-"""The operations layers may call. Each file holds one operation and the one-line choice of its body.
+"""The operations that layers call. Each file has one operation and chooses its backend.
 
-Bodies with one signature: `reference/` (torch: the specification), `cpu/` (by numba) and `triton/` (for CUDA).
+Backends with one signature: `reference/` (torch: the specification), `cpu/` (numba) and `triton/` (CUDA).
 """

@@ -1,4 +1,4 @@
-"""Forbidding tokens by a bitmask: -inf in place of the logits of those whose bit is 0."""
+"""Forbids tokens by a bitmask: a token whose bit is 0 gets the logit -inf."""
 
 import torch
 
@@ -8,12 +8,12 @@ from loraplex.engine.kernels.reference import bitmask as reference
 
 def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) -> None:
     """See `reference.apply_bitmask`."""
-    body = backend_for(logits)
-    if body is KernelBackend.TRITON:
+    backend = backend_for(logits)
+    if backend is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import logit_masks
 
         logit_masks.apply_bitmask(logits, rows, bitmask)
-    elif body is KernelBackend.COMPILED:
+    elif backend is KernelBackend.COMPILED:
         from loraplex.engine.kernels.cpu import bitmask as compiled
 
         compiled.apply_bitmask(logits, rows, bitmask)

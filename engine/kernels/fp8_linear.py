@@ -1,6 +1,7 @@
-"""y = x W^T + b in float8_e4m3fn by torch's row-wise scaled product (Micikevicius et al. 2022, FP8 Formats for Deep Learning).
+"""y = x W^T + b in float8_e4m3fn by torch's row-wise scaled product (Micikevicius et al. 2022, FP8 Formats for Deep
+Learning).
 
-Invariant: a row is rounded by its own largest value, so that it has nothing of its neighbours.
+Invariant: a row is rounded by its own largest value, so that it does not depend on other rows.
 """
 
 import torch
@@ -10,15 +11,15 @@ import triton.language as tl
 from loraplex.engine.quantization.quantized_weight import LARGEST_FP8, QuantizedWeight, WeightFormat
 
 MULTIPLE = 16
-"""What the product's inputs and outputs are multiples of."""
+"""The product's inputs and outputs must be multiples of this."""
 LONGEST_BLOCK = 16384
-"""Values of a row that one program holds at once."""
+"""Most values of a row that one program holds at once."""
 FAST_SUMS = False
-"""Sums in the tensor cores alone, of 14 bits: a decode waits for memory either way."""
+"""Whether to sum in the tensor cores alone, with 14 bits: no gain, since a decode waits for memory either way."""
 
 
 def serves(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    """Whether this product can be taken: fp8, of whole multiples, for rows in 16 bits."""
+    """Whether this product is supported: fp8, multiples of `MULTIPLE`, rows in 16 bits."""
     if weight.format is not WeightFormat.FP8 or x.dtype not in (torch.bfloat16, torch.float16):
         return False
     return weight.inputs % MULTIPLE == 0 and weight.outputs % MULTIPLE == 0
@@ -33,7 +34,7 @@ def round_rows_kernel(  # type: ignore[no-untyped-def]
     largest_value: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """One row. NaN stays NaN, and infinity becomes it: the row's result is not finite either way."""
+    """Round one row. NaN stays NaN and infinity becomes NaN: the row's result is not finite either way."""
     row = tl.program_id(0).to(tl.int64)
     within = tl.arange(0, block)
     largest = tl.zeros((block,), dtype=tl.float32)
@@ -41,7 +42,7 @@ def round_rows_kernel(  # type: ignore[no-untyped-def]
         k = first + within
         value = tl.load(x + row * inputs + k, mask=k < inputs, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(value))
-    # A row of zeros, or of what is too small to divide by, is rounded to zeros.
+    # A row of zeros, or of values too small to divide by, is rounded to zeros.
     most = tl.maximum(tl.max(largest, axis=0), 1e-30)
     tl.store(scales + row, most / largest_value)
     inverse = largest_value / most
@@ -91,6 +92,6 @@ def multiply(
 def fp8_linear(
     x: torch.Tensor, weight: QuantizedWeight, out: torch.Tensor, bias: torch.Tensor | None = None
 ) -> None:
-    """See `reference.quantized_linear`, of rows rounded to float8_e4m3fn; only where `serves` says so. x contiguous."""
+    """See `reference.quantized_linear`, for rows rounded to float8_e4m3fn. Call only if `serves` allows it. x contiguous."""
     rounded, row_scales = round_rows(x)
     multiply(rounded, row_scales, weight, out, bias)

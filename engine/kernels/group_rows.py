@@ -1,4 +1,4 @@
-"""The rows of a step by adapter slot, grouped where the kernels that read them run: on the device or on the host."""
+"""Groups the rows of a step by adapter slot where their kernels run: on the device or on the host."""
 
 from collections.abc import Sequence
 
@@ -58,10 +58,10 @@ def group_on_device(
     workspace: LoraWorkspace | None = None,
     deterministic: bool = False,
 ) -> DeviceLoraBatch:
-    """Group `row_slots` int32 [rows], which are on the device; they hold at most `adapters` slots besides -1.
+    """Group `row_slots` int32 [rows], which are on the device and hold at most `adapters` slots besides -1.
 
-    The launches may be captured: a replay groups what `row_slots` holds then, with kernels and grids as of now.
-    `deterministic`: one path for every step, whoever is in it.
+    The launches may be captured: a replay groups the contents that `row_slots` has then, with the same kernels and grids.
+    `deterministic`: one path for every step, whatever the batch.
     """
     from loraplex.engine.kernels.triton import group_rows
 
@@ -86,7 +86,9 @@ def group_on_device(
 def every_path_of(
     slot: int, rows: int, device: torch.device, *, deterministic: bool = False
 ) -> tuple[LoraBatch, ...]:
-    """`rows` rows with the adapter in `slot`, for each set of kernels that may compute them: decodes first, prompts last."""
+    """Return `rows` rows with the adapter in `slot` for each set of kernels that may compute them: decodes first, prompts
+    last.
+    """
     if backend_on(device) is not KernelBackend.TRITON:
         batches = (host.group_rows([slot] * rows, device, num_decodes) for num_decodes in (rows, 0))
         return tuple(batch for batch in batches if batch is not None)
@@ -100,9 +102,9 @@ def every_path_of(
 
 
 def every_path(device: torch.device, *, deterministic: bool = False) -> tuple[DeviceLoraBatch, ...]:
-    """One row with an adapter for each set of kernels that a step's adapters may be computed by, prompts' last.
+    """Return one row with an adapter for each set of kernels that may compute a step's adapters, prompts last.
 
-    All sites act on it. Empty where a device has no such kernels.
+    All sites act on it. Empty on a device without such kernels.
     """
     if backend_on(device) is not KernelBackend.TRITON:
         return ()

@@ -19,12 +19,12 @@ def decode_attention(
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """See `reference.decode_attention`."""
-    body = backend_for(qkv)
-    if body is KernelBackend.TRITON:
+    backend = backend_for(qkv)
+    if backend is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import decode_attention as triton
 
         triton.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window, kv_scales)
-    elif body is KernelBackend.COMPILED and kv_cache.dtype is qkv.dtype:
+    elif backend is KernelBackend.COMPILED and kv_cache.dtype is qkv.dtype:
         from loraplex.engine.kernels.cpu import paged_attention as compiled
 
         compiled.decode_attention(qkv, out, kv_cache, block_tables, lengths, scale, window)

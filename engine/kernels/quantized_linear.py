@@ -1,6 +1,6 @@
-"""y = x W^T + b with W in 8 or 4 bits, as it is stored: dequantized in registers on CUDA, by the reference elsewhere.
+"""y = x W^T + b with W stored in 8 or 4 bits: dequantized in registers on CUDA, by the reference elsewhere.
 
-A CPU with compiled bodies has a layout and a product of its own, see `compiled.integer_linear`.
+The CPU backend has its own layout and product, see `kernels.cpu.integer_linear`.
 """
 
 import torch

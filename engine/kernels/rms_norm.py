@@ -15,17 +15,17 @@ def rms_norm(
     epsilon: float,
     delta: PendingDelta | None = None,
 ) -> torch.Tensor:
-    """See `reference.rms_norm`; of x + delta, of which x is left as it is."""
+    """See `reference.rms_norm`. With `delta` it computes the norm of x + delta and leaves x unchanged."""
     if delta is not None:
         from loraplex.engine.kernels.triton import rms_norm as folded
 
         return folded.expand_rms_norm(x, residual, weight, epsilon, joined(delta))
-    body = backend_for(x)
-    if body is KernelBackend.TRITON:
+    backend = backend_for(x)
+    if backend is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import rms_norm as triton
 
         return triton.rms_norm(x, residual, weight, epsilon)
-    if body is KernelBackend.COMPILED:
+    if backend is KernelBackend.COMPILED:
         from loraplex.engine.kernels.cpu import rms_norm as compiled
 
         return compiled.rms_norm(x, residual, weight, epsilon)

@@ -1,4 +1,4 @@
-"""Positions and the KV write: everything between the qkv projection and attention."""
+"""Rotary embedding and the KV write: everything between the qkv projection and attention."""
 
 import torch
 
@@ -19,7 +19,7 @@ def rotary_write_kv(
     kv_scales: tuple[float, float] = (1.0, 1.0),
     delta: PendingDelta | None = None,
 ) -> None:
-    """See `reference.rotary_write_kv`; of qkv + delta, of which V is written to the cache alone."""
+    """See `reference.rotary_write_kv`. With `delta` it uses qkv + delta, and writes V to the cache only."""
     if delta is not None:
         from loraplex.engine.kernels.triton import expand_rotary as folded
 
@@ -27,12 +27,12 @@ def rotary_write_kv(
             qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales, joined(delta)
         )
         return
-    body = backend_for(qkv)
-    if body is KernelBackend.TRITON:
+    backend = backend_for(qkv)
+    if backend is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import rotary as triton
 
         triton.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon, kv_scales)
-    elif body is KernelBackend.COMPILED and kv_cache.dtype is qkv.dtype:
+    elif backend is KernelBackend.COMPILED and kv_cache.dtype is qkv.dtype:
         from loraplex.engine.kernels.cpu import rotary as compiled
 
         compiled.rotary_write_kv(qkv, kv_cache, positions, slots, rope, norms, epsilon)

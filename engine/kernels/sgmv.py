@@ -18,7 +18,7 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: LoraBatch) -> 
 
 
 def shrink(x: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> torch.Tensor:
-    """Begin: the hidden values of every adapted row, for `expand`. What follows on the current stream runs beside it."""
+    """Compute the hidden values of every adapted row, for `expand`. Later work on the current stream runs in parallel."""
     from loraplex.engine.kernels.triton import lora_shrink
 
     hidden = hidden_for(site, batch)
@@ -28,7 +28,7 @@ def shrink(x: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> torch.Ten
 
 
 def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> None:
-    """End: wait for `shrink`, and add its rows' deltas to `y` in place."""
+    """Wait for `shrink`, and add its rows' deltas to `y` in place."""
     from loraplex.engine.kernels.triton import lora_expand
 
     _branch(batch).join()
@@ -36,7 +36,7 @@ def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceL
 
 
 def joined(delta: PendingDelta) -> PendingDelta:
-    """`delta`, once the current stream has waited for it."""
+    """Make the current stream wait for `delta`, and return it."""
     _branch(delta.batch).join()
     return delta
 

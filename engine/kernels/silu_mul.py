@@ -1,4 +1,4 @@
-"""The gated MLP's activation."""
+"""The activation of the gated MLP."""
 
 import torch
 
@@ -9,17 +9,17 @@ from loraplex.engine.lora.device_batch import PendingDelta
 
 
 def silu_mul(gate_up: torch.Tensor, delta: PendingDelta | None = None) -> torch.Tensor:
-    """See `reference.silu_mul`; of gate_up + delta, of which gate_up is left as it is."""
+    """See `reference.silu_mul`. With `delta` it uses gate_up + delta and leaves gate_up unchanged."""
     if delta is not None:
         from loraplex.engine.kernels.triton import silu_mul as folded
 
         return folded.expand_silu_mul(gate_up, joined(delta))
-    body = backend_for(gate_up)
-    if body is KernelBackend.TRITON:
+    backend = backend_for(gate_up)
+    if backend is KernelBackend.TRITON:
         from loraplex.engine.kernels.triton import silu_mul as triton
 
         return triton.silu_mul(gate_up)
-    if body is KernelBackend.COMPILED:
+    if backend is KernelBackend.COMPILED:
         from loraplex.engine.kernels.cpu import silu_mul as compiled
 
         return compiled.silu_mul(gate_up)

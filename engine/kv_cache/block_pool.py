@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 
 class BlockPool:
-    """Blocks `0 ... total - 1`, all usable. Knows nothing of what a block holds."""
+    """Blocks `0 ... total - 1`, all usable. The pool does not know their content."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -46,7 +46,7 @@ class BlockPool:
         return block in self._cached
 
     def take(self) -> int:
-        """A free block with one reference. Raises `ValueError` when none is free."""
+        """Return a free block with one reference. Raises `ValueError` when none is free."""
         if not self._free:
             raise ValueError("no block is free")
         block = self._free.pop()
@@ -54,7 +54,7 @@ class BlockPool:
         return block
 
     def retain(self, block: int) -> None:
-        """One more reference to a cached or referenced block. Raises `ValueError` for a free one."""
+        """Add a reference to a cached or referenced block. Raises `ValueError` for a free one."""
         if self._references[block] == 0:
             if block not in self._cached:
                 raise ValueError(f"block {block} is free and holds nothing to share")
@@ -62,7 +62,7 @@ class BlockPool:
         self._references[block] += 1
 
     def release(self, block: int, keep: bool) -> None:
-        """One reference less; the last one leaves the block cached (`keep`) or free."""
+        """Drop a reference; the last one leaves the block cached (`keep`) or free."""
         if self._references[block] == 0:
             raise ValueError(f"block {block} is not referenced")
         self._references[block] -= 1

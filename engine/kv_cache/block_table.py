@@ -1,4 +1,4 @@
-"""`SequenceBlocks`: a sequence's block table from first match to release.
+"""`SequenceBlocks`: a sequence's block table, from the prefix lookup to the release of its blocks.
 
 Invariant: a table covers `num_computed_tokens`; its first `num_registered_blocks` entries are full and published.
 """
@@ -8,7 +8,7 @@ from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 
 
 class SequenceBlocks:
-    """Block tables over one `PrefixCache`. Nothing here preempts: a False asks the scheduler to make room."""
+    """Block tables over one `PrefixCache`. It never preempts: on False the scheduler has to make room."""
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
@@ -17,10 +17,10 @@ class SequenceBlocks:
         self._refused: tuple[Sequence, int] | None = None
 
     def open(self, sequence: Sequence, num_running: int) -> bool:
-        """Find the cached prefix and take blocks for all tokens known, leaving one available per running sequence.
+        """Find the cached prefix and take blocks for all known tokens, leaving one available per running sequence.
 
-        Blocks handed over by `fork` are kept and no longer looked up. A refused sequence is tried again only once
-        more blocks are available; with nothing running, siblings that have not begun give theirs back.
+        Blocks from `fork` are kept without a lookup. A refused sequence is tried again only once more blocks are available.
+        With nothing running, siblings that have not started give theirs back.
         """
         margin = self._cache.pool.num_available - num_running
         if self._refused is not None and self._refused[0] is sequence and margin <= self._refused[1]:
@@ -34,7 +34,7 @@ class SequenceBlocks:
         return True
 
     def grow(self, sequence: Sequence) -> bool:
-        """One more block at the end of the table; False when the pool has none."""
+        """Add a block at the end of the table; False when the pool has none."""
         fresh = self._cache.allocate(1)
         if fresh is None:
             return False
@@ -55,7 +55,7 @@ class SequenceBlocks:
         sequence.planned_block_table = tuple(table)
 
     def fork(self, first: Sequence, sibling: Sequence) -> None:
-        """Share the full blocks of the prompt `first` has computed; the sibling recomputes only the partial tail."""
+        """Share the full blocks of the prompt that `first` has computed; the sibling recomputes only the partial tail."""
         count = (first.num_prompt_tokens - 1) // self.block_size
         shared = first.block_table[:count]
         self._cache.share(shared)
@@ -70,7 +70,7 @@ class SequenceBlocks:
             self._forked[sibling] = None
 
     def reclaim(self, keep: Sequence | None = None) -> bool:
-        """Take the shared blocks back from the newest forked sibling that has not begun; it will recompute them."""
+        """Take shared blocks back from the newest forked sibling that has not started; it recomputes them later."""
         sibling = next((other for other in reversed(self._forked) if other is not keep), None)
         if sibling is None:
             return False
@@ -78,7 +78,7 @@ class SequenceBlocks:
         return True
 
     def close(self, sequence: Sequence) -> None:
-        """Give all blocks back; the tokens stay, so that they can be recomputed or found in the cache."""
+        """Give all blocks back. The tokens stay, so that they can be recomputed or found in the cache."""
         self._forked.pop(sequence, None)
         self._cache.release(sequence.block_table)
         sequence.block_table = []
@@ -87,7 +87,7 @@ class SequenceBlocks:
         sequence.num_registered_blocks = 0
 
     def forget(self, sequence: Sequence) -> None:
-        """Make sure nobody finds this sequence's blocks any more."""
+        """Make this sequence's blocks unfindable in the prefix cache."""
         self._cache.forget(sequence.block_table)
 
     def blocks_for(self, num_tokens: int) -> int:

@@ -1,7 +1,7 @@
-"""`PrefixCache`: full KV blocks found again by a chained, keyed hash (BLAKE2b, RFC 7693) of all that precedes them.
+"""`PrefixCache`: finds full KV blocks by a chained, keyed hash (BLAKE2b, RFC 7693) of all tokens up to their end.
 
-Invariant: two requests can share a block only if model, tenant, adapter, cache dtype, salt and every token up to the
-block's end are equal; only full blocks are ever shared, and a cached block's parent outlives it.
+Invariant: two requests share a block only if model, tenant, adapter, cache dtype, salt and every token up to the block's
+end are equal. Only full blocks are shared, and a cached block's parent outlives it.
 """
 
 import os
@@ -13,9 +13,9 @@ from loraplex.engine.messages import AdapterRef
 
 
 class PrefixCache:
-    """Hands out the blocks of `pool`. With `enabled` false nothing is hashed, found again or kept.
+    """Manages the blocks of `pool`. With `enabled` false nothing is hashed, found or kept.
 
-    `key` is secret and, by default, drawn anew: digests cannot be predicted from outside the process.
+    `key` is secret and, by default, random per process: digests cannot be predicted from outside.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PrefixCache:
         self._namespaces: dict[int, bytes] = {}
 
     def chain(self, namespace: bytes, adapter: AdapterRef | None = None, salt: bytes = b"") -> HashChain:
-        """An empty chain whose root binds model, tenant, adapter, cache dtype and salt."""
+        """Return an empty chain whose root binds model, tenant, adapter, cache dtype and salt."""
         parts = [(b"model", self._model_digest), (b"tenant", namespace), (b"dtype", self._cache_dtype)]
         if adapter is not None:
             parts += [(b"adapter tenant", adapter.namespace), (b"adapter", adapter.digest.encode())]
@@ -49,7 +49,7 @@ class PrefixCache:
         return HashChain(self._key, keyed_hash(self._key, b"root", data), self.block_size, namespace)
 
     def match(self, chain: HashChain, token_ids: Sequence[int]) -> list[int]:
-        """The longest cached run of leading full blocks, one reference taken on each.
+        """Return the longest cached run of leading full blocks, and take one reference on each.
 
         At least one token is left to compute, so that there are logits to sample from.
         """
@@ -65,7 +65,7 @@ class PrefixCache:
         return found
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` private blocks, evicting the oldest cached ones as needed; None when there are too few."""
+        """Return `count` private blocks, evicting the oldest cached ones as needed; None when there are too few."""
         pool = self.pool
         if pool.num_available < count:
             return None
@@ -76,7 +76,7 @@ class PrefixCache:
     def register(self, chain: HashChain, index: int, block: int, token_ids: Sequence[int]) -> int:
         """Publish the full, computed block `index` and return the block to use from now on.
 
-        That is another one when an equal block was published first: `block` is then given back.
+        That is another block when an equal one was published first: `block` is then given back.
         """
         if not self.enabled:
             return block
@@ -93,7 +93,7 @@ class PrefixCache:
         return known
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each block, within one request."""
+        """Add a reference to each block, within one request."""
         for block in blocks:
             self.pool.retain(block)
 

@@ -9,7 +9,7 @@ KV_DTYPES = ("auto", "fp8")
 
 
 def kv_cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Type of the cache of a model that computes in `dtype`: `auto` takes the same, `fp8` 8 bits (e4m3, no infinity).
+    """Return the cache's type for a model that computes in `dtype`: `auto` the same, `fp8` 8 bits (e4m3, no infinity).
 
     Raises `ModelError` for another name.
     """
@@ -19,13 +19,13 @@ def kv_cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers; `dtype` is the cache's."""
+    """Return the bytes of one block over all layers; `dtype` is the cache's."""
     return 2 * config.kv_size * block_size * config.num_layers * dtype.itemsize
 
 
 def allocate_kv_cache(
     config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[torch.Tensor]:
-    """Per layer [num_blocks, block_size, 2, kv_heads, head_dim]. Zeroed, so that no row can ever read a stale NaN."""
+    """Allocate per layer [num_blocks, block_size, 2, kv_heads, head_dim]. Zeroed, so that no row can read a stale NaN."""
     shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]

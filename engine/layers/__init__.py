@@ -1,1 +1,1 @@
-"""The layers of the decoder: thin, stateless but for their weights, every kernel behind `engine.kernels`."""
+"""The layers of the decoder: thin, no state except weights, every kernel called through `engine.kernels`."""

@@ -25,7 +25,7 @@ class Attention:
         window: int | None,
         kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        """`kv_scales` are what K and V are divided by in a cache of 8 bits."""
+        """`kv_scales`: divisors of K and V in a cache of 8 bits."""
         self._qkv = qkv
         self._o = o
         self._q_size = q_size
@@ -39,7 +39,7 @@ class Attention:
     def __call__(
         self, x: torch.Tensor, kv_cache: torch.Tensor, batch: ForwardBatch
     ) -> tuple[torch.Tensor, PendingDelta | None]:
-        """x [tokens, hidden] -> [tokens, hidden], and what is still to be added to it; writes K and V into `kv_cache`."""
+        """x [tokens, hidden] -> [tokens, hidden], and the delta still to be added to it; writes K and V into `kv_cache`."""
         qkv, delta = self._qkv.deferred(x, batch.lora)
         kv_scales = self._kv_scales
         rotary_write_kv(

@@ -1,4 +1,4 @@
-"""`BaseLinear`: what a base projection is to the layers around it, and the one place that chooses its kind."""
+"""`BaseLinear`: the interface of a base projection, and the one place that chooses its kind."""
 
 from typing import Protocol
 
@@ -22,16 +22,16 @@ class BaseLinear(Protocol):
 def make_linear(
     weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> BaseLinear:
-    """The layer that computes in `dtype`.
+    """Return the layer that computes in `dtype`.
 
-    Who computes in float32 on a CPU asks for exactness: integers are turned back there once, and no row is rounded.
+    float32 on a CPU asks for exactness: integers are dequantized there once, and no row is rounded.
     """
     if not isinstance(weight, QuantizedWeight):
         return Linear(weight, bias)
     if weight.packed.device.type == "cpu" and dtype is torch.float32:
         return Linear(dequantize(weight), bias)
     if weight.format is not WeightFormat.FP8 and backend_for(weight.packed) is KernelBackend.COMPILED:
-        # Imported here for the reason `bodies` has.
+        # Imported here for the same reason as in `kernels/dispatch.py`.
         from loraplex.engine.layers.cpu_quantized_linear import IntegerLinear
 
         return IntegerLinear(weight, bias)

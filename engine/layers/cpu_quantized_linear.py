@@ -1,4 +1,4 @@
-"""A linear layer whose weight stays in 8 or 4 bits on a CPU, where integers are multiplied as integers."""
+"""A linear layer whose weight stays in 8 or 4 bits on a CPU, with integer products."""
 
 import torch
 
@@ -8,7 +8,7 @@ from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 
 
 class IntegerLinear:
-    """y = x W^T + b for bfloat16 and float16. A row's result does not depend, to the bit, on the rows beside it."""
+    """y = x W^T + b for bfloat16 and float16. A row's result is bitwise independent of the other rows."""
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> None:
         self.outputs, self.inputs = weight.shape
@@ -16,7 +16,7 @@ class IntegerLinear:
 
     @property
     def num_bytes(self) -> int:
-        """What the layer holds and a product streams."""
+        """Bytes that the layer stores and a product streams."""
         return self._weight.tiles.numel()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 
 _PACK_ROWS = 16
-"""The row count the packed layout is chosen for: a decode batch."""
+"""The row count that the packed layout is chosen for: a decode batch."""
 
 _LONGEST_SINGLE_SUM = 1024
-"""Above this many inputs oneDNN sums a lone row in another order than rows in company (tried: 64 to 4096)."""
+"""Above this many inputs oneDNN sums a lone row in another order than several rows (tried: 64 to 4096)."""
 
 
 class Linear:
@@ -30,7 +30,7 @@ class Linear:
         """x [rows, inputs] -> [rows, outputs], a new tensor."""
         if self._packed:
             if x.shape[0] == 1 and self.inputs > _LONGEST_SINGLE_SUM:
-                # A row must not depend on whether it has company.
+                # Batch invariance: compute a lone row twice, so that it is summed like a row among others.
                 return self._product(x.repeat(2, 1))[:1]
             return self._product(x)
         return F.linear(x, self._weight, self._bias)

@@ -1,7 +1,7 @@
-"""A base projection that always multiplies the same number of rows, for engines whose answers are to be `deterministic`.
+"""A base projection that always multiplies the same number of rows, for engines with `deterministic`.
 
-Invariant: a row's sums run in one order whoever stands beside it: libraries choose a kernel, and with it the order, by the
-number of rows, so there is only one.
+Invariant: a row's sums run in one order whatever the other rows. Libraries choose a kernel, and so the order, by the number
+of rows; here there is only one number.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from loraplex.engine.layers.base_linear import BaseLinear
 
 ROWS = 64
-"""Rows of a product: a decode batch reads the weights once, a chunk of a prompt once for every so many of its tokens."""
+"""Rows of a product: a decode batch reads the weights once, a chunk of a prompt once per so many tokens."""
 
 
 class FixedRowsLinear:

@@ -1,4 +1,4 @@
-"""Token embedding, with adapters that were trained on it."""
+"""Token embedding, with adapters trained on it."""
 
 import torch
 import torch.nn.functional as F

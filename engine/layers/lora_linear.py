@@ -17,11 +17,11 @@ class LoraLinear:
         self._site = site
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
-        """x [rows, inputs] -> [rows, outputs]. A batch without adapters pays one comparison."""
+        """x [rows, inputs] -> [rows, outputs]. A batch without adapters costs one comparison."""
         if lora is None or not lora.acts_at(self._site):
             return self.base(x)
         if isinstance(lora, DeviceLoraBatch):
-            # Both need x alone: the device does one beside the other.
+            # Both need x alone, so the device computes them in parallel.
             hidden = shrink(x, self._site, lora)
             y = self.base(x)
             expand(hidden, y, self._site, lora)
@@ -31,7 +31,7 @@ class LoraLinear:
         return y
 
     def deferred(self, x: torch.Tensor, lora: LoraBatch | None) -> tuple[torch.Tensor, PendingDelta | None]:
-        """y, and what its reader must add to it as it reads: in steps of few adapters that saves a kernel."""
+        """Return y, and the delta that the consumer adds as it reads: in steps of few adapters that saves a kernel."""
         if isinstance(lora, DeviceLoraBatch) and lora.is_folded and lora.acts_at(self._site):
             hidden = shrink(x, self._site, lora)
             return self.base(x), PendingDelta(hidden, self._site, lora)

@@ -16,6 +16,6 @@ class MLP:
         self._down = down
 
     def __call__(self, x: torch.Tensor, lora: LoraBatch | None) -> tuple[torch.Tensor, PendingDelta | None]:
-        """x [rows, hidden] -> [rows, hidden], and what is still to be added to it."""
+        """x [rows, hidden] -> [rows, hidden], and the delta still to be added to it."""
         gate_up, delta = self._gate_up.deferred(x, lora)
         return self._down.deferred(silu_mul(gate_up, delta), lora)

@@ -11,7 +11,7 @@ import torch
 from loraplex.engine.lora.site import LoraSite
 
 GROUP_ROWS = 16
-"""Rows of a decode group at most; an adapter with more has several groups, each read from cache after the first."""
+"""Most rows of a decode group. An adapter with more rows has several groups; all but the first read it from cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class LoraBatch:
 
 @dataclass(frozen=True, slots=True)
 class HostLoraBatch(LoraBatch):
-    """All groups; `decodes` and `chunks` partition them by what their rows are, never by how many share an adapter.
+    """All groups; `decodes` and `chunks` divide them by the kind of their rows, never by how many rows share an adapter.
 
-    The bodies of the two may round differently, so a row must not change sides with its neighbours.
+    The kernels of the two may round differently, so a row's kernel must not depend on the other rows.
     """
 
     groups: LoraGroups
@@ -72,7 +72,7 @@ def group_rows(
 
 
 def _members(row_slots: Sequence[int], begin: int, end: int, most: int) -> list[tuple[int, list[int]]]:
-    """(slot, rows) of rows `begin ... end - 1`, by slot, at most `most` rows each."""
+    """Yield (slot, rows) of rows `begin ... end - 1`, by slot, at most `most` rows each."""
     members: dict[int, list[int]] = {}
     for row in range(begin, end):
         if row_slots[row] >= 0:

@@ -1,6 +1,6 @@
-"""`DeviceLoraBatch`: rows grouped by adapter where a GPU's kernels read them; no copy of it exists on the host.
+"""`DeviceLoraBatch`: rows grouped by adapter in the memory that a GPU's kernels read; the host has no copy.
 
-Invariant: shapes and addresses are known before the slots are, so that a captured step holds for every choice of adapters.
+Invariant: shapes and addresses are known before the slots are, so that a captured step serves every choice of adapters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,14 @@ from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
 
 DECODE_ROWS = 16
-"""Rows of a chunk at decode: the least a tensor core takes."""
+"""Rows of a chunk at decode: the fewest a tensor core takes."""
 PREFILL_ROWS = 32
 """Rows of a chunk at prefill: the most that compile to the tensor-core instruction proven for expand."""
 FEW_ADAPTERS = 8
-"""Up to here the bytes of adapters are nothing beside those of the base: rows are what a kernel has to spread."""
+"""Up to this many adapters, their bytes are negligible next to the base weights, and kernels divide the work by rows."""
 SPLIT_K = 1024
-"""Inputs per shrink program: 32 KiB of A at rank 16, about 1 us at one SM's share of the bandwidth. Depends on no batch."""
+"""Inputs per shrink program: 32 KiB of A at rank 16, about 1 us at one SM's share of the bandwidth. Independent of the
+batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +39,24 @@ class ChunkBuffers:
 
     @property
     def lists(self) -> tuple[torch.Tensor, ...]:
-        """`order, starts, ends, slots`, as kernels take them."""
+        """Return `order, starts, ends, slots`, as kernels take them."""
         return self.order, self.starts, self.ends, self.slots
 
 
 class Branch(Protocol):
-    """Where work goes that the current stream need not wait for at once."""
+    """Where work runs that the current stream need not wait for at once."""
 
     def fork(self) -> AbstractContextManager[None]:
-        """Within, work goes to the branch, after all that the current stream has so far."""
+        """Context in which work goes to the branch, after everything queued on the current stream so far."""
         ...
 
     def join(self) -> None:
-        """The current stream waits for the branch."""
+        """Make the current stream wait for the branch."""
         ...
 
 
 class InLine:
-    """No branch: work goes where all the other goes."""
+    """No branch: work goes to the current stream."""
 
     def fork(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -65,7 +66,7 @@ class InLine:
 
 
 class SideStream:
-    """A branch beside the current stream, also while a graph is captured: everything on it is ordered by two events."""
+    """A side stream, also while a graph is captured: two events order everything on it."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -86,8 +87,8 @@ class SideStream:
 
 @dataclass(frozen=True, slots=True)
 class LoraWorkspace:
-    """What the kernels of a step leave for one another, allocated once: memory that is allocated on a branch during
-    capture may be given out again too soon. One step at a time uses it; `branch` is where shrink runs.
+    """Buffers that the kernels of a step pass to one another, allocated once: memory allocated on a branch during capture
+    may be reused too soon. One step at a time uses it; `branch` is where shrink runs.
     """
 
     hidden: torch.Tensor
@@ -96,10 +97,10 @@ class LoraWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoraBatch(LoraBatch):
-    """The rows of one step. `by_row`: chunks hold a row or two each, so that kernels without tensor cores serve them.
+    """The rows of one step. `by_row`: chunks have a row or two each and run on kernels without tensor cores.
 
-    `is_folded`: what reads a projection adds its adapters' part, see `PendingDelta`.
-    `is_static`: the step may be replayed with other adapters, so every site acts whether or not it has any now.
+    `is_folded`: the kernel that reads a projection adds its adapters' part, see `PendingDelta`. `is_static`: the step may
+    be replayed with other adapters, so every site acts whether or not it has any now.
     """
 
     row_slots: torch.Tensor
@@ -121,7 +122,9 @@ class DeviceLoraBatch(LoraBatch):
 
 @dataclass(frozen=True, slots=True)
 class PendingDelta:
-    """What is still to be added to a projection's output: the hidden values that `shrink` leaves for its one reader."""
+    """The part still to be added to a projection's output: the hidden values from `shrink`, for the one kernel that reads
+    them.
+    """
 
     hidden: torch.Tensor
     site: LoraSite
@@ -129,13 +132,13 @@ class PendingDelta:
 
 
 def chunk_bound(num_rows: int, adapters: int, chunk_rows: int) -> int:
-    """The most chunks that rows of at most `adapters` adapters, and of the base model, can make."""
+    """Return the most chunks that rows of at most `adapters` adapters, and of the base model, can make."""
     groups = min(num_rows, adapters + 1)
     return groups + (num_rows - groups) // chunk_rows
 
 
 def make_chunk_buffers(num_rows: int, num_chunks: int, device: torch.device) -> ChunkBuffers:
-    """Uninitialised buffers."""
+    """Allocate uninitialised buffers."""
     sizes = (num_rows, num_rows, num_chunks, num_chunks, num_chunks)
     return ChunkBuffers(*(torch.empty(size, dtype=torch.int32, device=device) for size in sizes))
 
@@ -146,7 +149,7 @@ def hidden_shape(site: LoraSite, num_rows: int) -> tuple[int, int, int, int]:
 
 
 def hidden_for(site: LoraSite, batch: DeviceLoraBatch) -> torch.Tensor:
-    """Memory of `hidden_shape`, the workspace's where there is one."""
+    """Return memory of `hidden_shape`, from the workspace if there is one."""
     shape = hidden_shape(site, batch.num_rows)
     if batch.workspace is None:
         return torch.empty(shape, dtype=torch.float32, device=batch.row_slots.device)
@@ -156,7 +159,7 @@ def hidden_for(site: LoraSite, batch: DeviceLoraBatch) -> torch.Tensor:
 def make_workspace(
     sites: Sequence[LoraSite], max_rows: int, device: torch.device, *, is_forking: bool = True
 ) -> LoraWorkspace:
-    """Room for steps of up to `max_rows` rows at any of `sites`."""
+    """Allocate a workspace for steps of up to `max_rows` rows at any of `sites`."""
     # An embedding's hidden values are columns of A, not sums.
     projections = [site for site in sites if site.names != ("embed_tokens",)]
     elements = max(torch.Size(hidden_shape(site, max_rows)).numel() for site in projections)

@@ -1,19 +1,19 @@
-"""`LoadBudget`: adapter loads in progress, in bytes and seconds: how many may begin, and what each costs.
+"""`LoadBudget`: adapter loads in progress, in bytes and seconds: how many may start, and what each costs.
 
-Invariant: sizes and rates are measured; the mean of the sizes seen stands for an adapter whose size is unknown.
+Invariant: sizes and rates are measured; the mean of the known sizes stands for an adapter whose size is unknown.
 """
 
 from collections import OrderedDict
 
 SMOOTHING = 0.2
-"""Weight of the newest load: one slow disk read in five changes the price, one in fifty hardly."""
+"""Weight of the newest load: if one disk read in five is slow the price changes, if one in fifty is it hardly does."""
 
 
 class Throughput:
     """An exponential mean of seconds per byte, weighted by bytes: small adapters say little of a rate."""
 
     def __init__(self, bytes_per_second: float) -> None:
-        """What is taken for true until a load is measured."""
+        """`bytes_per_second` is used until a load is measured."""
         self._bytes = bytes_per_second
         self._seconds = 1.0
         self._measured = False
@@ -23,7 +23,7 @@ class Throughput:
         return self._bytes / self._seconds
 
     def note(self, nbytes: int, seconds: float) -> None:
-        """A load of `nbytes` took `seconds`."""
+        """Record that a load of `nbytes` took `seconds`."""
         if nbytes <= 0 or seconds < 0:
             return
         weight = SMOOTHING if self._measured else 1.0
@@ -32,14 +32,14 @@ class Throughput:
         self._measured = True
 
     def seconds(self, nbytes: float) -> float:
-        """What a load of `nbytes` takes."""
+        """Return the expected seconds of a load of `nbytes`."""
         return nbytes / self.bytes_per_second
 
 
 Key = tuple[bytes, str]
 
 LOADS_AT_FIRST = 4
-"""Loads that may be under way while no size is known yet."""
+"""Loads that may be in progress while no size is known yet."""
 
 MAX_SIZES = 65_536
 """Adapters whose size is remembered."""
@@ -50,7 +50,7 @@ DEVICE_RATE = 2e10
 
 
 class LoadBudget:
-    """`max_bytes`: what may be under way at once; one load may always."""
+    """Bounds the loads in progress. `max_bytes` may be loading at once; one load always may."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -63,16 +63,16 @@ class LoadBudget:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more load of the mean size may begin."""
+        """Whether one more load of the mean size may start."""
         return not self._under_way or self._bytes + self._mean <= self._max_bytes
 
     def begin(self, key: Key) -> None:
-        """A load begins."""
+        """Record the start of a load."""
         self._under_way[key] = self._size(key)
         self._bytes += self._under_way[key]
 
     def learn(self, key: Key, nbytes: int) -> None:
-        """An adapter's size."""
+        """Record an adapter's size."""
         first = not self._sizes
         self._sizes[key] = nbytes
         self._sizes.move_to_end(key)
@@ -84,11 +84,11 @@ class LoadBudget:
             self._under_way[key] = nbytes
 
     def end(self, key: Key) -> None:
-        """The load is over, whatever came of it."""
+        """Record the end of a load, whatever its outcome."""
         self._bytes -= self._under_way.pop(key, 0.0)
 
     def seconds(self, key: Key, *, reads: bool) -> float:
-        """What this adapter's load takes: from the source if it `reads`, else from host memory."""
+        """Return the expected seconds of this adapter's load: from the source if it `reads`, else from host memory."""
         nbytes = self._size(key)
         return self.device.seconds(nbytes) + (self.source.seconds(nbytes) if reads else 0.0)
 

@@ -1,7 +1,7 @@
-"""`AdapterLoader`: adapters from their source to blobs, on a thread of its own, one after another.
+"""`AdapterLoader`: loads adapters from their source into blobs, one after another, on a thread of its own.
 
-Invariant: nothing a source does or a tenant stored ends the thread; it loads nothing while more than `max_bytes` of what it
-loaded before wait for room on the device, so that host memory is bounded whatever is asked for.
+Invariant: no behaviour of a source and no stored file ends the thread. It loads nothing while more than `max_bytes` of
+earlier loads wait for room on the device, so that host memory is bounded whatever is requested.
 """
 
 import logging
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What one load brought, and the seconds it took."""
+    """The outcome of one load, and the seconds it took."""
 
     adapter: AdapterRef
     result: PackedAdapter | AdapterError
@@ -34,11 +34,11 @@ class Arrival:
 
 
 class AdapterLoader(Protocol):
-    """What the pool needs of a loader. All calls come from the step loop and return at once, but for `close`."""
+    """What the pool needs of a loader. All calls come from the step loop and return at once, except `close`."""
 
     @property
     def on_loaded(self) -> threading.Event:
-        """Set when something can be taken."""
+        """Set when a load can be taken."""
         ...
 
     def start(self, adapter: AdapterRef) -> None: ...
@@ -46,14 +46,14 @@ class AdapterLoader(Protocol):
     def take(self) -> list[Arrival]: ...
 
     def release(self, nbytes: int) -> None:
-        """Bytes that were taken wait for room no more."""
+        """Report that this many taken bytes do not wait for room any more."""
         ...
 
     def close(self) -> None: ...
 
 
 class Fitting:
-    """What an adapter must be to fit the sites: kernels trust these shapes."""
+    """Checks that an adapter fits the sites: kernels rely on these shapes."""
 
     def __init__(self, sites: Sequence[LoraSite], max_rank: int) -> None:
         self._modules: Mapping[str, tuple[int, int]] = {
@@ -62,7 +62,7 @@ class Fitting:
         self._max_rank = max_rank
 
     def check(self, adapter: AdapterRef, weights: LoraWeights) -> None:
-        """Raises `AdapterLoadFailed` naming the module."""
+        """Check an adapter. Raises `AdapterLoadFailed` naming the module."""
         if weights.digest != adapter.digest:
             raise AdapterLoadFailed(f"the blob of adapter {adapter.digest} holds {weights.digest}")
         for name, module in weights.modules.items():
@@ -90,7 +90,7 @@ class LoaderThread:
         max_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_bytes`: more waiting than this and the next load waits too."""
+        """`max_bytes`: the next load waits while more than this is waiting for room."""
         self._source = source
         self._fitting = fitting
         self._pack = pack
@@ -132,14 +132,14 @@ class LoaderThread:
         self._thread.join()
 
     def _run(self) -> None:
-        # Of this thread: a second OpenMP team would slow the step loop's (step_thread.py).
+        # Of this thread alone: a second OpenMP team would slow the step loop's (see `threads.py`).
         torch.set_num_threads(1)
         while (adapter := self._requests.get()) is not None:
             self._wait_for_room()
             self._bring(adapter)
 
     def _bring(self, adapter: AdapterRef) -> None:
-        """In a call of its own, so that no blob is held until the next one comes."""
+        """Load one adapter. A call of its own, so that no blob stays referenced until the next load."""
         began = self._clock()
         result = self._load(adapter)
         if isinstance(result, PackedAdapter):

@@ -1,7 +1,7 @@
 """`AdapterPool`: which adapters are on the device, bounded by bytes and slots, evicted least recently used first.
 
-Invariant: the step loop calls everything here, and nothing here waits or costs more for more resident adapters; a running
-row's adapter is pinned, and what is pinned or on its way never moves. RESIDENT is an adapter all of which has arrived.
+Invariant: all calls come from the step loop; none waits, or costs more for more resident adapters. A running row's adapter
+is pinned. A pinned or arriving adapter never moves. RESIDENT means that the whole adapter has arrived.
 """
 
 import threading
@@ -36,7 +36,7 @@ class _Resident:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Loaded, and without room yet. `is_read`: the loader counts its bytes until it is placed or dropped."""
+    """A loaded adapter without room yet. `is_read`: the loader counts its bytes until it is placed or dropped."""
 
     packed: PackedAdapter
     is_read: bool
@@ -82,7 +82,7 @@ class AdapterPool:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the budget that adapters take, those on their way included."""
+        """Bytes of the budget that adapters take, including those being copied."""
         return self._memory.used_bytes
 
     @property
@@ -103,14 +103,14 @@ class AdapterPool:
 
     @property
     def worst_page_error(self) -> float:
-        """Of the resident adapters, the greatest error that quantizing did to a module; 0 without. O(resident)."""
+        """The greatest error that quantizing caused in a module of a resident adapter; 0 without any. O(resident)."""
         residents = (*self._idle.values(), *self._pinned.values())
         reports = (resident.placement.packed.report for resident in residents)
         return max((report.worst for report in reports if report is not None), default=0.0)
 
     @property
     def resident_digests(self) -> list[str]:
-        """Least recently used first, those in use last. O(resident)."""
+        """Least recently used first, adapters in use last. O(resident)."""
         return [digest for _, digest in (*self._idle, *self._pinned)]
 
     @property
@@ -187,7 +187,7 @@ class AdapterPool:
             self._abandoned.add(key)
 
     def forget(self, namespace: bytes) -> None:
-        """Drop a tenant's adapters from the device and from host memory; those that rows use stay. O(adapters)."""
+        """Drop a tenant's adapters from the device and from host memory; adapters that rows use stay. O(adapters)."""
         for key in [key for key in self._idle if key[0] == namespace]:
             self._evict(key)
         self._host.forget_namespace(namespace)
@@ -202,11 +202,11 @@ class AdapterPool:
         return self._errors.pop(adapter.key)
 
     def report_non_finite(self, adapter: AdapterRef) -> None:
-        """Count a row of this adapter that was not finite; repeated ones quarantine it."""
+        """Count a non-finite row of this adapter; repeated ones quarantine it."""
         self._faults.report(adapter.key)
 
     def poll(self) -> None:
-        """Take what the loader has brought, place it as far as there is room, and let in what has arrived.
+        """Take finished loads, place them as far as there is room, and install adapters that have arrived.
 
         Called before every schedule. Costs next to nothing while nothing is loaded.
         """
@@ -223,7 +223,7 @@ class AdapterPool:
         self._memory.close()
 
     def _arrive(self, arrival: Arrival) -> None:
-        """Note what a load brought. An abandoned one evicts nobody and leaves no error behind."""
+        """Record the outcome of a load. An abandoned load evicts no adapter and leaves no error behind."""
         key, result = arrival.adapter.key, arrival.result
         is_wanted = key not in self._abandoned
         self._loading.discard(key)
@@ -249,7 +249,7 @@ class AdapterPool:
         self._room_changed = True
 
     def _place_all(self) -> None:
-        """Place what waits for room, in the order of arrival; what does not fit lets others pass."""
+        """Place waiting adapters in the order of arrival; one that does not fit lets others pass."""
         self._room_changed = False
         for key in list(self._without_room):
             packed = self._without_room[key].packed
@@ -259,7 +259,7 @@ class AdapterPool:
                 self._release(self._without_room.pop(key))
 
     def _make_room(self, packed: PackedAdapter) -> bool:
-        """Evict unpinned adapters, least recently used first, until it fits; evict nothing if it never does."""
+        """Evict unpinned adapters, least recently used first, until it fits; evict none if it never does."""
         count = self._memory.victims(packed, (resident.placement for resident in self._idle.values()))
         if count is None or not (self._free_slots or self._idle):
             return False
@@ -287,7 +287,7 @@ class AdapterPool:
         self.num_loads += 1
 
     def _drop(self, key: Key, waiting: _Waiting) -> None:
-        """What was loaded is not placed."""
+        """Drop a loaded adapter that is not placed."""
         self._release(waiting)
         self._read.discard(key)
         self._ledger.end(key)

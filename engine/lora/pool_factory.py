@@ -1,4 +1,4 @@
-"""How adapters are kept on which device: one arena and blobs in pinned memory beside a GPU, the blobs alone on a CPU."""
+"""Opens the adapter pool of a device: an arena, and blobs in pinned memory, on a GPU; blobs alone on a CPU."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from loraplex.engine.lora.site import MAX_RANK, LoraSite
 from loraplex.engine.lora.source import AdapterSource
 
 SHARE_UNDER_WAY = 4
-"""A quarter of the budget may be under way: more would evict what running rows come back to."""
+"""A quarter of the budget may be loading: more would evict adapters that running rows return to."""
 
 
 def open_pool(
@@ -35,11 +35,11 @@ def open_pool(
     device: torch.device,
     clock: Callable[[], float] = time.monotonic,
 ) -> AdapterPool:
-    """Raises `ValueError` for a `max_rank` the kernels have no room for, or a `page_dtype` there is none of."""
+    """Open the pool. Raises `ValueError` for an unknown `page_dtype`, or a `max_rank` that the kernels have no room for."""
     if not 1 <= config.max_rank <= MAX_RANK:
         raise ValueError(f"max_rank must lie in 1..{MAX_RANK}, got {config.max_rank}")
     pages = PageFormat.of(config.page_dtype, dtype, config.max_page_error)
-    # On a CPU a blob of the tier would take the memory that `max_bytes` could have.
+    # On a CPU a blob in the host cache would take memory that `max_bytes` could have.
     on_host = 0 if device.type == "cpu" else config.host_max_bytes
     host = HostCache(on_host, PinnedArena(on_host, pinned=device.type == "cuda"))
     memory = open_memory(sites, pages, config, max_slots, device, host.blob)
@@ -59,7 +59,7 @@ def open_memory(
     device: torch.device,
     allocate_blob: Callable[[int], Tensor],
 ) -> AdapterMemory:
-    """Memory of `config.max_bytes` where kernels of this device reach it."""
+    """Return memory of `config.max_bytes` that kernels of this device can read."""
     if device.type == "cpu":
         return HostAdapterMemory(
             sites, pages, max_bytes=config.max_bytes, max_slots=max_slots, max_rank=config.max_rank

@@ -1,16 +1,16 @@
-"""`QuarantineTracker`: how often each adapter produced rows that were not finite; repeated ones quarantine it."""
+"""`QuarantineTracker`: counts non-finite rows per adapter; repeated ones quarantine it."""
 
 from collections import OrderedDict
 from itertools import islice
 
 MAX_FAULTY = 4096
-"""Adapters remembered; above it the ones reported longest ago are forgotten."""
+"""Adapters remembered; above this number the ones reported longest ago are forgotten."""
 
 Key = tuple[bytes, str]
 
 
 class QuarantineTracker:
-    """Quarantined from `quarantine_after` rows on."""
+    """Quarantines an adapter from `quarantine_after` rows on."""
 
     def __init__(self, quarantine_after: int, max_faulty: int = MAX_FAULTY) -> None:
         self._quarantine_after = quarantine_after
@@ -18,7 +18,7 @@ class QuarantineTracker:
         self._rows: OrderedDict[Key, int] = OrderedDict()
 
     def report(self, key: Key) -> None:
-        """One more row."""
+        """Count one more row."""
         self._rows[key] = self.count(key) + 1
         self._rows.move_to_end(key)
         if len(self._rows) > self._max_faulty:
@@ -28,7 +28,7 @@ class QuarantineTracker:
         return self._rows.get(key, 0)
 
     def quarantined(self, most: int) -> list[Key]:
-        """Those whose last faulty row is newest, newest first. O(remembered), which in a sound system are none."""
+        """Quarantined adapters by their last faulty row, newest first. O(remembered); a healthy system has none."""
         return list(islice((key for key in reversed(self._rows) if self.is_quarantined(key)), most))
 
     def is_quarantined(self, key: Key) -> bool:

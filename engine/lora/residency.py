@@ -1,4 +1,4 @@
-"""`AdapterResidency`: what the scheduler may ask about adapters on the device. Pure Python; never blocks."""
+"""`AdapterResidency`: what the scheduler asks about adapters on the device. Pure Python; never blocks."""
 
 from enum import Enum, auto
 from typing import Protocol
@@ -23,21 +23,25 @@ class AdapterResidency(Protocol):
     def state(self, adapter: AdapterRef) -> AdapterState: ...
 
     def prefetch(self, adapter: AdapterRef) -> bool:
-        """Start loading, for which unpinned adapters (LRU) are evicted; False while as much is under way as may be."""
+        """Start loading, evicting unpinned adapters (LRU) for it; False while the loads in progress reach their bound."""
         ...
 
     def load_seconds(self, adapter: AdapterRef) -> float:
-        """What bringing this adapter to the device takes by measured rates; once it is there, what it took."""
+        """Seconds of bringing this adapter to the device: an estimate by measured rates, and the measured time once it is
+        there.
+        """
         ...
 
     def pin(self, adapter: AdapterRef) -> None:
-        """Hold a RESIDENT adapter on the device."""
+        """Keep a RESIDENT adapter on the device."""
         ...
 
     def unpin(self, adapter: AdapterRef) -> None: ...
 
     def abandon(self, adapter: AdapterRef) -> None:
-        """Nobody waits for this adapter any more: what its load holds is given back, a FAILED error is forgotten."""
+        """Report that no sequence waits for this adapter any more: its load's memory is given back, a FAILED error is
+        forgotten.
+        """
         ...
 
     def take_error(self, adapter: AdapterRef) -> AdapterError:

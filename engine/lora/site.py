@@ -12,15 +12,15 @@ import torch
 
 MAX_RANK = 256
 PAGE_RANKS = 16
-"""Rank rows of a page: the least K of a bf16 product on a tensor core, and a multiple of 16 bytes whatever the width."""
+"""Rank rows of a page: the smallest K of a bf16 product on a tensor core, and a multiple of 16 bytes at every width."""
 ALIGNMENT = 16
-"""Bytes at which every page starts: the widest load of a GPU."""
+"""Alignment in bytes of every page: the widest load of a GPU."""
 RANK, SCALES, A_PAGES = 0, 1, 2
-"""Where an entry of `LoraSite.table` holds what; the addresses of B's pages follow those of A's."""
+"""Columns of an entry of `LoraSite.table`; the addresses of B's pages follow those of A's."""
 
 
 class LoraPart(Protocol):
-    """What a torch body reads of an adapter's part of one slice; see `LoraSlice`."""
+    """What the torch backend reads of an adapter's part of one slice; see `LoraSlice`."""
 
     @property
     def a(self) -> torch.Tensor: ...
@@ -79,12 +79,12 @@ class LoraSite:
         return (self.table.shape[2] - A_PAGES) // 2
 
     def install(self, slot: int, slices: tuple[LoraSlice | None, ...]) -> None:
-        """Make an adapter's tensors known under `slot`. On CUDA each starts at a multiple of `ALIGNMENT` bytes."""
+        """Install an adapter's tensors in `slot`. On CUDA each starts at a multiple of `ALIGNMENT` bytes."""
         self.slots[slot] = slices
         self.table[slot] = torch.tensor([self._entry(s) for s in slices], dtype=torch.int64)
 
     def remove(self, slot: int) -> None:
-        """Forget `slot`; its rank becomes 0, which every kernel takes for no effect."""
+        """Clear `slot`; its rank becomes 0, which has no effect in any kernel."""
         self.slots.pop(slot, None)
         self.table[slot] = 0
 
@@ -97,14 +97,14 @@ class LoraSite:
 
 
 def _pages(matrix: torch.Tensor, max_pages: int) -> list[int]:
-    """Addresses of the pages of a contiguous [rank, width], 0 where it has none."""
+    """Return addresses of the pages of a contiguous [rank, width], 0 beyond them."""
     page_bytes = PAGE_RANKS * matrix.shape[1] * matrix.element_size()
     pages = -(-matrix.shape[0] // PAGE_RANKS)
     return [matrix.data_ptr() + page * page_bytes for page in range(pages)] + [0] * (max_pages - pages)
 
 
 def empty_table(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """int64 zeros; on a CPU they take memory only where somebody writes, which `torch.zeros` does at once."""
+    """Return int64 zeros; on a CPU they take memory only where they are written, while `torch.zeros` takes it at once."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape, dtype=np.int64))
     return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -118,7 +118,7 @@ def make_site(
     device: torch.device,
     max_rank: int = MAX_RANK,
 ) -> LoraSite:
-    """An empty site of `sum(slice_sizes)` outputs, for adapters of up to `max_rank`."""
+    """Return an empty site of `sum(slice_sizes)` outputs, for adapters of up to `max_rank`."""
     max_pages = -(-max_rank // PAGE_RANKS)
     offsets = [0]
     for size in slice_sizes:

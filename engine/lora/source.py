@@ -1,4 +1,4 @@
-"""`AdapterSource`: where the engine gets an adapter's tensors. The adapters package satisfies it."""
+"""`AdapterSource`: where the engine gets an adapter's tensors. The adapters package implements it."""
 
 from typing import Protocol
 
@@ -10,5 +10,5 @@ class AdapterSource(Protocol):
     """Reads local, already validated blobs. Called on the loader thread, never in the step loop."""
 
     def load(self, adapter: AdapterRef) -> LoraWeights:
-        """Tensors on the CPU. Raises `AdapterLoadFailed` when the blob is missing or unreadable."""
+        """Return tensors on the CPU. Raises `AdapterLoadFailed` when the blob is missing or unreadable."""
         ...

@@ -18,13 +18,13 @@ def no_windows(fields: Fields, num_layers: int) -> LayerWindows:
 
 
 def one_window(fields: Fields, num_layers: int) -> LayerWindows:
-    """Mistral, Phi-3: one window for all layers, if there is one."""
+    """Mistral, Phi-3: one window for all layers, if any."""
     window = fields.size("sliding_window") if fields.has("sliding_window") else None
     return (window,) * num_layers
 
 
 def typed_windows(fields: Fields, num_layers: int) -> LayerWindows:
-    """Ministral: `layer_types` says where the window holds; without it, it holds everywhere."""
+    """Ministral: `layer_types` names the layers with a window; without it, all layers have it."""
     if not fields.has("layer_types"):
         return one_window(fields, num_layers)
     window = fields.size("sliding_window") if fields.has("sliding_window") else None
@@ -68,10 +68,10 @@ def interval_rope(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One record. A bias is a constant or the name of the config field that says so.
+    """One architecture. A bias is a constant, or the name of the config field that sets it.
 
-    `fused`: the checkpoint holds qkv_proj and gate_up_proj as one tensor each. `scaled` (Granite): the four
-    multipliers are read from the configuration.
+    `fused`: the checkpoint stores qkv_proj and gate_up_proj as one tensor each. `scaled` (Granite): the four multipliers
+    are read from the configuration.
     """
 
     model_type: str
@@ -156,7 +156,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(values: Mapping[str, Any]) -> tuple[str, Architecture]:
-    """Name and record for a config.json. Raises `UnsupportedArchitecture`, listing what is supported."""
+    """Return name and record for a config.json. Raises `UnsupportedArchitecture`, listing what is supported."""
     named = values.get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     record = ARCHITECTURES.get(name) if isinstance(name, str) else None

@@ -11,9 +11,9 @@ from loraplex.engine.quantization.checkpoint_format import StoredWeights
 class ModelConfig:
     """Normalised from a `transformers` configuration. Per-layer tuples have `num_layers` entries.
 
-    `hf_config` is config.json as it was read, from which `rope_tables` has `transformers` make the frequencies. The three
-    multipliers are 1.0 except for Granite; `attention_scale` is head_dim ** -0.5 elsewhere. A window of w lets a
-    token see itself and the w - 1 tokens before it. `compression`: which weights the checkpoint holds quantized.
+    `hf_config` is config.json as it was read; `rope_tables` passes it to `transformers` for the frequencies. The three
+    multipliers are 1.0 except for Granite; `attention_scale` is head_dim ** -0.5 elsewhere. A window of w lets a token see
+    itself and the w - 1 tokens before it. `compression`: which weights the checkpoint stores quantized.
     """
 
     architecture: str

@@ -9,7 +9,9 @@ MAX_DIMENSION = 1 << 24
 
 
 class Fields:
-    """`values` wins over `defaults`, which hold what `transformers` assumes for an absent key. null counts as absent."""
+    """Reads fields. `values` overrides `defaults`, which are what `transformers` assumes for an absent key. null counts as
+    absent.
+    """
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self._values = values
@@ -23,7 +25,7 @@ class Fields:
         return self.get(name) is not None
 
     def size(self, name: str, most: int = MAX_DIMENSION) -> int:
-        """A dimension or a count: 1 to `most`, at the most 2**24. Required: absent raises `ModelError`."""
+        """A dimension or a count: 1 to `most`, never above 2**24. Required: absent raises `ModelError`."""
         value = self.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise self.error(name, f"an integer from 1 to {most}")
@@ -44,7 +46,7 @@ class Fields:
         return bool(value)
 
     def listing(self, name: str, length: int) -> list[Any]:
-        """A list with at least `length` entries, of which the first `length` are returned."""
+        """A list with at least `length` entries; the first `length` are returned."""
         value = self.get(name)
         if not isinstance(value, list) or len(value) < length:
             raise self.error(name, f"a list of at least {length} entries")

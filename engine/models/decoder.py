@@ -51,9 +51,9 @@ class Decoder:
         *,
         deterministic: bool = False,
     ) -> None:
-        """`state` as `decoder_state` makes it; it is emptied, so that each weight can be freed once it is packed.
+        """`state` is what `decoder_state` returns; it is emptied, so that each weight can be freed once it is packed.
 
-        `deterministic`: no projection's sums depend on how many rows there are.
+        `deterministic`: no projection's sums depend on the number of rows.
         """
         self.config = config
         self._deterministic = deterministic
@@ -95,7 +95,7 @@ class Decoder:
         return rms_norm(hidden, residual, weight, self.config.rms_norm_eps, delta)
 
     def _whole(self, hidden: Tensor, delta: PendingDelta | None) -> Tensor:
-        """What a layer adds to the residual."""
+        """Return the sum that a layer adds to the residual."""
         if delta is not None:
             expand(delta.hidden, hidden, delta.site, delta.batch)
         multiplier = self.config.residual_multiplier
@@ -154,7 +154,7 @@ class Decoder:
         return FixedRowsLinear(base) if self._deterministic else base
 
     def _site(self, names: tuple[str, ...], inputs: int, slice_sizes: tuple[int, ...]) -> LoraSite:
-        # Slots come with the pool, which lays the tables of all sites out as one (`SlotTables`).
+        # Slots come with the pool, which lays out the tables of all sites as one tensor (`SlotTables`).
         site = make_site(names, inputs, slice_sizes, 0, self.device)
         self.sites.append(site)
         return site

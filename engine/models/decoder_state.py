@@ -10,11 +10,11 @@ Weight: TypeAlias = Tensor | QuantizedWeight
 
 
 class DecoderState(dict[str, Weight]):
-    """Parameters by name, taken out one by one, so that each can be freed once it is laid out anew."""
+    """Parameters by name, taken out one by one, so that each can be freed once it is laid out again."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all parameters; one that serves twice counts once."""
+        """Bytes of all parameters; one that serves twice counts once."""
         distinct = {id(weight): weight for weight in self.values()}.values()
         return sum(w.num_bytes if isinstance(w, QuantizedWeight) else w.nbytes for w in distinct)
 

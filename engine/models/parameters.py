@@ -1,6 +1,7 @@
 """The decoder's parameters as data: name, shape, and the checkpoint tensors (Hugging Face names) stacked to make each.
 
-Invariant: fused rows are ordered q, k, v and gate, up; every tensor a checkpoint may hold is named here. Free of torch.
+Invariant: fused rows are ordered q, k, v and gate, up; every tensor that a checkpoint may contain is named here. Free of
+torch.
 """
 
 from collections.abc import Iterator

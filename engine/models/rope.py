@@ -1,6 +1,7 @@
 """Rotary position tables (Su et al. 2021) with the frequencies of `transformers`' own initialisers.
 
-Invariant: the frequencies depend on the longest sequence served, never on a request, since cached keys hold the rotation.
+Invariant: the frequencies depend on the longest sequence served, never on a request, because cached keys contain the
+rotation.
 """
 
 import copy
@@ -57,7 +58,7 @@ def _frequencies(config: ModelConfig, max_len: int) -> tuple[Tensor, float]:
 
 
 def _transformers_configuration(config: ModelConfig) -> tuple[Any, dict[str, Any]]:
-    """The `transformers` configuration object, which reads every older spelling, and its flat rope parameters."""
+    """Return the `transformers` configuration object, which reads every older spelling, and its flat rope parameters."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

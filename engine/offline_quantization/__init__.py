@@ -1,1 +1,1 @@
-"""Making a quantized model out of an unquantized one: a text, rounding that is fitted to it, an artefact, and the gate it must pass."""
+"""`loraplex quantize`: makes a quantized model: text, calibrated rounding, artefact, and the quality gate it must pass."""

@@ -1,6 +1,6 @@
-"""What a model's projections see on a text: the second moments of their inputs, which rounding can then take into account.
+"""Records the second moments of a model's projection inputs on a text, which rounding can then take into account.
 
-Invariant: the model computes what it would without being watched.
+Invariant: recording does not change what the model computes.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class _Watched:
 
 @contextmanager
 def watched(decoder: Decoder) -> Iterator[InputMoments]:
-    """Collects the inputs of every projection while the context lasts."""
+    """Collect the inputs of every projection within the context."""
     moments = InputMoments()
     bases = {name: layer.base for name, layer in decoder.projections.items()}
     for name, layer in decoder.projections.items():

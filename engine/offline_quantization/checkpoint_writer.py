@@ -1,6 +1,6 @@
-"""Writes a quantized model as a compressed-tensors checkpoint, which other engines read too, and the manifest beside it.
+"""Writes a quantized model as a compressed-tensors checkpoint, which other engines read too, and its manifest.
 
-Invariant: integers and scales are written as they are, so what is loaded again is what was judged.
+Invariant: integers and scales are written unchanged, so a later load reads exactly what the quality gate measured.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ COPIED_FILES = (
     "generation_config.json",
     "LICENSE",
 )
-"""What a served model reads beside its configuration and weights, and what its owner wants to travel with it."""
+"""Files that a server reads next to configuration and weights, and files that their owner wants to keep with the model."""
 
 Weight = torch.Tensor | QuantizedWeight
 
@@ -38,7 +38,9 @@ Weight = torch.Tensor | QuantizedWeight
 def write_checkpoint(
     source: Path, folder: Path, config: ModelConfig, parameters: Iterable[tuple[str, Weight]]
 ) -> None:
-    """`parameters` by the decoder's names, one after another; at most one shard of them is held. Raises `ModelError`."""
+    """Write the checkpoint. `parameters` come by the decoder's names; at most one shard of them is in memory. Raises
+    `ModelError`.
+    """
     known = {parameter.name: parameter for parameter in decoder_parameters(config)}
     known["lm_head"] = _head(config)
     quantized: dict[str, QuantizedWeight] = {}
@@ -58,7 +60,7 @@ def write_checkpoint(
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
-    """`facts` and the SHA-256 of every file of the artefact."""
+    """Write `facts` and the SHA-256 of every file of the artefact."""
     files = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE}
     _write_json(folder / MANIFEST_FILE, {"version": MANIFEST_VERSION, **facts, "files": files})
 
@@ -66,9 +68,10 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
 def quantization_config(
     parameters: Mapping[str, Parameter], quantized: Mapping[str, QuantizedWeight]
 ) -> dict[str, Any]:
-    """The `quantization_config` of config.json: a group for all modules that are quantized alike, by their last names.
+    """Return the `quantization_config` of config.json: a group for all modules that are quantized alike, by their last
+    names.
 
-    Raises `ModelError` where layers differ, which no scheme of ours makes.
+    Raises `ModelError` where layers differ, which none of our schemes causes.
     """
     kinds: dict[str, dict[str, Any]] = {}
     for name, weight in quantized.items():
@@ -98,7 +101,7 @@ def quantization_config(
 
 
 def _targets(modules: list[str], *, is_all: bool) -> list[str]:
-    """By name where kinds differ: a head is a `Linear` too."""
+    """Name modules where kinds differ: a head is a `Linear` too."""
     return ["Linear"] if is_all else [f"re:.*\\b({'|'.join(modules)})$"]
 
 
@@ -131,7 +134,7 @@ def _head(config: ModelConfig) -> Parameter:
 
 
 def _stored(parameter: Parameter, weight: Weight) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of each of its parts, by their names in a checkpoint."""
+    """Return the tensors of each part, by their names in a checkpoint."""
     start = 0
     for part in parameter.parts:
         rows = slice(start, start + part.rows)
@@ -170,15 +173,15 @@ class _Shards:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._held: dict[str, torch.Tensor] = {}
-        self._held_bytes = self._total_bytes = 0
+        self._pending: dict[str, torch.Tensor] = {}
+        self._pending_bytes = self._total_bytes = 0
         self._written: list[list[str]] = []
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        if self._held and self._held_bytes + tensor.nbytes > SHARD_BYTES:
+        if self._pending and self._pending_bytes + tensor.nbytes > SHARD_BYTES:
             self._write()
-        self._held[name] = tensor.to("cpu").contiguous()
-        self._held_bytes += tensor.nbytes
+        self._pending[name] = tensor.to("cpu").contiguous()
+        self._pending_bytes += tensor.nbytes
         self._total_bytes += tensor.nbytes
 
     def finish(self) -> None:
@@ -196,9 +199,9 @@ class _Shards:
         _write_json(self._folder / INDEX_FILE, index_file)
 
     def _write(self) -> None:
-        save_file(self._held, self._path(len(self._written)), metadata={"format": "pt"})
-        self._written.append(list(self._held))
-        self._held, self._held_bytes = {}, 0
+        save_file(self._pending, self._path(len(self._written)), metadata={"format": "pt"})
+        self._written.append(list(self._pending))
+        self._pending, self._pending_bytes = {}, 0
 
     def _path(self, index: int) -> Path:
         return self._folder / f"part-{index}.safetensors"

@@ -1,7 +1,7 @@
-"""The quality gate: a quantized model beside the unquantized one on the same text, token by token.
+"""The quality gate: compares a quantized model with the unquantized one on the same text, token by token.
 
-Invariant: both see identical windows from their first token on; figures are means over all predicted tokens.
-Measures: perplexity (Jelinek et al. 1977), agreement of the likeliest token, KL divergence of the two distributions.
+Invariant: both see identical windows from their first token on; figures are means over all predicted tokens. Measures:
+perplexity (Jelinek et al. 1977), agreement of the likeliest token, KL divergence of the two distributions.
 """
 
 import math
@@ -22,7 +22,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class QualityBounds:
-    """What a quantized model may lose. KL in nats per token."""
+    """How much a quantized model may lose. KL in nats per token."""
 
     max_perplexity_ratio: float
     min_top1_agreement: float
@@ -38,7 +38,7 @@ BOUNDS = {
 
 
 def bounds_of(scheme: str) -> QualityBounds:
-    """Raises `ModelError` for a scheme without bounds."""
+    """Return the default bounds of a scheme. Raises `ModelError` for a scheme without bounds."""
     if scheme not in BOUNDS:
         raise ModelError(f"`scheme` must be one of {', '.join(BOUNDS)}, got {scheme!r}")
     return BOUNDS[scheme]
@@ -59,13 +59,13 @@ class Quality:
         return self.perplexity / self.base_perplexity
 
     def violations(self, bounds: QualityBounds) -> list[str]:
-        """What is out of bounds, in words; empty when the gate lets the model pass."""
+        """Describe every figure that is out of bounds; empty when the model passes."""
         checks = (
             ("perplexity ratio", self.perplexity_ratio, "at most", bounds.max_perplexity_ratio),
             ("top-1 agreement", self.top1_agreement, "at least", bounds.min_top1_agreement),
             ("KL divergence", self.kl, "at most", bounds.max_kl),
         )
-        # Written so that a figure that is no number is out of bounds.
+        # Written so that NaN is out of bounds.
         return [
             f"{name} is {value:.4g}; allowed is {word} {bound:g}"
             for name, value, word, bound in checks
@@ -74,7 +74,9 @@ class Quality:
 
 
 def compare_models(base: LoadedModel, quantized: LoadedModel, texts: list[list[int]]) -> Quality:
-    """`texts` of at most `window_size` tokens each. Raises `ModelError` if they are too few or the models do not match."""
+    """Compare on `texts` of at most `window_size` tokens each. Raises `ModelError` if they are too few or the models do not
+    match.
+    """
     count = sum(len(ids) - 1 for ids in texts)
     if count < MIN_TOKENS:
         raise ModelError(f"the text has {count} tokens to predict; at least {MIN_TOKENS} are needed")
@@ -99,7 +101,7 @@ def compare_models(base: LoadedModel, quantized: LoadedModel, texts: list[list[i
 
 
 def _perplexity(loss: float) -> float:
-    """Of a mean loss in nats; infinite for one that a broken model may have and no float holds."""
+    """Perplexity of a mean loss in nats; infinite for the loss of a broken model that exceeds a float's range."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -115,7 +117,7 @@ class WindowScorer:
         self._kv_cache = allocate_kv_cache(model.config, self._blocks, BLOCK_SIZE, model.dtype, model.device)
 
     def log_probabilities(self, ids: list[int]) -> torch.Tensor:
-        """[len(ids) - 1, vocabulary] float32 of what follows each token but the last."""
+        """Return [len(ids) - 1, vocabulary] float32: log-probabilities after each token but the last."""
         logits = self._model.decoder.forward(self._batch(ids[:-1]), self._kv_cache)
         return F.log_softmax(logits.float(), dim=1)
 
@@ -139,12 +141,12 @@ class WindowScorer:
 
 
 def window_size(model: LoadedModel) -> int:
-    """Tokens that are judged together."""
+    """Return the number of tokens that are scored together."""
     return min(WINDOW_TOKENS, model.max_model_len)
 
 
 def windows(model: LoadedModel, text: str, most: int) -> list[list[int]]:
-    """The first `most` tokens of a text in pieces of `window_size`; a single last token predicts nothing."""
+    """Divide the first `most` tokens of a text into windows of `window_size`; a single last token predicts nothing."""
     ids: list[int] = model.tokenizer.encode(text).ids[:most]
     size = window_size(model)
     return [ids[start : start + size] for start in range(0, len(ids) - 1, size)]

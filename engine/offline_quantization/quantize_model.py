@@ -1,6 +1,6 @@
-"""`quantize_model`: a model quantized, written, loaded again and judged; it gets its name only if the gate lets it pass.
+"""`quantize_model`: quantizes a model, writes it, loads it again and measures it; it gets its name only if the gate passes.
 
-Invariant: what was judged is what lies on disk; a model that fails leaves nothing behind.
+Invariant: the measured files are the files on disk; a model that fails leaves nothing behind.
 """
 
 import dataclasses
@@ -38,14 +38,16 @@ from loraplex.engine.quantization.quantized_weight import QuantizedWeight
 from loraplex.engine.quantization.scheme import NONE, SCHEMES, quantize_parameter
 
 CALIBRATED = frozenset({"int4"})
-"""Schemes whose rounding follows a text where there is one; int8 loses too little for it to matter."""
+"""Schemes whose rounding is fitted to a text if there is one; int8 loses too little for it to matter."""
 CALIBRATION_TOKENS = 8_192
-JUDGED_TOKENS = 4_096
+EVALUATED_TOKENS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeJob:
-    """What to quantize, the text it is judged by, without which the model writes one, and a text that int4 is fitted to, if any."""
+    """What to quantize, the text for the quality gate (None: the model writes one), and a text that int4 is fitted to, if
+    any.
+    """
 
     model: str
     folder: Path
@@ -59,7 +61,7 @@ class QuantizeJob:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModel:
-    """The verdict. `violations` empty: the artefact lies in its folder."""
+    """The outcome. `violations` empty: the artefact is in its folder."""
 
     quality: Quality
     violations: list[str]
@@ -68,7 +70,7 @@ class QuantizedModel:
 
 
 def quantize_model(request: QuantizeJob, progress: Callable[[str], None]) -> QuantizedModel:
-    """Raises `ModelError` for a model, folder or text that will not do."""
+    """Quantize, write, load and measure a model. Raises `ModelError` for an unusable model, folder or text."""
     _check(request)
     progress(f"loading {request.model}")
     base = load_model(_config(request, request.model))
@@ -78,7 +80,7 @@ def quantize_model(request: QuantizeJob, progress: Callable[[str], None]) -> Qua
             f"{request.model}: a GGUF file is quantized already; give the folder it was made from"
         )
     with _draft(request.folder) as draft:
-        texts = _judged_texts(base, request, progress)
+        texts = _evaluation_texts(base, request, progress)
         moments = _moments(base, request, progress)
         progress(f"rounding to {request.scheme}")
         write_checkpoint(source, draft, base.config, _rounded(base, request.scheme, moments))
@@ -96,7 +98,9 @@ def quantize_model(request: QuantizeJob, progress: Callable[[str], None]) -> Qua
 
 @contextmanager
 def _draft(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that is gone afterwards, unless it was renamed. Raises `ModelError` where nothing can be written."""
+    """Yield a draft folder next to `folder`; it is deleted afterwards unless it was renamed. Raises `ModelError` if not
+    writable.
+    """
     draft = folder.parent / f".{folder.name}-{token_hex(8)}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +120,7 @@ def _check(request: QuantizeJob) -> None:
 
 
 def _check_is_free(folder: Path) -> None:
-    # A link that leads nowhere is there too, and no folder can take its name.
+    # A link that leads nowhere counts too: no folder can take its name.
     if os.path.lexists(folder):
         raise ModelError(f"{folder} exists already")
 
@@ -153,14 +157,14 @@ def _moments(base: LoadedModel, request: QuantizeJob, progress: Callable[[str], 
     return moments
 
 
-def _judged_texts(
+def _evaluation_texts(
     base: LoadedModel, request: QuantizeJob, progress: Callable[[str], None]
 ) -> list[list[int]]:
     if request.text is not None:
-        return windows(base, request.text, JUDGED_TOKENS)
-    progress("writing a text to judge by")
+        return windows(base, request.text, EVALUATED_TOKENS)
+    progress("writing a text for the quality gate")
     size = window_size(base)
-    return sample_text(base, -(-JUDGED_TOKENS // size), size, seed=1)
+    return sample_text(base, -(-EVALUATED_TOKENS // size), size, seed=1)
 
 
 def _weight_bytes(folder: Path) -> int:

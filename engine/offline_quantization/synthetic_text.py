@@ -1,4 +1,4 @@
-"""Text a model writes itself, for whoever has none at hand: drawn from its own distribution (LLM-QAT, Liu et al. 2023).
+"""Text that a model writes itself, if no other is available: drawn from its own distribution (LLM-QAT, Liu et al. 2023).
 
 Invariant: the same model and seed give the same text, and texts of different seeds share no random numbers.
 """
@@ -15,7 +15,7 @@ from loraplex.engine.sampling_params import SamplingParams
 
 ROWS_AT_ONCE = 16
 MAX_TEXTS = 1 << 20
-"""Of one seed."""
+"""Random numbers of one seed."""
 _BLOCK_SIZE = 16
 _NAMESPACE = bytes(32)
 
@@ -26,7 +26,7 @@ class _NoAdapters:
 
 
 def sample_text(model: LoadedModel, count: int, length: int, seed: int) -> list[list[int]]:
-    """`count` texts of `length` tokens, at temperature 1 from an end token on. Raises `ModelError` where a row fails."""
+    """Draw `count` texts of `length` tokens, at temperature 1, after an end token. Raises `ModelError` where a row fails."""
     blocks = ROWS_AT_ONCE * (length // _BLOCK_SIZE + 2)
     config = EngineConfig(
         model=model.path,

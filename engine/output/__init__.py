@@ -1,1 +1,1 @@
-"""Tokens to text and events, on a side thread."""
+"""Tokens to text and events, on the output thread."""

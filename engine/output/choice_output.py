@@ -1,7 +1,7 @@
-"""The output of one choice: tokens in, text up to a stop string out, and how it ended.
+"""The output of one choice: takes tokens, returns text up to a stop string, and how it ended.
 
-Invariant: the first token that ends the choice, by a stop string or by the scheduler, is the last one counted, so the result does
-not depend on how far the engine ran ahead.
+Invariant: the first token that ends the choice, by a stop string or by the scheduler, is the last one counted, so the
+result does not depend on how far the engine ran ahead.
 """
 
 from loraplex.engine.messages import Delta, Finished, FinishReason, TokenLogprob, Usage
@@ -31,7 +31,7 @@ class ChoiceOutput:
         return self._reason is not None
 
     def add_token(self, token_id: int, logprob: TokenLogprob | None, is_text: bool) -> None:
-        """Count a token; its text is shown only if `is_text`. It may complete a stop string and so end the choice."""
+        """Count a token; its text is returned only if `is_text`. It may complete a stop string and so end the choice."""
         self._completion_tokens += 1
         self._token_ids.append(token_id)
         if logprob is not None:
@@ -40,7 +40,7 @@ class ChoiceOutput:
             self._show(self._detokenizer.push(token_id))
 
     def end(self, reason: FinishReason, stop: int | None) -> None:
-        """The scheduler ended the choice. What was held back comes out, and may still complete a stop string."""
+        """End the choice by the scheduler's decision. Withheld text is returned, and may still complete a stop string."""
         self._show(self._detokenizer.flush())
         if self.ended:
             return
@@ -49,7 +49,9 @@ class ChoiceOutput:
         self._reason, self._stop = reason, stop
 
     def take_delta(self, request_id: str, choice: int) -> Delta | None:
-        """What is new since the last call. Tokens wait for text, unless they carry log-probabilities or are the last."""
+        """Return the new output since the last call. Tokens wait for text, unless they carry log-probabilities or are the
+        last.
+        """
         asks_logprobs = self._sampling.logprobs is not None
         if not self._text and not (self._token_ids and (asks_logprobs or self.ended)):
             return None
@@ -73,7 +75,7 @@ class ChoiceOutput:
             return
         # As in vLLM: a stop that the last of `min_tokens` completes does not end the choice yet.
         may_stop = self._completion_tokens > self._sampling.min_tokens or self._sampling.min_tokens == 0
-        shown, stop = self._matcher.push(text, may_stop)
-        self._text += shown
+        visible, stop = self._matcher.push(text, may_stop)
+        self._text += visible
         if stop is not None:
             self._reason, self._stop = "stop", stop

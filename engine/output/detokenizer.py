@@ -1,6 +1,6 @@
-"""Incremental detokenization: tokens in, text out, one character or more at a time, never part of one.
+"""Incremental detokenization: takes tokens, returns text of whole characters only.
 
-Invariant: the pieces joined equal the tokenizer's decoding of all tokens at once. One exception, for the better: in a run of
+Invariant: the joined texts equal the tokenizer's decoding of all tokens at once. One exception, an improvement: in a run of
 byte-fallback tokens that is not UTF-8, valid characters survive, where decoding at once spoils the whole run.
 """
 
@@ -16,7 +16,9 @@ _ASCII_BYTES = range(0x80)
 
 
 class TextDecoder(Protocol):
-    """What is needed of a tokenizer: satisfied by `tokenizers.Tokenizer` (`.backend_tokenizer` in transformers)."""
+    """What the detokenizer needs of a tokenizer: implemented by `tokenizers.Tokenizer` (`.backend_tokenizer` in
+    transformers).
+    """
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -35,7 +37,7 @@ class TokenKind(Enum):
 
 
 class TokenTexts:
-    """What all detokenizers of one tokenizer share. The kinds of tokens are learned by asking it, once per token."""
+    """Shared by all detokenizers of one tokenizer. It learns the kind of a token from the tokenizer, once per token."""
 
     def __init__(self, decoder: TextDecoder) -> None:
         self._decoder = decoder
@@ -43,10 +45,10 @@ class TokenTexts:
         letter = decoder.token_to_id("<0x41>")
         falls_back = letter is not None and decoder.decode([letter]) == "A"
         self.byte_anchor = letter if falls_back else None
-        """A token that decodes to one letter and stands for bytes that came before; None without byte fallback."""
+        """A token that decodes to one letter, used in place of earlier bytes; None without byte fallback."""
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of all of them, special tokens too."""
+        """Return the text of all of them, special tokens included."""
         return self._decoder.decode(token_ids, skip_special_tokens=False)
 
     def kind(self, token_id: int) -> TokenKind:
@@ -60,21 +62,21 @@ class TokenTexts:
         return bytes.fromhex((self._decoder.id_to_token(token_id) or "")[3:5])
 
     def _classify(self, token_id: int) -> TokenKind:
-        piece = self._decoder.id_to_token(token_id) if token_id >= 0 else None
-        if piece is None:
+        token = self._decoder.id_to_token(token_id) if token_id >= 0 else None
+        if token is None:
             return TokenKind.SILENT
-        if self.byte_anchor is not None and _is_high_byte(piece):
+        if self.byte_anchor is not None and _is_high_byte(token):
             return TokenKind.BYTE
         if self.decode([token_id]) and not self._decoder.decode([token_id], skip_special_tokens=True):
             return TokenKind.SPECIAL
         return TokenKind.TEXT
 
 
-def _is_high_byte(piece: str) -> bool:
-    if len(piece) != 6 or not piece.startswith("<0x") or not piece.endswith(">"):
+def _is_high_byte(token: str) -> bool:
+    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
         return False
     try:
-        return int(piece[3:5], 16) not in _ASCII_BYTES
+        return int(token[3:5], 16) not in _ASCII_BYTES
     except ValueError:
         return False
 
@@ -82,8 +84,8 @@ def _is_high_byte(piece: str) -> bool:
 class Detokenizer:
     """The text of one growing sequence.
 
-    It decodes a short window of the last tokens and gives what the window's text has grown by. The window starts at a token
-    that ended on a whole character, so its length, and the cost of a token, does not grow with the sequence.
+    It decodes a short window of the last tokens and returns what the window's text has grown by. The window starts at a
+    token that ended on a whole character, so its length, and the cost of a token, does not grow with the sequence.
     `prompt_token_ids` is what the output continues: as in vLLM, a first word then keeps its leading space.
     """
 
@@ -98,19 +100,19 @@ class Detokenizer:
         self._take_context(prompt_token_ids or [])
 
     def push(self, token_id: int) -> str:
-        """The text this token makes certain; empty while a character is incomplete."""
+        """Return the text that this token makes certain; empty while a character is incomplete."""
         kind = self._texts.kind(token_id)
         if kind is TokenKind.BYTE:
             return self._push_byte(token_id)
         if kind is TokenKind.SILENT or (kind is TokenKind.SPECIAL and self._skips_special_tokens):
             return ""
-        # An unfinished run of byte tokens ends here: what is incomplete in it stays so.
+        # An unfinished run of byte tokens ends here: its incomplete characters stay so.
         broken = self._bytes.decode(b"", final=True)
         self._window.append(token_id)
         return broken + self._read_window()
 
     def flush(self) -> str:
-        """What is left at the end of the sequence; an incomplete character becomes U+FFFD."""
+        """Return the remaining text at the end of the sequence; an incomplete character becomes U+FFFD."""
         rest = self._texts.decode(self._window)[self._emitted :] + self._bytes.decode(b"", final=True)
         self._start_window([])
         return rest
@@ -132,20 +134,20 @@ class Detokenizer:
         return fresh
 
     def _shorten(self, text: str) -> None:
-        """Start the window anew at a late token before which a character ends."""
+        """Restart the window at a late token before which a character ends."""
         if not text.endswith(REPLACEMENT):
             self._start_window(self._window[-1:])
             return
         for start in range(len(self._window) - 1, len(self._window) - 1 - _LONGEST_CHARACTER, -1):
             tail = self._window[start:]
-            # A cut within a character, or within its valid beginning, makes two or more U+FFFD of it.
+            # A cut within a character, or within its valid beginning, decodes to two or more U+FFFD.
             if self._texts.decode(self._window[:start]) + self._texts.decode(tail) == text:
                 self._window = tail
                 self._emitted = len(self._texts.decode(tail)) - 1
                 return
 
     def _start_window(self, token_ids: list[int]) -> None:
-        """Let these tokens, already emitted, be the context of what follows."""
+        """Make these tokens, already returned as text, the context of later ones."""
         self._window = token_ids
         self._emitted = len(self._texts.decode(token_ids)) if token_ids else 0
 

@@ -1,7 +1,7 @@
-"""`OutputProcessor`: sampled tokens -> events of the seam. Torch-free and synchronous; the engine runs it on a side thread.
+"""`OutputProcessor`: sampled tokens -> events for the gateway. Torch-free and synchronous; runs on the output thread.
 
-Invariant: per request one `Started`, then deltas that together hold every token id once, then one `Finished` per choice or one
-`Failed`; after that the request is unknown and what still arrives for it is ignored.
+Invariant: per request one `Started`, then deltas that together contain every token id once, then one `Finished` per choice
+or one `Failed`; after that the request is unknown and later tokens for it are ignored.
 """
 
 import logging
@@ -44,7 +44,7 @@ class TokenOutput:
 
 
 class ProcessedOutputs(NamedTuple):
-    """`stopped`: choices that ended here while the engine still runs them; it is to end them."""
+    """The events. `stopped`: choices that ended here while the engine still runs them, so that it must end them."""
 
     events: list[Event]
     stopped: list[ChoiceKey]
@@ -70,7 +70,7 @@ class OutputProcessor:
         return len(self._requests)
 
     def start(self, request: EngineRequest) -> None:
-        """Expect the outputs of this request. Raises `ValueError` if its id is already running."""
+        """Register a request. Raises `ValueError` if its id is already running."""
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} is already running")
         sampling = request.sampling
@@ -86,12 +86,12 @@ class OutputProcessor:
         self._requests[request.request_id] = _Request(request, choices)
 
     def drop(self, request_id: str) -> frozenset[int]:
-        """Forget an aborted or failed request: nothing more is said of it. Returns its choices not ended. Idempotent."""
+        """Forget an aborted or failed request without further events; return its choices that have not ended. Idempotent."""
         state = self._requests.pop(request_id, None)
         return frozenset() if state is None else frozenset(state.choices)
 
     def process(self, outputs: Iterable[TokenOutput]) -> ProcessedOutputs:
-        """Take the tokens of one or more steps; at most one delta per choice comes out.
+        """Take the tokens of one or more steps; returns at most one delta per choice.
 
         A request whose tokens cannot be turned into text fails alone, with `Failed` and all its choices in `stopped`.
         """
@@ -132,7 +132,7 @@ class OutputProcessor:
             choice.end(output.finish_reason, output.stopped_by)
 
     def _is_text(self, state: _Request, output: TokenOutput) -> bool:
-        """False for the stop token that ended the choice, unless the caller wants to see what stopped it."""
+        """False for the stop token that ended the choice, unless the request includes it in the text."""
         if output.finish_reason != "stop" or state.request.sampling.include_stop_str_in_output:
             return True
         return output.stopped_by is None and output.token_id not in self._eos_token_ids

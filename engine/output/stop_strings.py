@@ -1,7 +1,8 @@
-"""Stop strings in a stream of text (Aho and Corasick 1975): found across any cut of the text, never half shown.
+"""Finds stop strings in a stream of text (Aho and Corasick 1975) across any division of the text, and never sends half of
+one.
 
-Invariant: the text released and the stop found depend on the text alone, not on how it was cut: the stop completed by the
-earliest character wins, of several completed by the same character the longest.
+Invariant: the text sent and the stop found depend on the text alone, not on its division. The stop completed by the
+earliest character wins; of several completed by the same character the longest does.
 """
 
 from collections import deque
@@ -60,30 +61,31 @@ class StopStrings:
 
 
 class StopMatcher:
-    """Watches the text of one choice. With `include_stop` the stop string stays in the text, so nothing is held back."""
+    """Watches the text of one choice. With `include_stop` the stop string stays in the text, so nothing is withheld."""
 
     def __init__(self, stops: StopStrings, include_stop: bool = False) -> None:
         self._state = stops.start
         self._include_stop = include_stop
-        self._held = ""
+        self._pending = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, str | None]:
-        """The text that may be shown now, and the stop string if `text` completed one; what follows it is dropped.
+        """Return the text that may be sent now, and the stop string that `text` completed, if any; text after it is
+        dropped.
 
         With `may_stop` false, stop strings that end in `text` are ordinary text.
         """
-        state, pending = self._state, self._held + text
-        for end, character in enumerate(text, start=len(self._held) + 1):
+        state, pending = self._state, self._pending + text
+        for end, character in enumerate(text, start=len(self._pending) + 1):
             state = state.step(character)
             if may_stop and state.match is not None:
-                self._held = ""
+                self._pending = ""
                 return pending[: end if self._include_stop else end - len(state.match)], state.match
         self._state = state
-        shown = len(pending) - (0 if self._include_stop else state.undecided)
-        self._held = pending[shown:]
-        return pending[:shown], None
+        safe = len(pending) - (0 if self._include_stop else state.undecided)
+        self._pending = pending[safe:]
+        return pending[:safe], None
 
     def flush(self) -> str:
-        """The text held back, once no more can come."""
-        held, self._held = self._held, ""
-        return held
+        """Return the withheld text, once no more can come."""
+        rest, self._pending = self._pending, ""
+        return rest

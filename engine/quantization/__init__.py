@@ -1,1 +1,1 @@
-"""Quantized base weights: what is stored of one, how it is made from floats and turned back."""
+"""Quantized base weights: their stored form, rounding from floats, and conversion back."""

@@ -1,4 +1,4 @@
-"""How a quantized checkpoint stores the weights of its modules, and which modules it means. Free of torch.
+"""How a quantized checkpoint stores the weights of its modules, and which modules its targets match. Free of torch.
 
 Invariant: a name is matched as compressed-tensors does, exact names before patterns before classes, in bounded time.
 """
@@ -13,17 +13,17 @@ import regex
 from loraplex.engine.errors import ModelError
 
 LINEAR, EMBEDDING = "Linear", "Embedding"
-"""The classes of modules with a weight that could be quantized."""
+"""The classes of modules that have a weight to quantize."""
 
 _PATTERN = "re:"
 MAX_PATTERNS = 256
 MAX_PATTERN_LENGTH = 1024
 MATCHING_TIMEOUT_S = 5.0
-"""For all patterns and modules of a model together; a plain pattern takes microseconds."""
+"""Time limit in seconds for all patterns and modules of a model together; a plain pattern takes microseconds."""
 
 
 class Sharing(Enum):
-    """How many weights have one scale."""
+    """How many weights share one scale."""
 
     TENSOR = "tensor"
     CHANNEL = "channel"
@@ -47,7 +47,9 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
-    """`targets` names modules, patterns (`re:`) and classes; `ignored` modules are not quantized, whoever targets them."""
+    """`targets` names modules, patterns (`re:`) and classes; `ignored` modules are never quantized, even if a target
+    matches them.
+    """
 
     targets: Mapping[str, StoredWeight]
     ignored: tuple[str, ...]
@@ -62,7 +64,7 @@ class StoredWeights:
             _compiled(pattern)
 
     def of(self, modules: Iterable[tuple[str, str]]) -> dict[str, StoredWeight]:
-        """`modules` are (name, class); those that are not quantized are left out. Raises `ModelError`."""
+        """Return the stored weights of `modules`, given as (name, class), without unquantized ones. Raises `ModelError`."""
         targets, ignored = _Matcher(self.targets), _Matcher(self.ignored)
         deadline = time.monotonic() + MATCHING_TIMEOUT_S
         found: dict[str, StoredWeight] = {}
@@ -74,7 +76,7 @@ class StoredWeights:
 
 
 class _Matcher:
-    """The first of some targets that means a module."""
+    """Finds the first of some targets that matches a module."""
 
     def __init__(self, targets: Iterable[str]) -> None:
         self._names = frozenset(targets)
@@ -107,7 +109,7 @@ def _matches(pattern: "regex.Pattern[str]", name: str, deadline: float) -> bool:
     left = deadline - time.monotonic()
     try:
         if left <= 0:
-            # Many matches, each of them short, may take as long as one that never ends.
+            # Many matches, each of them short, may together take as long as one that never ends.
             raise TimeoutError
         return pattern.match(name, timeout=left) is not None
     except TimeoutError as error:

@@ -1,6 +1,8 @@
-"""`quantization_config` of compressed-tensors (https://github.com/vllm-project/compressed-tensors) in a config.json. Free of torch.
+"""Reads compressed-tensors' `quantization_config` (https://github.com/vllm-project/compressed-tensors) of a config.json.
+Free of torch.
 
-Invariant: what would change a weight or an activation and is not done here is refused by name, never passed over.
+Invariant: a setting that would change a weight or an activation and is not supported here is refused by name, never
+ignored.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,7 @@ _PLAIN_FORMATS = {
 }
 _SCALE_DTYPES = (None, "torch.bfloat16", "torch.float16", "torch.float32")
 _KEPT_ORDERS = (None, False, "weight", "static")
-"""Orders of calibration that leave the stored columns where they were."""
+"""Orders of calibration that leave the stored columns in place."""
 _SMALLEST_GROUP = 32
 
 
@@ -116,7 +118,9 @@ def _stored(path: str, group: _Group, form: str) -> StoredWeight:
 
 
 def _check_activations(path: str, group: _Group) -> None:
-    """Activations rounded row by row need nothing from the checkpoint: whoever computes them more exactly is right too."""
+    """Check the activations. Rounding row by row needs nothing from the checkpoint, and a more exact computation is valid
+    too.
+    """
     if group.output_activations is not None:
         raise _error(f"{path}.output_activations", "null", "quantized outputs")
     inputs = group.input_activations

@@ -1,6 +1,7 @@
-"""int4 rounding that makes up for its own errors (GPTQ, Frantar et al. 2023): each input's error goes to the inputs after it.
+"""int4 rounding that compensates its own errors (GPTQ, Frantar et al. 2023): each input's error goes to the inputs after
+it.
 
-Invariant: the result is an ordinary `QuantizedWeight`; with inputs that never vary together it is rounding to nearest.
+Invariant: the result is an ordinary `QuantizedWeight`; for inputs that never vary together it equals rounding to nearest.
 """
 
 import torch
@@ -10,7 +11,7 @@ from loraplex.engine.quantization.quantized_weight import QuantizedWeight, int4_
 DAMPING = 0.01
 """Share of the mean second moment that is added to each input's own, so that the inverse exists."""
 BLOCK = 128
-"""Inputs between two updates of all that follow: within them errors go only to the block."""
+"""Inputs between two updates of all later inputs: within a block errors go only to that block."""
 
 
 def quantize_gptq(
@@ -30,7 +31,7 @@ def quantize_gptq(
         end = min(begin + BLOCK, inputs)
         for column in range(begin, end):
             if column % group_size == 0:
-                # Groups are as their errors have left them, also where a group reaches beyond the block.
+                # Groups contain the errors so far, also where a group reaches beyond the block.
                 scale, zero = int4_parameters(rest[:, column : column + group_size], symmetric=symmetric)
                 scales.append(scale)
                 zeros.append(zero)
@@ -45,10 +46,10 @@ def quantize_gptq(
 
 
 def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
-    """The upper Cholesky factor of the damped moments' inverse, in float64 where it matters."""
+    """Return the upper Cholesky factor of the inverse of the damped moments, in float64 where precision matters."""
     damped = moments.double()
     diagonal = damped.diagonal()
-    # An input that is always zero cannot be wrong.
+    # An input that is always zero has no error.
     diagonal += torch.where(diagonal == 0, 1.0, 0.0)
     diagonal += DAMPING * diagonal.mean()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))

@@ -1,6 +1,10 @@
-"""One weight in 8 or 4 bits with its scales: made by rounding to nearest, turned back exactly.
+"""One weight in 8 or 4 bits with its scales: rounded to nearest, converted back exactly.
 
-Invariant: w[n, k] = (q[n, k] - zero[k // G, n]) * scale[k // G, n]; only int4 has zeros, without any they are 8; fp8 is per channel.
+Invariant: w[n, k] = (q[n, k] - zero[k
+
+G, n]) * scale[k
+
+G, n]; only int4 has zeros, 8 by default; fp8 is per channel.
 """
 
 from collections.abc import Callable
@@ -15,15 +19,15 @@ from loraplex.engine.quantization.int4_packing import pack_nibbles, unpack_nibbl
 
 _LARGEST_INT8 = 127
 _LARGEST_INT4 = 7
-"""The largest integer that is used on either side of zero, so that a group's extremes are rounded and never cut off."""
+"""The largest integer used on either side of zero, so that a group's extremes are rounded and never clipped."""
 LARGEST_FP8 = 448.0
-"""Of float8_e4m3fn."""
+"""Largest value of float8_e4m3fn."""
 BLOCK_VALUES = 1 << 22
-"""Values of a weight that are rounded at once: in float32, and several times over, they are larger than the weight."""
+"""Values of a weight that are rounded at once: their float32 intermediates take several times the weight's memory."""
 
 
 class WeightFormat(Enum):
-    """What a weight's elements are: integers of 8 or 4 bits, or float8_e4m3fn."""
+    """Element format of a weight: integers of 8 or 4 bits, or float8_e4m3fn."""
 
     INT8 = "int8"
     INT4 = "int4"
@@ -34,9 +38,9 @@ class WeightFormat(Enum):
 class QuantizedWeight:
     """A weight [outputs, inputs] whose integers share a scale per output and group of `group_size` inputs.
 
-    packed: INT8 [outputs, inputs] int8; INT4 [tiles, outputs, bytes] uint8, see `nibbles`; FP8 [outputs, inputs] float8_e4m3fn.
-    scales: [groups, outputs] bfloat16 or float32; ours are bfloat16, so that no body has to round them again.
-    zeros: [groups, outputs] uint8 of 0..15, or None: symmetric. group_size: `inputs` for one scale per output.
+    packed: INT8 [outputs, inputs] int8; INT4 [tiles, outputs, bytes] uint8, see `int4_packing`; FP8 [outputs, inputs]
+    float8_e4m3fn. scales: [groups, outputs] bfloat16 or float32; ours are bfloat16, so that no backend has to round them
+    again. zeros: [groups, outputs] uint8 of 0..15, or None: symmetric. group_size: `inputs` for one scale per output.
     """
 
     format: WeightFormat
@@ -61,18 +65,18 @@ class QuantizedWeight:
 
     @property
     def bits(self) -> int:
-        """Of an element."""
+        """Bits of an element."""
         return 4 if self.format is WeightFormat.INT4 else 8
 
     @property
     def num_bytes(self) -> int:
-        """What a product streams: the integers, scales and zeros."""
+        """Bytes that a product streams: the integers, scales and zeros."""
         parts = (self.packed, self.scales, self.zeros)
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
 
 def by_rows(weight: torch.Tensor, quantize: Callable[[torch.Tensor], QuantizedWeight]) -> QuantizedWeight:
-    """What `quantize` makes of `weight`, some rows at a time: beside the two, a bounded number of values is held."""
+    """Apply `quantize` to `weight` some rows at a time, so that besides both a bounded number of values is in memory."""
     if weight.ndim != 2 or weight.numel() <= BLOCK_VALUES:
         return quantize(weight)
     outputs = weight.shape[0]
@@ -92,7 +96,7 @@ def _by_output(weight: QuantizedWeight) -> list[torch.Tensor]:
 
 
 def _of_outputs(weight: QuantizedWeight, outputs: int) -> QuantizedWeight:
-    """Room for a weight like this one, of one output, with `outputs` of them."""
+    """Allocate a weight with `outputs` outputs, otherwise like this one of one output."""
     tiles = weight.packed.shape[:1] if weight.format is WeightFormat.INT4 else ()
     return replace(
         weight,
@@ -104,7 +108,9 @@ def _of_outputs(weight: QuantizedWeight, outputs: int) -> QuantizedWeight:
 
 
 def quantize_int8(weight: torch.Tensor, group_size: int | None = None) -> QuantizedWeight:
-    """weight [outputs, inputs], any float dtype, finite. `group_size` None: one scale per output. ValueError if neither."""
+    """Quantize weight [outputs, inputs], any float dtype, finite. `group_size` None: one scale per output. ValueError for
+    other input.
+    """
     inputs = weight.shape[-1]
     shared = inputs if group_size is None else group_size
     grouped = _grouped(weight, shared, GROUP_SIZES if group_size is not None else (inputs,))
@@ -123,7 +129,7 @@ def quantize_int8(weight: torch.Tensor, group_size: int | None = None) -> Quanti
 
 
 def quantize_int4(weight: torch.Tensor, group_size: int = 128, *, symmetric: bool = True) -> QuantizedWeight:
-    """weight [outputs, inputs], any float dtype, finite. ValueError for another group size."""
+    """Quantize weight [outputs, inputs], any float dtype, finite. ValueError for another group size."""
     inputs = weight.shape[-1]
     grouped = _grouped(weight, group_size, GROUP_SIZES)
     scales, zeros = int4_parameters(grouped, symmetric=symmetric)
@@ -137,11 +143,13 @@ def quantize_int4(weight: torch.Tensor, group_size: int = 128, *, symmetric: boo
 
 
 def int4_parameters(groups: torch.Tensor, *, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales (bfloat16) and zeros (float32, whole numbers of 0..15) of groups [..., values] that take in their extremes."""
+    """Return scales (bfloat16) and zeros (float32, whole numbers of 0..15) that cover the extremes of groups [...,
+    values].
+    """
     if symmetric:
         scales = _rounded_up(_nonzero(groups.abs().amax(-1) / _LARGEST_INT4))
         return scales, torch.full_like(scales, 8, dtype=torch.float32)
-    # Zero is always in reach: it is what padding and pruned weights are.
+    # The range always includes zero: the value of padding and pruned weights.
     low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
     scales = _rounded_up(_nonzero((high - low) / 15))
     return scales, (-low / scales.float()).round_()
@@ -150,7 +158,7 @@ def int4_parameters(groups: torch.Tensor, *, symmetric: bool) -> tuple[torch.Ten
 def int4_weight(
     integers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group_size: int
 ) -> QuantizedWeight:
-    """integers uint8 [outputs, inputs] of 0..15, scales and zeros [groups, outputs]; no zeros: 8 for all."""
+    """Assemble integers uint8 [outputs, inputs] of 0..15, scales and zeros [groups, outputs]; without zeros all are 8."""
     return QuantizedWeight(
         format=WeightFormat.INT4,
         packed=pack_nibbles(integers, group_size),
@@ -162,7 +170,9 @@ def int4_weight(
 
 
 def quantize_fp8(weight: torch.Tensor) -> QuantizedWeight:
-    """weight [outputs, inputs], any float dtype, finite; one float32 scale per output, as the scaled product takes it."""
+    """Quantize weight [outputs, inputs], any float dtype, finite; one float32 scale per output, as the scaled product takes
+    it.
+    """
     inputs = weight.shape[-1]
     rows = _grouped(weight, inputs, (inputs,))[:, 0]
     scales = _nonzero(rows.abs().amax(1) / LARGEST_FP8)
@@ -205,11 +215,11 @@ def _grouped(weight: torch.Tensor, group_size: int, allowed: tuple[int, ...]) ->
 
 
 def _nonzero(scales: torch.Tensor) -> torch.Tensor:
-    """A group of zeros, or of what is too small to divide by, gets the smallest normal scale."""
+    """Replace the scale of a group of zeros, or of values too small to divide by, by the smallest normal scale."""
     return scales.clamp_(min=torch.finfo(torch.float32).tiny)
 
 
 def _rounded_up(scales: torch.Tensor) -> torch.Tensor:
-    """Positive float32 to the nearest bfloat16 that is not smaller: the largest weight of a group must fit."""
+    """Round positive float32 up to bfloat16: the largest weight of a group must fit."""
     bits = scales.view(torch.int32) + 0xFFFF
     return (bits & -0x10000).view(torch.float32).to(torch.bfloat16)

@@ -1,6 +1,6 @@
-"""Which of a model's parameters a scheme quantizes, and to what: rounded to nearest, one parameter at a time.
+"""Which of a model's parameters a scheme quantizes, and to what format: rounded to nearest, one parameter at a time.
 
-Invariant: embeddings, norms and biases are never touched; adapters act on top in the model's own type.
+Invariant: embeddings, norms and biases are never quantized; adapters act on top in the model's own type.
 """
 
 import torch
@@ -21,12 +21,12 @@ NONE = "none"
 FP8 = "fp8"
 SCHEMES = (NONE, "int8", "int4", FP8)
 _FP8_CAPABILITY = (8, 9)
-"""From this compute capability on a device multiplies fp8."""
+"""From this compute capability on, a device multiplies fp8."""
 _PROJECTIONS = frozenset({"qkv", "o", "gate_up", "down", "lm_head"})
 
 
 def check_scheme(scheme: str, device: torch.device) -> None:
-    """Raises `ModelError` for a scheme that does not exist or that `device` cannot multiply."""
+    """Check a scheme. Raises `ModelError` for a scheme that does not exist or that `device` cannot multiply."""
     if scheme not in SCHEMES:
         raise ModelError(f"`quantization` must be one of {', '.join(SCHEMES)}, got {scheme!r}")
     if scheme != FP8:
@@ -40,7 +40,9 @@ def check_scheme(scheme: str, device: torch.device) -> None:
 
 
 def check_stored(stored: StoredWeights | None, device: torch.device) -> None:
-    """Raises `ModelError` for a checkpoint with weights that `device` cannot multiply; on a CPU the reference takes all."""
+    """Check a checkpoint's weights. Raises `ModelError` if `device` cannot multiply them; on a CPU the reference takes
+    all.
+    """
     targets = () if stored is None else stored.targets.values()
     if device.type == "cuda" and any(weight.is_float for weight in targets):
         check_scheme(FP8, device)
@@ -49,11 +51,11 @@ def check_stored(stored: StoredWeights | None, device: torch.device) -> None:
 def quantize_parameter(
     name: str, weight: torch.Tensor, scheme: str, moments: torch.Tensor | None = None
 ) -> torch.Tensor | QuantizedWeight:
-    """`weight` [outputs, inputs] of the decoder's parameter `name` in `scheme`, or as it is.
+    """Quantize `weight` [outputs, inputs] of the decoder's parameter `name` in `scheme`, or return it unchanged.
 
-    int8 and fp8 have one scale per output. int4 shares scales and zero points in the largest groups that divide the inputs, and follows
-    the second `moments` of its inputs where they are known (GPTQ); the head, where an error goes to the answer unmixed, takes
-    int8 then. Raises `ModelError` for values that are not finite.
+    int8 and fp8 have one scale per output. int4 shares scales and zero points in the largest groups that divide the inputs,
+    and is fitted to the second `moments` of its inputs if they are known (GPTQ). The head then takes int8, because its
+    errors reach the response unmixed. Raises `ModelError` for values that are not finite.
     """
     if scheme == NONE or name.rpartition(".")[2] not in _PROJECTIONS:
         return weight

@@ -1,6 +1,6 @@
-"""`LaunchedStep`: one launched step, from its forward pass over sampling to results. The host may prepare the next meanwhile.
+"""`LaunchedStep`: one launched step, from its forward pass over sampling to results, while the host may prepare the next.
 
-Invariant: nothing here waits for the device but `collect`.
+Invariant: only `collect` waits for the device.
 """
 
 import time
@@ -17,24 +17,24 @@ from loraplex.engine.sampling.sampler import PendingTokens, Sampler
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller, Masks
 
 WAIT_FACTOR = 0.25
-"""A step waits for masks at most a quarter as long again as its forward pass took, so that neighbours feel no slow grammar.
-A mask is begun before the pass, unless a token that it needs is still on its way: one that is not there after it is no
-quick one."""
+"""A step waits for masks at most a quarter as long as its forward pass took, so that other tenants do not feel a slow
+grammar. A mask is started before the pass, unless it needs a token that is still being sampled. A mask that is not ready
+after the pass is not a fast one."""
 MIN_WAIT_S = 0.005
 MAX_WAIT_S = 0.01
 
 
 class LaunchedStep:
-    """Made by `ModelRunner.launch`. `sample` first, `collect` then, each once."""
+    """Made by `ModelRunner.launch`. Call `sample` first and `collect` then, once each."""
 
     def __init__(
-        self, plan: StepPlan, sampler: Sampler, masks: BitmaskFiller | None, staging: HostTransfers
+        self, plan: StepPlan, sampler: Sampler, masks: BitmaskFiller | None, transfers: HostTransfers
     ) -> None:
         self.plan = plan
         self._rows: dict[Sequence, int] = {}
         self._sampler = sampler
         self._masks = masks
-        self._staging = staging
+        self._transfers = transfers
         self._began = time.monotonic()
         self._begun: list[Sequence] | None = None
         self._logits: Tensor | None = None
@@ -43,26 +43,26 @@ class LaunchedStep:
 
     @property
     def tokens(self) -> UnknownTokens | None:
-        """The tokens that were sampled, on the device; None before `sample`."""
+        """The sampled tokens, on the device; None before `sample`."""
         return None if self._pending is None else UnknownTokens(self._rows, self._pending.token_ids)
 
     @property
-    def coming(self) -> Collection[Sequence]:
-        """The sequences that get a token."""
+    def sampled_sequences(self) -> Collection[Sequence]:
+        """The sequences that will get a token."""
         return self._rows
 
     def begin_masks(self, rows: Iterable[PlannedRow]) -> None:
-        """Have the masks of these rows filled, all that will be sampled."""
+        """Start filling the masks of these rows, all that will be sampled."""
         self._begun = [row.sequence for row in rows if row.sequence.token_mask is not None]
         if self._begun and self._masks is not None:
             self._masks.begin(self._begun)
 
     def computed(self, logits: Tensor) -> None:
-        """The forward pass has been launched; `logits` [rows that sample, vocab] in the plan's order."""
+        """Record the launch of the forward pass; `logits` [rows that sample, vocab] in the plan's order."""
         self._logits = logits
 
     def sample(self, rows: list[PlannedRow]) -> list[Sequence]:
-        """Begin to sample these rows of the plan; return the sequences whose mask is late: they get no token."""
+        """Start sampling these rows of the plan; return the sequences whose mask is late, which get no token."""
         if self._logits is None:
             raise ValueError("the step has not been launched, or has been sampled")
         if self._begun is None:
@@ -84,7 +84,7 @@ class LaunchedStep:
         return late
 
     def collect(self) -> dict[Sequence, SampledToken]:
-        """Wait for the results. Sequences whose mask was late, or that were not to be sampled, are not in them."""
+        """Wait for the results. They contain neither sequences whose mask was late nor rows that were not sampled."""
         if self._pending is None:
             raise ValueError("the step has not been sampled")
         return dict(zip(self._rows, self._pending.collect(), strict=True)) | self._failed
@@ -102,15 +102,15 @@ class LaunchedStep:
         ordered = [row.sequence for row in self.plan.rows if row.samples]
         if len(ordered) == len(self._rows):
             return logits
-        (index,) = self._staging.stage(
+        (index,) = self._transfers.stage(
             [torch.tensor([i for i, s in enumerate(ordered) if s in self._rows], dtype=torch.int64)]
         )
         return logits.index_select(0, index)
 
     def _bitmask(self, chosen: list[Sequence], masks: Masks) -> Tensor | None:
-        """One row for each sequence with a grammar, on the device."""
+        """Return one row for each sequence with a grammar, on the device."""
         rows = [masks.rows[sequence] for sequence in chosen if sequence.token_mask is not None]
-        bitmask = self._staging.stage([torch.cat(rows)])[0] if rows else None
+        bitmask = self._transfers.stage([torch.cat(rows)])[0] if rows else None
         if self._masks is not None:
             self._masks.give_back(masks)
         return bitmask

@@ -1,4 +1,4 @@
-"""`ModelRunner`: executes a step plan: tensors, forward pass, sampling. Knows no queue and decides nothing."""
+"""`ModelRunner`: executes a step plan: tensors, forward pass, sampling. It has no queue and makes no decision."""
 
 import torch
 from torch import Tensor
@@ -45,8 +45,8 @@ class ModelRunner:
         self._sampler = sampler
         self._pool = pool
         self._masks = masks
-        self._staging = HostTransfers(decoder.device)
-        self._mask_staging = HostTransfers(decoder.device)
+        self._transfers = HostTransfers(decoder.device)
+        self._mask_transfers = HostTransfers(decoder.device)
         self._last: LaunchedStep | None = None
         self._graphs: DecodeGraphs | None = None
 
@@ -55,11 +55,11 @@ class ModelRunner:
         return sum(layer.nbytes for layer in self._kv_cache)
 
     def launch(self, plan: StepPlan, rows: list[PlannedRow] | None = None) -> LaunchedStep:
-        """Begin the forward pass of `plan`. Unknown tokens are those that the step launched before samples.
+        """Start the forward pass of `plan`. The previously launched step samples its unknown tokens.
 
-        `rows` are those to be sampled, where that is known already.
+        `rows` are the rows to sample, if already known.
         """
-        handle = LaunchedStep(plan, self._sampler, self._masks, self._mask_staging)
+        handle = LaunchedStep(plan, self._sampler, self._masks, self._mask_transfers)
         if rows is not None:
             handle.begin_masks(rows)
         unknown = None if self._last is None else self._last.tokens
@@ -68,18 +68,18 @@ class ModelRunner:
         return handle
 
     def _logits(self, rows: BatchRows, unknown: UnknownTokens | None) -> Tensor:
-        """Logits [sampled rows, vocab] in the plan's order; K and V are written."""
+        """Return logits [sampled rows, vocab] in the plan's order, and write K and V."""
         logits = None if self._graphs is None else self._graphs.run(rows, unknown)
         if logits is not None:
             return logits
-        return self.forward(rows.batch(self._decoder.device, self._staging, unknown, self._adapters))
+        return self.forward(rows.batch(self._decoder.device, self._transfers, unknown, self._adapters))
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Logits of a batch made elsewhere: benchmarks and tests."""
+        """Return the logits of a batch made elsewhere: for benchmarks and tests."""
         return self._decoder.forward(batch, self._kv_cache)
 
     def warm_up(self) -> None:
-        """Run every kernel once, so that no request pays for compiling one. Writes into block 0 before it is used."""
+        """Run every kernel once, so that no request waits for its compilation. Writes into block 0 before it is used."""
         decode = PrefillChunk(0, 1, 1, torch.zeros(1, dtype=torch.int32, device=self._decoder.device))
         for chunks, decodes in (((), 1), ((decode,), 0)):
             self.forward(_one_token(chunks, decodes, self._decoder.device))
@@ -92,11 +92,11 @@ class ModelRunner:
             sgmv(x, x.new_zeros(1, site.outputs), site, rows)
 
     def replay(self, graphs: DecodeGraphs) -> None:
-        """From now on have decode steps replayed where they were captured."""
+        """Replay decode steps from now on, if they were captured."""
         self._graphs = graphs
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what the sampler remembers of a sequence that ended."""
+        """Drop what the sampler remembers of an ended sequence."""
         self._sampler.forget(sequence)
 
 

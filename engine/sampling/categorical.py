@@ -1,7 +1,7 @@
 """Row-wise reductions over a vocabulary: the largest entry, and a draw by inverse CDF (Devroye 1986, III.2).
 
-Invariant: a row's result depends on that row alone. Tokens are taken in id order, never in the order of a sort,
-so ties cannot make the draw depend on the path; NaN stays in its row and still gives an index in range.
+Invariant: a row's result depends on that row alone. Tokens are taken in id order, never in the order of a sort, so ties
+cannot make the draw depend on the path; NaN stays in its row and still gives an index in range.
 """
 
 import math
@@ -41,12 +41,12 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def total_mass(weights: Tensor) -> Tensor:
-    """Sum of every row of `weights` [rows, vocab] as float64 [rows, 1]."""
+    """Sum every row of `weights` [rows, vocab], as float64 [rows, 1]."""
     return _blocks(weights).sum(dim=-1).double().sum(dim=-1, keepdim=True)
 
 
 def keep_from(weights: Tensor, cutoff: Tensor) -> Tensor:
-    """`weights` [rows, vocab] with 0 in place of what is below the row's cutoff [rows, 1]."""
+    """Set entries of `weights` [rows, vocab] below the row's cutoff [rows, 1] to 0."""
     # A float mask: on a CPU a product with a boolean one takes ten times as long.
     return torch.ge(weights, cutoff, out=torch.empty_like(weights)).mul_(weights)
 
@@ -62,7 +62,7 @@ def _pick_block(blocks: Tensor, index: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """First index [rows] whose cumulated float64 weight exceeds `target`, and what of the target is left there.
+    """Return the first index [rows] whose cumulated float64 weight exceeds `target`, and the rest of the target there.
 
     The target is kept below the total, so the index always has positive weight.
     """

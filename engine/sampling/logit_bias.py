@@ -1,4 +1,4 @@
-"""What a request allows or favours besides its grammar: logit bias, minimum length. All in place on float32 logits.
+"""Constraints of a request besides its grammar: logit bias, minimum length. All change float32 logits in place.
 
 Invariant: a forbidden token is -inf and nothing later makes it finite again.
 """
@@ -12,7 +12,7 @@ from loraplex.engine.batch.sequence import Sequence
 
 
 def bias_tensors(rows: list[int], biases: list[dict[int, float]], vocab: int) -> tuple[Tensor, Tensor]:
-    """What `apply_bias` takes, on the host: each row's bias, token id -> number."""
+    """Return the arguments of `apply_bias`, on the host: each row's bias, token id -> number."""
     index = [row * vocab + token for row, bias in zip(rows, biases, strict=True) for token in bias]
     values = [value for bias in biases for value in bias.values()]
     return torch.tensor(index, dtype=torch.int64), torch.tensor(values, dtype=torch.float32)
@@ -31,7 +31,7 @@ def is_below_minimum(sequence: Sequence) -> bool:
 def ending_tensors(
     rows: list[int], sequences: list[Sequence], eos_token_ids: frozenset[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `apply_minimum_length` takes, on the host, for the tokens that would end `sequences`.
+    """Return the arguments of `apply_minimum_length`, on the host, for the tokens that would end `sequences`.
 
     These are their stop tokens, and end-of-sequence unless ignored.
     """
@@ -48,7 +48,7 @@ def ending_tensors(
 def apply_minimum_length(logits: Tensor, rows: Tensor, where: Tensor, tokens: Tensor) -> None:
     """Forbid `tokens[i]` in row `rows[where[i]]` of `logits`.
 
-    A row that has no other token left keeps them: a finished grammar allows nothing else, and it wins over `min_tokens`.
+    A row without any other token keeps them: a finished grammar allows nothing else, and it wins over `min_tokens`.
     """
     before = logits[rows]
     after = before.clone()

@@ -1,6 +1,6 @@
 """Log-probabilities of the model's own distribution: before penalties, bias, masks and temperature (OpenAI API).
 
-Invariant: only rows that ask are computed, and a row's answer does not depend on what the others ask for.
+Invariant: only rows with `logprobs` are computed, and a row's result does not depend on the other rows' requests.
 """
 
 from torch import Tensor
@@ -10,10 +10,10 @@ from loraplex.engine.sampling_params import MAX_TOP_LOGPROBS
 
 
 def raw_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each of `rows` int64 [asked]: the log-probability of its token [asked, 1], the best tokens and theirs.
+    """For each of `rows` int64 [requested]: the log-probability of its token [requested, 1], the best tokens and theirs.
 
-    `logits` [all rows, vocab] of any float type; `token_ids` int64 [asked]; nats. The best [asked, `MAX_TOP_LOGPROBS`]
-    are as many for all, so that ties at the end do not depend on the neighbours' wishes.
+    `logits` [all rows, vocab] of any float type; `token_ids` int64 [requested]; nats. The best [requested,
+    `MAX_TOP_LOGPROBS`] are as many for every row, so that ties at the end do not depend on the other rows' counts.
     """
     distribution = logits.index_select(0, rows).float().log_softmax(dim=-1)
     chosen = distribution.gather(-1, token_ids.unsqueeze(-1))
@@ -24,7 +24,7 @@ def raw_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor) -> tuple[Tenso
 def token_logprobs(
     token_ids: list[int], counts: list[int], chosen: Tensor, best_ids: Tensor, best_values: Tensor
 ) -> list[TokenLogprob]:
-    """The answers to `raw_logprobs`, on the host: `counts[i]` of the best, best first. Ties are listed by token id."""
+    """Convert results of `raw_logprobs`, on the host: `counts[i]` of the best, best first. Ties are listed by token id."""
     answers = zip(
         token_ids,
         chosen.squeeze(-1).tolist(),

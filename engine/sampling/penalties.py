@@ -1,6 +1,6 @@
 """Repetition (CTRL, Keskar et al. 2019), frequency and presence penalties (OpenAI API) on logits.
 
-Invariant: a history is what `token_ids` says, extended by the new tokens only; losing one costs a rebuild, never
+Invariant: a history is a function of `token_ids`, extended by new tokens only. A lost history costs a rebuild, never
 correctness, so the number kept is bounded.
 """
 
@@ -41,7 +41,7 @@ class TokenHistory:
         return self._counts[: len(self._slots)]
 
     def extend(self, token_ids: list[int]) -> None:
-        """Count the tokens of the sequence that came since the last call."""
+        """Count the tokens that were added to the sequence since the last call."""
         for position in range(self.consumed, len(token_ids)):
             slot = self._slot(token_ids[position])
             self._counts[slot] += 1.0
@@ -69,7 +69,7 @@ class TokenHistories:
         return len(self._histories)
 
     def of(self, sequence: Sequence) -> TokenHistory:
-        """The history up to the last token of the sequence."""
+        """Return the history up to the last token of the sequence."""
         history = self._histories.get(sequence)
         if history is None or history.consumed > len(sequence.token_ids):
             history = TokenHistory(sequence, sequence.request.sampling.repetition_penalty != 1.0)
@@ -96,7 +96,7 @@ def has_penalty(sampling: SamplingParams) -> bool:
 def penalty_tensors(
     rows: list[int], sequences: list[Sequence], histories: TokenHistories, vocab: int
 ) -> tuple[Tensor, Tensor]:
-    """What `apply_penalties` takes, on the host: the histories of `sequences`, whose logits are in `rows`."""
+    """Return the arguments of `apply_penalties`, on the host: the histories of `sequences`, whose logits are in `rows`."""
     indices: list[NDArray[np.int64]] = []
     factors: list[NDArray[np.float32]] = []
     for row, sequence in zip(rows, sequences, strict=True):
@@ -114,8 +114,8 @@ def penalty_tensors(
 def apply_penalties(logits: Tensor, index: Tensor, factors: Tensor) -> None:
     """Penalise `logits` float32 [rows, vocab] in place at `index` int64 [tokens], places in the flat logits.
 
-    `factors` float32 [2, tokens]: positive logits are divided by the repetition penalty, others multiplied, for tokens of
-    prompt and output; then count x frequency and presence, summed up already, are subtracted for tokens of the output.
+    `factors` float32 [2, tokens]: for tokens of prompt and output, positive logits are divided by the repetition penalty
+    and others multiplied; then the sum of count x frequency and presence is subtracted for tokens of the output.
     """
     repetition, subtrahend = factors
     flat = logits.view(-1)

@@ -1,8 +1,8 @@
 """`Sampler`: logits -> one token per row, each row by its own parameters.
 
-Invariant: a row's token is a function of its logits, parameters, history, seed, choice and position alone: not of
-the batch, the slot or the step. A row that needs an operation pays for it, the others do not. Nothing waits for the
-device but `PendingTokens.collect`, once per step.
+Invariant: a row's token is a function of its logits, parameters, history, seed, choice and position alone, not of the
+batch, the slot or the step. A row that needs an operation pays for it, the others do not. Only `PendingTokens.collect`
+waits for the device, once per step.
 """
 
 from collections.abc import Collection
@@ -27,7 +27,7 @@ _NOTHING_ALLOWED = -2
 
 
 class PendingTokens:
-    """One step's tokens on their way to the host. `token_ids` int64 [rows] are on the device; negative: none."""
+    """One step's tokens being copied to the host. `token_ids` int64 [rows] are on the device; negative: none."""
 
     def __init__(self, token_ids: Tensor, results: Results, logprob_counts: dict[int, int]) -> None:
         self.token_ids = token_ids
@@ -35,13 +35,13 @@ class PendingTokens:
         self._logprob_counts = logprob_counts
 
     def collect(self) -> list[SampledToken]:
-        """Wait for the device."""
+        """Wait for the device and return the tokens."""
         token_ids, *logprobs = self._results.wait()
         ids: list[int] = token_ids.tolist()
-        answers = self._answers(ids, logprobs) if logprobs else {}
+        answers = self._sampled_tokens(ids, logprobs) if logprobs else {}
         return [_sampled(token, answers.get(row)) for row, token in enumerate(ids)]
 
-    def _answers(self, ids: list[int], logprobs: list[Tensor]) -> dict[int, TokenLogprob]:
+    def _sampled_tokens(self, ids: list[int], logprobs: list[Tensor]) -> dict[int, TokenLogprob]:
         rows, counts = list(self._logprob_counts), list(self._logprob_counts.values())
         chosen, best_ids, best_values = logprobs
         found = token_logprobs([ids[row] for row in rows], counts, chosen, best_ids, best_values)
@@ -49,40 +49,42 @@ class PendingTokens:
 
 
 class Sampler:
-    """Samples where the logits are. `eos_token_ids` are the model's own endings, held off by `min_tokens`."""
+    """Samples on the device of the logits. `eos_token_ids` are the model's own end tokens, which `min_tokens` forbids at
+    first.
+    """
 
     def __init__(
         self,
         vocab_size: int,
         eos_token_ids: Collection[int] = (),
         max_histories: int = 4096,
-        staging: HostTransfers | None = None,
+        transfers: HostTransfers | None = None,
     ) -> None:
-        """`staging` None: the logits are on the host."""
+        """`transfers` None: the logits are on the host."""
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._histories = TokenHistories(max_histories)
-        self._staging = staging or HostTransfers(torch.device("cpu"))
+        self._transfers = transfers or HostTransfers(torch.device("cpu"))
         self._rows = SampledRows([], vocab_size)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what was remembered of a sequence that left. Forgetting a live one only costs time."""
+        """Drop the state of a sequence that left. Forgetting a live one only costs time."""
         self._histories.forget(sequence)
 
     def sample(
         self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
     ) -> list[SampledToken]:
-        """One token per row, at once. See `start`."""
+        """Sample one token per row and wait for it. See `start`."""
         return self.start(logits, sequences, bitmask).collect()
 
     def start(
         self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None = None
     ) -> PendingTokens:
-        """Begin to choose one token per row of `logits` [rows, vocab], any float type, left unchanged.
+        """Start choosing one token per row of `logits` [rows, vocab], any float type, left unchanged.
 
-        `bitmask` int32 [masked, ceil(vocab / 32)], bit set = allowed, has one row for each sequence with a `token_mask`.
-        A row whose logits hold NaN or +inf, or only -inf, comes back with `finite` false and `token_id` -1;
-        so does one whose constraints leave no token, with `nothing_allowed` true. Raises `ValueError` on a wrong shape.
+        `bitmask` int32 [masked, ceil(vocab / 32)], bit set = allowed, has one row for each sequence with a `token_mask`. A
+        row whose logits contain NaN or +inf, or only -inf, comes back with `finite` false and `token_id` -1; so does one
+        whose constraints leave no token, with `nothing_allowed` true. Raises `ValueError` on a wrong shape.
         """
         self._check(logits, sequences, bitmask)
         if not sequences:
@@ -95,14 +97,14 @@ class Sampler:
             tokens[index] = self._process(work, rows, bitmask)
         tokens = torch.where(maxima.isfinite(), tokens, _NOT_FINITE)
         results = [tokens]
-        if rows.num_asked:
-            results += raw_logprobs(logits, rows["asked"], tokens[rows["asked"]].clamp_min(0))
-        return PendingTokens(tokens, self._staging.fetch(results), rows.logprob_counts)
+        if rows.num_with_logprobs:
+            results += raw_logprobs(logits, rows["with_logprobs"], tokens[rows["with_logprobs"]].clamp_min(0))
+        return PendingTokens(tokens, self._transfers.fetch(results), rows.logprob_counts)
 
     def _rows_of(self, sequences: list[Sequence]) -> SampledRows:
         if not self._rows.is_of(sequences):
             self._rows = SampledRows(sequences, self._vocab_size)
-        self._rows.stage(self._staging, self._histories, self._eos_token_ids)
+        self._rows.stage(self._transfers, self._histories, self._eos_token_ids)
         return self._rows
 
     def _check(self, logits: Tensor, sequences: list[Sequence], bitmask: Tensor | None) -> None:
@@ -117,7 +119,7 @@ class Sampler:
             raise ValueError(f"bitmask is {list(bitmask.shape)}, expected {masked} rows of 32-bit words")
 
     def _process(self, logits: Tensor, rows: SampledRows, bitmask: Tensor | None) -> Tensor:
-        """Token ids [special rows] of `logits` float32, which is consumed."""
+        """Return token ids [special rows] of `logits` float32, which is overwritten."""
         _constrain(logits, rows, bitmask)
         maxima, tokens = row_maxima(logits)
         if rows.num_random == rows.num_special:
@@ -144,7 +146,7 @@ def _constrain(logits: Tensor, rows: SampledRows, bitmask: Tensor | None) -> Non
 
 
 def _draw(logits: Tensor, maxima: Tensor, rows: SampledRows) -> Tensor:
-    """Random token ids [rows]; `logits` float32 [rows, vocab] is consumed."""
+    """Draw random token ids [rows]; `logits` float32 [rows, vocab] is overwritten."""
     weights = logits.sub_(maxima.unsqueeze(-1)).div_(rows["temperatures"]).exp_()
     return draw(truncate(weights, rows.truncations), rows["uniforms"])
 

@@ -1,7 +1,8 @@
-"""Sampling parameters of a batch as tensors, and its counter-based random numbers (Salmon et al. 2011, Parallel random numbers).
+"""Sampling parameters of a batch as tensors, and its counter-based random numbers (Salmon et al. 2011, Parallel random
+numbers).
 
-Invariant: what depends on a sequence's newest token is computed for every step. A random number is a pure function of (seed,
-choice, position): a row draws the same one alone, in any batch, in any slot and after a preemption.
+Invariant: a value that depends on a sequence's newest token is computed for every step. A random number is a pure function
+of (seed, choice, position): a row draws the same one alone, in any batch, in any slot and after a preemption.
 """
 
 import hashlib
@@ -20,19 +21,20 @@ _MANTISSA_BITS = 53
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits. `position` counts the output tokens before the one to draw."""
+    """Return a number in [0, 1) with 53 random bits. `position` counts the output tokens before the one to draw."""
     digest = hashlib.blake2b(b"%d:%d:%d" % (seed, choice, position), digest_size=8).digest()
     return float(int.from_bytes(digest, "little") >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
 
 
 LOWEST_TEMPERATURE = 1e-5
-"""Below it sampling is greedy: the quotient would leave float32."""
+"""Below this temperature sampling is greedy: the quotient would leave float32."""
 
 
 class SampledRows:
-    """Rows count within the batch, those of `special` within the special ones: all that are more than an argmax.
+    """The sampling parameters of rows. `special` rows need more than an argmax; the other indices count within the special
+    rows.
 
-    After `stage` every tensor is on the device. `asked` are the rows that want log-probabilities.
+    After `stage` every tensor is on the device. `with_logprobs` are the rows that want log-probabilities.
     """
 
     def __init__(self, sequences: list[Sequence], vocab_size: int) -> None:
@@ -48,12 +50,12 @@ class SampledRows:
         random = [i for i, sequence in enumerate(chosen) if _is_random(sequence)]
         masked = [i for i, sequence in enumerate(chosen) if sequence.token_mask is not None]
         biased = [i for i, sampling in enumerate(params) if sampling.logit_bias]
-        asked = [i for i, s in enumerate(sequences) if s.request.sampling.logprobs is not None]
+        with_logprobs = [i for i, s in enumerate(sequences) if s.request.sampling.logprobs is not None]
         self.num_special = len(special)
         self.num_random = len(random)
         self.num_masked = len(masked)
-        self.num_asked = len(asked)
-        self.logprob_counts = {row: sequences[row].request.sampling.logprobs or 0 for row in asked}
+        self.num_with_logprobs = len(with_logprobs)
+        self.logprob_counts = {row: sequences[row].request.sampling.logprobs or 0 for row in with_logprobs}
         self.is_constrained = bool(masked or biased or self._penalised or self._short)
         drawn = [sampling for sampling in params if sampling.temperature >= LOWEST_TEMPERATURE]
         self.truncations = Truncations.of([Truncation(p.top_k, p.top_p, p.min_p) for p in drawn])
@@ -61,7 +63,7 @@ class SampledRows:
             "special": _indices(special),
             "random": _indices(random),
             "masked": _indices(masked),
-            "asked": _indices(asked),
+            "with_logprobs": _indices(with_logprobs),
             "temperatures": torch.tensor([p.temperature for p in drawn]).unsqueeze(-1),
         }
         if biased:
@@ -71,17 +73,19 @@ class SampledRows:
         self._on_device: dict[str, Tensor] = {}
 
     def is_of(self, sequences: list[Sequence]) -> bool:
-        """Whether these are the rows, and nothing about them has changed but their newest tokens."""
+        """Whether these are the rows, and nothing about them has changed except their newest tokens."""
         if self._short or self.sequences != sequences:
             return False
         return all(s.token_mask is mask for s, mask in zip(sequences, self._masks, strict=True))
 
-    def stage(self, staging: HostTransfers, histories: TokenHistories, eos_token_ids: frozenset[int]) -> None:
-        """Bring everything to the device that is not there, in one transfer."""
+    def stage(
+        self, transfers: HostTransfers, histories: TokenHistories, eos_token_ids: frozenset[int]
+    ) -> None:
+        """Copy everything that is not on the device yet, in one transfer."""
         fresh = self._changing(histories, eos_token_ids)
         if not self._is_staged:
             fresh |= self._fixed | {f"truncation {i}": t for i, t in enumerate(self.truncations.tensors)}
-        staged = dict(zip(fresh, staging.stage(list(fresh.values())), strict=True)) if fresh else {}
+        staged = dict(zip(fresh, transfers.stage(list(fresh.values())), strict=True)) if fresh else {}
         self._on_device |= staged
         if not self._is_staged:
             places = range(len(self.truncations.tensors))
@@ -123,7 +127,7 @@ def _is_random(sequence: Sequence) -> bool:
 
 
 def _is_special(sequence: Sequence) -> bool:
-    """True if the row is more than an argmax of its raw logits."""
+    """True if the row needs more than an argmax of its raw logits."""
     sampling = sequence.request.sampling
     return (
         sampling.temperature >= LOWEST_TEMPERATURE

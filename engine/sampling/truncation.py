@@ -1,8 +1,8 @@
 """Cutoffs of min-p (Nguyen et al. 2024), top-k and top-p (Holtzman et al. 2020), applied in this order.
 
-Invariant: a filter is one number per row, the lowest weight it keeps; tokens tied with it are kept too. The number
-is exact: a short `topk` decides most rows, the others are sorted whole, and both give the same number; on CUDA it is
-found by bisection.
+Invariant: a filter is one number per row, the lowest weight that it keeps; tokens tied with it are kept too. The number is
+exact: a short `topk` decides most rows, the others are sorted whole, and both give the same number; on CUDA bisection finds
+it.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,11 @@ class Truncations:
     has_floor: bool
     has_top_p: bool
     is_filtered: bool
-    """Whether any row is cut before its top-p counts."""
+    """Whether a row is cut by top-k or min-p before its top-p applies."""
 
     @classmethod
     def of(cls, rows: Sequence[Truncation]) -> "Truncations":
-        """On the host."""
+        """Build the filters on the host."""
         ranked = [row for row in rows if row.needs_ranking]
         return cls(
             (
@@ -63,7 +63,7 @@ class Truncations:
         )
 
     def at(self, tensors: tuple[Tensor, ...]) -> "Truncations":
-        """The same with its tensors elsewhere."""
+        """Return the same filters with their tensors on another device."""
         return replace(self, tensors=tensors)
 
     @property
@@ -72,7 +72,7 @@ class Truncations:
 
 
 def truncate(weights: Tensor, truncations: Truncations) -> Tensor:
-    """`weights` float32 [rows, vocab], relative to the row's largest (1), with 0 for what a filter drops."""
+    """Set `weights` float32 [rows, vocab], relative to the row's largest (1), to 0 where a filter drops them."""
     if truncations.is_off:
         return weights
     lowest = truncations.tensors[0]
@@ -85,7 +85,8 @@ def truncate(weights: Tensor, truncations: Truncations) -> Tensor:
 def _rank(weights: Tensor, truncations: Truncations, lowest: Tensor) -> None:
     """Raise `lowest` [rows of weights, 1] in place for the rows that need a ranking.
 
-    On a CPU the top of the ranking decides most rows. Elsewhere nobody asks whether it did: that would wait for the device.
+    On a CPU the top of the ranking decides most rows. Elsewhere that is not checked, because the check would wait for the
+    device.
     """
     _, index, *filters = truncations.tensors
     if weights.is_cuda:

@@ -1,7 +1,7 @@
-"""`AdapterScheduler`: which adapters may be in the batch, which are brought to the device next, and who waits for that.
+"""`AdapterScheduler`: which adapters may be in the batch, which are loaded next, and which sequences wait for them.
 
-Invariant: at most `max_adapters_per_step` adapters run, each pinned once per running sequence; an adapter kept waiting
-longer than `max_adapter_wait_s` is next: others load nothing and running ones are drained one by one until it fits.
+Invariant: at most `max_adapters_per_step` adapters run, each pinned once per running sequence. An adapter that has waited
+longer than `max_adapter_wait_s` is next: no other adapter loads, and running ones are drained one by one until it fits.
 """
 
 import heapq
@@ -20,19 +20,19 @@ AdapterKey: TypeAlias = tuple[bytes, str]
 
 MIN_AHEAD = 4
 AHEAD_SHARE = 8
-"""Adapters that may be brought to the device although no sequence slot is free for them yet: an eighth of those of a step.
-Rows end a few per step, so more would only drive out what others come back to."""
+"""Adapters that may be loaded although no sequence slot is free for them yet: an eighth of those of a step. Rows end a few
+per step, so more loads would only evict adapters that other sequences return to."""
 
 LOADS_PER_REVIEW = 8
 REVIEW_INTERVAL_S = 0.05
 
 LOAD_GRACE_S = 1.0
-"""A load that takes longer is taken to wait for room, since a residency may learn an adapter's size only by loading."""
+"""A longer load is assumed to wait for room: a residency may learn an adapter's size only by loading it."""
 
 
 @dataclass(slots=True)
 class _Queue:
-    """The sequences parked for one adapter, the longest waiting first. Never empty once filled."""
+    """The sequences that wait for one adapter, the longest waiting first. Never empty once filled."""
 
     adapter: AdapterRef
     sequences: dict[Sequence, None] = field(default_factory=dict)
@@ -51,8 +51,9 @@ class _Queue:
 
 
 class AdapterScheduler:
-    """Sequences without an adapter pass freely. `max_adapter_wait_s` bounds the wait for a place among the adapters
-    (plus the drain of one running batch); compute is then shared out by the policy."""
+    """Sequences without an adapter always pass. `max_adapter_wait_s` bounds the wait for a place among the adapters (plus
+    the drain of one running batch); the policy then shares out the compute.
+    """
 
     def __init__(
         self,
@@ -71,15 +72,15 @@ class AdapterScheduler:
         self._resident: dict[AdapterKey, _Queue] = {}
         self._arrived: dict[AdapterKey, Sequence] = {}
         self._overdue: Sequence | None = None
-        self._held: AdapterRef | None = None
+        self._overdue_pin: AdapterRef | None = None
         self._draining: set[AdapterKey] = set()
         self._changed = False
         self._next_review = 0.0
         self._ahead = max(MIN_AHEAD, config.max_adapters_per_step // AHEAD_SHARE)
-        self._parked: list[tuple[float, int, Sequence]] = []
+        self._wait_order: list[tuple[float, int, Sequence]] = []
 
     @property
-    def num_parked(self) -> int:
+    def num_queued(self) -> int:
         queues = (self._absent, self._loading, self._resident)
         return sum(len(queue.sequences) for group in queues for queue in group.values())
 
@@ -88,13 +89,13 @@ class AdapterScheduler:
         return [digest for _, digest in self._running]
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether the sequence could enter now: adapter resident, within the cap, not drained."""
+        """Whether the sequence could run now: adapter resident, within the cap, not drained."""
         adapter = sequence.adapter
         if adapter is None:
             return True
         return self._has_room(adapter.key) and self._residency.state(adapter) is AdapterState.RESIDENT
 
-    def enter(self, sequence: Sequence) -> None:
+    def activate(self, sequence: Sequence) -> None:
         """Count and pin the adapter of a sequence that joins the batch."""
         adapter = sequence.adapter
         if adapter is None:
@@ -104,8 +105,8 @@ class AdapterScheduler:
         sequence.adapter_wait_since = None
         self._forget(sequence)
 
-    def leave(self, sequence: Sequence) -> None:
-        """Undo `enter` when the sequence ends or is preempted."""
+    def deactivate(self, sequence: Sequence) -> None:
+        """Undo `activate` when the sequence ends or is preempted."""
         adapter = sequence.adapter
         if adapter is None:
             return
@@ -115,14 +116,14 @@ class AdapterScheduler:
             del self._running[adapter.key]
         self._changed = True
 
-    def park(self, sequence: Sequence) -> None:
-        """Set a sequence that is not admitted aside, so that others pass by it."""
+    def queue(self, sequence: Sequence) -> None:
+        """Queue a sequence that is not admitted for its adapter, so that others pass by it."""
         adapter = sequence.adapter
         if adapter is None:
             raise ValueError("a sequence without an adapter never waits for one")
         if sequence.adapter_wait_since is None:
             sequence.adapter_wait_since = self._clock()
-            heapq.heappush(self._parked, (sequence.adapter_wait_since, sequence.order, sequence))
+            heapq.heappush(self._wait_order, (sequence.adapter_wait_since, sequence.order, sequence))
         sequence.status = SequenceStatus.LOADING
         self._arrived.pop(adapter.key, None)
         group = self._group(adapter)
@@ -147,16 +148,18 @@ class AdapterScheduler:
         self._forget(sequence)
 
     def advance(self, free_slots: int) -> tuple[list[Sequence], list[tuple[Sequence, AdapterError]]]:
-        """Follow loads, start new ones, and return the sequences that may queue again and those that failed."""
+        """Check loads and start new ones; return the sequences that may queue again, and those that failed with their
+        errors.
+        """
         ready: list[Sequence] = []
-        failed = self._follow_loads()
+        failed = self._check_loads()
         now = self._clock()
         if self._changed or now >= self._next_review:
             self._changed = False
             self._next_review = now + REVIEW_INTERVAL_S
             self._choose_overdue(now)
             self._start_loads(free_slots)
-            ready = self._release_resident()
+            ready = self._take_ready()
         return ready, failed
 
     def _has_room(self, key: AdapterKey) -> bool:
@@ -180,7 +183,7 @@ class AdapterScheduler:
             return self._resident
         return self._absent if state is AdapterState.ABSENT else self._loading
 
-    def _follow_loads(self) -> list[tuple[Sequence, AdapterError]]:
+    def _check_loads(self) -> list[tuple[Sequence, AdapterError]]:
         failed: list[tuple[Sequence, AdapterError]] = []
         for key, queue in list(self._loading.items()):
             state = self._residency.state(queue.adapter)
@@ -192,7 +195,7 @@ class AdapterScheduler:
                 self._absent[key] = queue
             elif state is AdapterState.RESIDENT:
                 self._settle(queue)
-                self._hold_if_overdue(queue.adapter)
+                self._pin_if_overdue(queue.adapter)
                 self._resident[key] = queue
             else:
                 error = self._residency.take_error(queue.adapter)
@@ -228,12 +231,12 @@ class AdapterScheduler:
         return True
 
     def _settle(self, queue: _Queue) -> None:
-        """Charge what a load took beyond what was expected of it, or give back what it took less."""
+        """Charge the difference between a load's measured and expected time; a negative difference is given back."""
         took = self._residency.load_seconds(queue.adapter)
         self._policy.charge_adapter_load(queue.head, took - queue.charged_s)
 
-    def _release_resident(self) -> list[Sequence]:
-        """Let those adapters go on for which there is room, in the order of the policy."""
+    def _take_ready(self) -> list[Sequence]:
+        """Remove and return the sequences whose adapters have room to run, in the order of the policy."""
         if not self._resident:
             return []
         ready: list[Sequence] = []
@@ -259,7 +262,7 @@ class AdapterScheduler:
         return ready
 
     def _choose_overdue(self, now: float) -> None:
-        """The next adapter to be given precedence: of those waiting too long, the first by policy."""
+        """Choose the adapter that gets precedence: of those that wait too long, the first by policy."""
         if self._overdue is not None:
             return
         bound = now - self._config.max_adapter_wait_s
@@ -270,15 +273,15 @@ class AdapterScheduler:
             self._overdue = min(late, key=self._policy.rank)
             adapter = self._overdue.adapter
             if adapter is not None and adapter.key in self._resident:
-                self._hold_if_overdue(adapter)
+                self._pin_if_overdue(adapter)
 
     def _oldest_wait(self) -> float:
-        """When the longest wait began that has not ended. Amortised O(log waiting)."""
-        while self._parked:
-            since, _, sequence = self._parked[0]
+        """Return the start of the longest wait that has not ended. Amortised O(log waiting)."""
+        while self._wait_order:
+            since, _, sequence = self._wait_order[0]
             if sequence.adapter_wait_since == since and sequence.status is not SequenceStatus.FINISHED:
                 return since
-            heapq.heappop(self._parked)
+            heapq.heappop(self._wait_order)
         return float("inf")
 
     def _waiting_heads(self) -> Iterable[Sequence]:
@@ -287,23 +290,23 @@ class AdapterScheduler:
                 yield queue.head
 
     def _overdue_lacks_room(self) -> bool:
-        """Whether the overdue adapter cannot come to the device for what is pinned there."""
+        """Whether pinned adapters leave no room on the device for the overdue adapter."""
         key = self._overdue_key()
         loading = self._loading.get(key)
         return key in self._absent or (
             loading is not None and self._clock() - loading.load_began >= LOAD_GRACE_S
         )
 
-    def _hold_if_overdue(self, adapter: AdapterRef) -> None:
-        """Pin the overdue adapter until its sequence enters, lest another load evicts it again."""
-        if self._overdue is None or self._held is not None or self._overdue_key() != adapter.key:
+    def _pin_if_overdue(self, adapter: AdapterRef) -> None:
+        """Pin the overdue adapter until its sequence runs, so that no other load evicts it again."""
+        if self._overdue is None or self._overdue_pin is not None or self._overdue_key() != adapter.key:
             return
         if self._residency.state(adapter) is AdapterState.RESIDENT:
             self._residency.pin(adapter)
-            self._held = adapter
+            self._overdue_pin = adapter
 
     def _drain_one_more(self) -> None:
-        """Close the adapter that has run longest without a break, once the ones closed before have ended."""
+        """Close the longest running adapter to new sequences, once those closed before have ended."""
         if any(key in self._draining for key in self._running):
             return
         own = None if self._overdue is None else self._overdue_key()
@@ -316,9 +319,9 @@ class AdapterScheduler:
         if self._overdue is sequence:
             self._overdue = None
             self._draining.clear()
-            if self._held is not None:
-                self._residency.unpin(self._held)
-                self._held = None
+            if self._overdue_pin is not None:
+                self._residency.unpin(self._overdue_pin)
+                self._overdue_pin = None
         self._changed = True
 
     def _overdue_key(self) -> AdapterKey:

@@ -44,7 +44,7 @@ _Place: TypeAlias = tuple[float, int, bytes]
 
 
 class Policy(Protocol):
-    """Holds the sequences that could join the batch now, and learns what each was served."""
+    """Orders the sequences that could join the batch now, and counts their service."""
 
     def __len__(self) -> int: ...
 
@@ -61,24 +61,24 @@ class Policy(Protocol):
         ...
 
     def rank(self, sequence: Sequence) -> tuple[float, int]:
-        """Smaller is served earlier; for sequences outside the queue too."""
+        """Sort key: smaller is served earlier; also valid for sequences outside the queue."""
         ...
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
-        """Prompt tokens that are going to be computed; cached ones are free."""
+        """Charge prompt tokens before they are computed; cached ones are free."""
         ...
 
     def charge_output(self, sequence: Sequence, num_tokens: int) -> None:
-        """Tokens sampled."""
+        """Charge sampled tokens."""
         ...
 
     def charge_adapter_load(self, sequence: Sequence, seconds: float) -> None:
-        """The loading of an adapter for this sequence; below 0 gives back what was charged too much."""
+        """Charge the loading of an adapter for this sequence; a negative value gives an overcharge back."""
         ...
 
 
 class FirstComeFirstServed:
-    """By submission, whoever asks. A tenant with many requests delays everybody behind them."""
+    """By submission, across all tenants. A tenant with many requests delays all later ones."""
 
     def __init__(self) -> None:
         self._queue = ArrivalQueue()
@@ -109,12 +109,12 @@ class FirstComeFirstServed:
 
 
 class FairShare:
-    """One counter of weighted service per tenant; the queued tenant with the smallest is next.
+    """One counter of weighted service per tenant; the queued tenant with the smallest counter is next.
 
-    A tenant whose queue was empty is lifted to the smallest counter of the queued ones, so that idle time earns
-    nothing. While two tenants of equal weight both queue, their service differs by at most twice what one step plus
-    one admission can serve. Costs are in prompt tokens, divided by `EngineRequest.weight`; a load costs as many as its
-    bytes take of a second, by default what a mid-sized model prefills meanwhile.
+    A tenant whose queue was empty is lifted to the smallest counter of the queued ones, so that idle time earns nothing.
+    While two tenants of equal weight both queue, their service differs by at most twice what one step plus one admission
+    can serve. Costs are in prompt tokens, divided by `EngineRequest.weight`; a second of loading costs by default what a
+    mid-sized model prefills in it.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class FairShare:
         return self._num_queued
 
     def counter(self, namespace: bytes) -> float:
-        """Weighted service a tenant has received, lifted when it was idle."""
+        """Weighted service that a tenant has received, lifted when it was idle."""
         return self._counters.get(namespace, self._last_left)
 
     def push(self, sequence: Sequence) -> None:
@@ -151,7 +151,7 @@ class FairShare:
         self._rise(namespace)
 
     def peek(self) -> Sequence | None:
-        """Amortised O(log tenants): a place is looked at again only when it comes up."""
+        """Return the next sequence. Amortised O(log tenants): a heap entry is checked again only when it comes up."""
         while self._places:
             place = self._places[0]
             namespace = place[2]
@@ -197,7 +197,7 @@ class FairShare:
             self._rise(request.namespace)
 
     def _rise(self, namespace: bytes) -> None:
-        """Let a tenant come up before its noted place does, if it should. Falling back needs no note."""
+        """Add a heap entry for a tenant that comes up before its old entry. A later place needs no entry."""
         queue = self._queues.get(namespace)
         head = None if queue is None else queue.peek()
         if head is None:
@@ -209,12 +209,12 @@ class FairShare:
             heapq.heappush(self._places, place)
 
     def _floor(self) -> float:
-        """The smallest counter of the tenants that queue."""
+        """Return the smallest counter of the tenants that queue."""
         head = self.peek()
         return self._last_left if head is None else self._counters[head.request.namespace]
 
     def _prune(self) -> None:
-        """Forget idle tenants that would be lifted past their counter anyway; bounds memory."""
+        """Forget idle tenants whose counter a return would lift anyway; bounds memory."""
         if len(self._counters) < self._prune_at:
             return
         floor = self._floor()

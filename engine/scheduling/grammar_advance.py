@@ -1,12 +1,13 @@
-"""What one sampled token brings under a grammar: the tokens that must follow it, and the end or the forced close of its document.
+"""Advances a row's grammar by one sampled token: the forced tokens after it, and the end or the forced close of its
+document.
 
-Invariant: every appended token was accepted by the mask, or is an end token after a whole document. If the request asked for
-a close and no token adds more than `MAX_GROWTH` to the way to the end, a document that could be closed within the remaining
-tokens at its start can be closed after every token, as long as searching for the way is affordable.
+Invariant: every appended token was accepted by the mask, or is an end token after a complete document. If the request asks
+for forced close and no token adds more than `MAX_GROWTH` to the way to the end, a document that could be closed within the
+remaining tokens at its start can be closed after every token, as long as searching for the way is affordable.
 
 The grammar has precedence over `min_tokens` and `ignore_eos`: a document that nothing can follow ends the row.
-`stop_token_ids` end a row in the middle of the document too. `ForcedClose` is a `TokenMask` that allows one token after
-another of a way already found, for rows whose every token is sampled because its log-probability was requested.
+`stop_token_ids` end a row in the middle of the document too. `ForcedClose` is a `TokenMask` that allows the tokens of a
+known way one after another, for rows whose every token is sampled because its log-probability was requested.
 """
 
 from collections import abc
@@ -25,7 +26,9 @@ from loraplex.engine.token_mask import TokenMask
 
 
 class ForcedClose:
-    """`end_token` is allowed after the path, for a path that is empty: something has to be sampled."""
+    """The mask of a forced close. `end_token` is allowed after the path; an empty path needs it, because a token must be
+    sampled.
+    """
 
     closes = False
 
@@ -60,7 +63,7 @@ class ForcedClose:
         return self._position >= len(self._path)
 
     def is_final(self) -> bool:
-        """False for an empty path at its start, where the end token is yet to come."""
+        """False for an empty path at its start, where the end token still has to come."""
         return self.is_complete() and self._position > 0
 
     def forced_tokens(self) -> abc.Sequence[int]:
@@ -74,22 +77,22 @@ class ForcedClose:
 
 
 MAX_GROWTH = 64
-"""Tokens by which one token is taken to lengthen the shortest way to the end, at most: it may open an object with many
-required fields. It spaces out the looks for that way: with r tokens left and a way of w, the next look is due
-(r - w) / (MAX_GROWTH + 1) tokens on; some 250 looks for an answer of 1,000 tokens."""
+"""Most tokens by which one token is assumed to lengthen the shortest way to the end: it may open an object with many
+required fields. This spaces out the searches for that way. With r tokens left and a way of w, the next search is due (r -
+w) / (MAX_GROWTH + 1) tokens later: some 250 searches for a response of 1,000 tokens."""
 
 QUICK_S = 0.001
 MAX_SECONDS = (0.05, 0.001)
-"""Processor time that one row's grammar may take of the step thread, where everybody waits for it: once, and for each
-token of the answer besides. A token usually takes 10 us. No step within `QUICK_S` fails a row."""
+"""Processor time that one row's grammar may use on the step thread, which all rows wait for: a fixed part, and a part for
+each token of the response. A token usually takes 10 us. No step within `QUICK_S` fails a row."""
 MAX_SECONDS_CLOSING = 1.0
-"""The same for all looks for a way to the end, 1 to 3 ms each as a rule. After it none is looked for."""
+"""The same for all searches for a way to close, usually 1 to 3 ms each. After it no search is made."""
 
 
 def advance_grammar(
     sequence: Sequence, mask: TokenMask, token_id: int, end_token_ids: frozenset[int], max_model_len: int
 ) -> FinishReason | None:
-    """Append the sampled token and what must follow it to `sequence.token_ids`; why the row ends with them, or None.
+    """Append the sampled token and its forced tokens to `sequence.token_ids`; return why the row ends with them, or None.
 
     Nothing is appended if the row is to be sampled once more under another mask. Raises `GrammarFailed`.
     """
@@ -98,7 +101,7 @@ def advance_grammar(
     except GrammarFailed:
         raise
     except BaseException as error:
-        # Panics of extension modules are no `Exception`.
+        # Panics of extension modules are not derived from `Exception`.
         raise GrammarFailed.of(error) from error
 
 
@@ -131,7 +134,7 @@ class _Step:
         sequence, (once, per_token) = self._sequence, MAX_SECONDS
         sequence.matcher_seconds += seconds
         if seconds > QUICK_S and sequence.matcher_seconds > once + per_token * sequence.num_output_tokens:
-            raise GrammarTooSlow("to follow the grammar of this request takes too long")
+            raise GrammarTooSlow("advancing the grammar of this request takes too long")
 
     def _look_for_end(self, reason: FinishReason | None) -> FinishReason | None:
         began = time.thread_time()
@@ -167,7 +170,7 @@ class _Step:
         return "stop" if reason != "stop" and self._mask.is_final() else reason
 
     def _keep_closable(self, reason: FinishReason | None) -> FinishReason | None:
-        """Make sure that the document can still be closed, by taking the new tokens back if need be."""
+        """Ensure that the document can still be closed, by removing the new tokens if necessary."""
         remaining = self._remaining()
         way = self._mask.closing_tokens(remaining)
         if way is not None:
@@ -180,7 +183,7 @@ class _Step:
         if way is not None and (way or self._end_token_ids):
             del self._sequence.token_ids[self._known :]
             return self._close(way)
-        # No way was known before either: go on, and look again when half of the rest is used up.
+        # No way was known before either: continue, and search again when half of the rest is used up.
         self._sequence.closing_due = remaining // 2 if remaining else -1
         if not all(self._mask.accept(token_id) for token_id in taken):
             raise GrammarFailed("the grammar of this request refused what it had accepted")

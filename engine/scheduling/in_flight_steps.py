@@ -1,7 +1,7 @@
-"""`InFlightSteps`: the rows of launched steps until their results are followed (the scheduler runs ahead of the device).
+"""`InFlightSteps`: the rows of launched steps until their results are processed (the scheduler runs ahead of the device).
 
-Invariant: `num_in_flight` and `num_unknown` of a sequence are what its rows of the current epoch are still to bring; its
-adapter stays pinned until the last of its rows has landed. Steps land in the order of their launch.
+Invariant: `num_in_flight` and `num_unknown` of a sequence are the pending results of its rows in the current epoch. Its
+adapter stays pinned until the last of its rows is completed. Steps complete in the order of their launch.
 """
 
 from collections import deque
@@ -13,32 +13,32 @@ from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
-    """One launched step. `late`: sequences whose mask did not come, None before that is known."""
+class InFlightStep:
+    """One launched step. `late`: sequences whose mask was not ready; None before that is known."""
 
     plan: StepPlan
     late: Collection[Sequence] | None = None
 
 
 class InFlightSteps:
-    """At most two: the one that computes and the one that is planned meanwhile."""
+    """At most two steps: the one that computes and the one that is planned meanwhile."""
 
-    def __init__(self, leave: Callable[[Sequence], None]) -> None:
-        """`leave` gives back the pin of one departure."""
-        self._leave = leave
-        self._flights: deque[Flight] = deque()
+    def __init__(self, release_adapter: Callable[[Sequence], None]) -> None:
+        """`release_adapter` unpins the adapter of one departed sequence."""
+        self._release_adapter = release_adapter
+        self._steps: deque[InFlightStep] = deque()
 
     def launch(self, plan: StepPlan) -> None:
-        """Take the rows of `plan` for begun."""
-        self._flights.append(Flight(plan))
+        """Count the rows of `plan` as launched."""
+        self._steps.append(InFlightStep(plan))
         for row in plan.rows:
             row.sequence.num_in_flight += len(row.token_ids)
             row.sequence.num_launched += 1
 
     def sampling_rows(self, plan: StepPlan) -> list[PlannedRow]:
-        """The rows of `plan` whose logits choose a token, once every earlier step has landed.
+        """Return the rows of `plan` whose logits choose a token, once every earlier step is completed.
 
-        Not those that ended meanwhile, nor those behind whose token a grammar forced others.
+        Excludes rows that ended meanwhile, and rows after whose token a grammar forced others.
         """
         return [
             row
@@ -46,34 +46,36 @@ class InFlightSteps:
             if row.samples and is_live(row) and row.stop == len(row.sequence.token_ids)
         ]
 
-    def expect(self, plan: StepPlan, coming: Collection[Sequence], late: Collection[Sequence]) -> None:
-        """The sampling of `plan` has begun: of `coming` there will be a token, of `late` there was no mask in time."""
+    def expect(self, plan: StepPlan, sampled: Collection[Sequence], late: Collection[Sequence]) -> None:
+        """Record that the sampling of `plan` has started: `sampled` will get a token, the masks of `late` were not ready."""
         self._of(plan).late = late
-        for sequence in coming:
+        for sequence in sampled:
             sequence.num_unknown = 1
         for sequence in late:
             sequence.num_in_flight -= 1
             sequence.awaits_mask = True
 
-    def land(self, plan: StepPlan) -> Flight:
-        """The results of the step launched first are there. Raises `ValueError` for any other."""
-        flight = self._of(plan)
-        if flight is not self._flights[0]:
+    def complete(self, plan: StepPlan) -> InFlightStep:
+        """Remove and return the step whose results have arrived: the first launched one. Raises `ValueError` for any
+        other.
+        """
+        step = self._of(plan)
+        if step is not self._steps[0]:
             raise ValueError("steps are completed in the order in which they were planned")
-        return self._flights.popleft()
+        return self._steps.popleft()
 
-    def land_row(self, flight: Flight, row: PlannedRow) -> bool:
-        """Count what the row computed; False if that is of no use any more."""
+    def complete_row(self, step: InFlightStep, row: PlannedRow) -> bool:
+        """Count what the row computed; False if its result is not used any more."""
         sequence = row.sequence
         sequence.num_launched -= 1
         while sequence.num_departures and not sequence.num_launched:
             sequence.num_departures -= 1
-            self._leave(sequence)
+            self._release_adapter(sequence)
         if not is_live(row):
             return False
         computed = len(row.token_ids)
-        if flight.late and sequence in flight.late:
-            # Logits that brought no token are gone: the last token is computed again.
+        if step.late and sequence in step.late:
+            # Logits that gave no token are gone: the last token is computed again.
             computed -= 1
         sequence.num_in_flight -= computed
         sequence.num_computed_tokens += computed
@@ -81,15 +83,15 @@ class InFlightSteps:
         return True
 
     def depart(self, sequence: Sequence) -> None:
-        """The sequence leaves the batch; its adapter does with the last of its rows."""
+        """Drop the sequence's rows as it leaves the batch; its adapter is unpinned with the last of them."""
         self.forget(sequence)
         if sequence.num_launched:
             sequence.num_departures += 1
         else:
-            self._leave(sequence)
+            self._release_adapter(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Whatever launched steps still compute for a sequence is of no use."""
+        """Drop the results that launched steps still compute for a sequence."""
         sequence.epoch += 1
         sequence.num_in_flight = 0
         sequence.num_unknown = 0
@@ -98,13 +100,13 @@ class InFlightSteps:
         """Whether `expect` was called for this step."""
         return self._of(plan).late is not None
 
-    def _of(self, plan: StepPlan) -> Flight:
-        for flight in self._flights:
-            if flight.plan is plan:
-                return flight
+    def _of(self, plan: StepPlan) -> InFlightStep:
+        for step in self._steps:
+            if step.plan is plan:
+                return step
         raise ValueError("the step was not planned here, or has been completed")
 
 
 def is_live(row: PlannedRow) -> bool:
-    """Whether the row's sequence still runs and has not changed its mind since."""
+    """Whether the row's sequence still runs in the epoch of the row."""
     return row.epoch == row.sequence.epoch and row.sequence.status is SequenceStatus.RUNNING

@@ -1,4 +1,4 @@
-"""What is refused before it queues, and when a queued request is given up.
+"""Refuses requests that can never run, and finds queued requests whose deadline has passed.
 
 Invariant: whatever passes `RequestValidator.check` can run to its last token on an otherwise empty engine.
 """
@@ -19,7 +19,7 @@ DeadlineKind: TypeAlias = Literal["queue_timeout_s", "total_timeout_s"]
 
 @dataclass(frozen=True, slots=True)
 class RequestValidator:
-    """Sizes in tokens. `max_cache_tokens` is what the whole block pool holds."""
+    """Checks requests. Sizes in tokens. `max_cache_tokens` is the size of the whole block pool."""
 
     max_model_len: int
     max_cache_tokens: int
@@ -54,7 +54,7 @@ def _check_timeout(field: str, seconds: float | None) -> None:
 
 
 def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Sequence]:
-    """The `n` choices of a request, numbered from `order`, with one seed for all, drawn if none is asked for."""
+    """Create the `n` choices of a request, numbered from `order`, with one seed for all, drawn if the request has none."""
     seed = request.sampling.seed
     if seed is None:
         seed = int.from_bytes(os.urandom(8), "little") >> 1
@@ -72,7 +72,7 @@ def new_sequences(request: EngineRequest, arrival: float, order: int) -> list[Se
 
 
 class Deadlines:
-    """Request ids by the time they are due. Entries of ended requests are dropped when they come up."""
+    """Request ids by their deadlines. Entries of ended requests are dropped when they come up."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str, DeadlineKind]] = []

@@ -1,6 +1,7 @@
-"""`RunningBatch`: the sequences that are being computed, the oldest first, with their blocks and their adapters' places.
+"""`RunningBatch`: the sequences that are being computed, oldest first, with their blocks and their adapters' places.
 
-Invariant: a sequence in it holds blocks for every token that is planned; the oldest gets them whoever has to give way.
+Invariant: each of its sequences has blocks for every planned token. The oldest sequence always gets blocks; the newest is
+preempted for it.
 """
 
 from bisect import bisect_left, insort
@@ -19,20 +20,20 @@ def _order(sequence: Sequence) -> int:
 
 
 class RunningBatch:
-    """Knows nothing of the queue: who gave way is handed back."""
+    """The batch. It does not know the queue: it returns preempted sequences to its caller."""
 
     def __init__(
         self,
         config: SchedulerConfig,
         blocks: SequenceBlocks,
-        gate: AdapterScheduler,
-        flights: InFlightSteps,
+        adapters: AdapterScheduler,
+        in_flight: InFlightSteps,
         max_model_len: int,
     ) -> None:
-        self._most = config.max_num_seqs
+        self._max_sequences = config.max_num_seqs
         self._blocks = blocks
-        self._gate = gate
-        self._flights = flights
+        self._adapters = adapters
+        self._in_flight = in_flight
         self._max_model_len = max_model_len
         self._running: list[Sequence] = []
         self._victims: list[Sequence] = []
@@ -48,28 +49,28 @@ class RunningBatch:
     @property
     def num_free(self) -> int:
         """Sequences that may still join."""
-        return self._most - len(self._running)
+        return self._max_sequences - len(self._running)
 
     def join(self, sequence: Sequence) -> bool:
-        """Let a sequence join whose adapter is admitted; False when too few blocks are free."""
+        """Add a sequence whose adapter is admitted; False when too few blocks are free."""
         if not self._blocks.open(sequence, len(self._running)):
             return False
-        self._gate.enter(sequence)
+        self._adapters.activate(sequence)
         sequence.status = SequenceStatus.RUNNING
         insort(self._running, sequence, key=_order)
         return True
 
-    def leave(self, sequence: Sequence) -> None:
-        """Take out a sequence that ends, or has to give way. Its blocks are the caller's to close."""
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence that ends or is preempted. The caller gives its blocks back."""
         del self._running[bisect_left(self._running, sequence.order, key=_order)]
-        self._flights.depart(sequence)
+        self._in_flight.depart(sequence)
 
     def plan_decodes(self, step: StepRows) -> tuple[list[Sequence], list[Sequence]]:
-        """Add every sequence with one token to compute; return those with more, oldest first, and those preempted.
+        """Add every sequence with one token to compute; return those with more, oldest first, and the preempted ones.
 
-        Blocks are taken for all of them, oldest first, so that victims are never planned.
+        Blocks are taken for all of them, oldest first, so that a preempted sequence is never planned.
         """
-        begun: list[Sequence] = []
+        started: list[Sequence] = []
         running, block_size = self._running, self._blocks.block_size
         index = 0
         while index < len(running):
@@ -82,14 +83,14 @@ class RunningBatch:
                 break
             planned = sequence.num_computed_tokens + sequence.num_in_flight
             if planned < last:
-                begun.append(sequence)
+                started.append(sequence)
             elif planned == last and not sequence.awaits_mask:
                 step.add_last(sequence)
         victims, self._victims = self._victims, []
-        return begun, victims
+        return started, victims
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Blocks for all its tokens, preempting the newest as needed; False when that is the sequence itself."""
+        """Take blocks for all its tokens, preempting the newest as needed; False when the newest is the sequence itself."""
         while self._blocks.blocks_for(sequence.num_expected_tokens) > len(sequence.block_table):
             if self._blocks.grow(sequence) or self._blocks.reclaim():
                 continue
@@ -100,8 +101,8 @@ class RunningBatch:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """A token that a launched step samples for it is lost; the same one will be sampled again."""
-        self.leave(sequence)
+        """Preempt a sequence. A token that a launched step samples for it is lost; the same one will be sampled again."""
+        self.remove(sequence)
         self._blocks.close(sequence)
         sequence.awaits_mask = False
         sequence.num_preemptions += 1

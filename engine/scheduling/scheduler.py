@@ -1,7 +1,7 @@
 """`Scheduler`: continuous batching (Orca) with chunked prefill (Sarathi-Serve) and preemption by recompute.
 
-Invariant: every limit of a step is enforced here, where its plan is built; the oldest running sequence always
-progresses; every sequence added ends exactly once, with its blocks, pin and place given back.
+Invariant: every limit of a step is enforced here, where its plan is built. The oldest running sequence always progresses.
+Every added sequence ends exactly once, with its blocks, pin and place given back.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -43,7 +43,7 @@ def _has_mask(sequence: Sequence) -> bool:
 
 
 class Scheduler:
-    """Plans steps and follows their results. Used by one thread, the step loop's; does no I/O and never blocks.
+    """Plans steps and processes their results. Only the step thread uses it; it does no I/O and never blocks.
 
     Call `schedule`, run the plan, call `complete`, and collect `take_failures` after each of them.
     """
@@ -61,7 +61,7 @@ class Scheduler:
         vocab_size: int = 1 << 32,
         is_ready: Callable[[Sequence], bool] = _has_mask,
     ) -> None:
-        """`is_ready` keeps a sequence out of the batch; by default until a grammar's `token_mask` is set."""
+        """A sequence stays out of the batch until `is_ready`; by default, until a grammar's `token_mask` is set."""
         if not 1 <= config.max_num_seqs <= config.max_num_batched_tokens:
             raise ValueError("max_num_seqs must lie in 1..max_num_batched_tokens")
         if config.max_adapters_per_step < 1:
@@ -78,10 +78,10 @@ class Scheduler:
         self._max_model_len = max_model_len
         self._eos_token_ids = frozenset(eos_token_ids)
         self._is_ready = is_ready
-        self._gate = AdapterScheduler(config, residency, policy, clock)
-        self._flights = InFlightSteps(self._gate.leave)
-        self._batch = RunningBatch(config, self._blocks, self._gate, self._flights, max_model_len)
-        self._admission = RequestValidator(max_model_len, cache.pool.total * cache.block_size, vocab_size)
+        self._adapters = AdapterScheduler(config, residency, policy, clock)
+        self._in_flight = InFlightSteps(self._adapters.deactivate)
+        self._batch = RunningBatch(config, self._blocks, self._adapters, self._in_flight, max_model_len)
+        self._validator = RequestValidator(max_model_len, cache.pool.total * cache.block_size, vocab_size)
         self._deadlines = Deadlines()
         self._requests: dict[str, RequestChoices] = {}
         self._unready: dict[Sequence, None] = {}
@@ -99,12 +99,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences not in the batch, those that wait for an adapter, a mask or a sibling included."""
+        """Sequences outside the batch, including those that wait for an adapter, a mask or a sibling."""
         return self._num_live - len(self._batch)
 
     @property
     def num_waiting_for_adapter(self) -> int:
-        return self._gate.num_parked
+        return self._adapters.num_queued
 
     @property
     def num_waiting_for_grammar(self) -> int:
@@ -117,11 +117,11 @@ class Scheduler:
     @property
     def running_adapters(self) -> list[str]:
         """Distinct adapter digests in the batch."""
-        return self._gate.running_digests
+        return self._adapters.running_digests
 
     @property
     def waiting_adapters(self) -> list[str]:
-        """Distinct adapter digests that sequences outside the batch ask for. O(sequences)."""
+        """Distinct adapter digests of waiting and loading sequences. O(sequences)."""
         sequences = (sequence for request in self._requests.values() for sequence in request.sequences)
         waiting = (SequenceStatus.WAITING, SequenceStatus.LOADING)
         return sorted({s.adapter.digest for s in sequences if s.adapter is not None and s.status in waiting})
@@ -146,49 +146,50 @@ class Scheduler:
         return sequences
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when nothing can run now. One more may be planned before the last is completed.
+        """Return the next step, or None when nothing can run now. One more step may be planned before the last is
+        completed.
 
-        A sequence whose token is on its way goes on with it, unless that token is its last in any case.
+        A sequence whose token is still being sampled continues with it, unless that token is its last in any case.
         """
         self._expire()
         self._wake()
         step = StepRows(self.config.max_num_batched_tokens)
-        begun, preempted = self._batch.plan_decodes(step)
+        started, preempted = self._batch.plan_decodes(step)
         for sequence in preempted:
             self._enqueue(sequence)
-        plan = self._fill(step, begun, room=not preempted)
+        plan = self._fill(step, started, room=not preempted)
         if plan is not None:
-            self._flights.launch(plan)
+            self._in_flight.launch(plan)
         return plan
 
     def sampling_rows(self, plan: StepPlan) -> list[PlannedRow]:
-        """The rows of `plan` that are to be sampled, once every earlier step is completed."""
-        return self._flights.sampling_rows(plan)
+        """Return the rows of `plan` to sample, once every earlier step is completed."""
+        return self._in_flight.sampling_rows(plan)
 
-    def expect(self, plan: StepPlan, coming: Collection[Sequence], late: Collection[Sequence] = ()) -> None:
-        """The sampling of `plan` has begun: `coming` get a token, the masks of `late` did not come in time.
+    def expect(self, plan: StepPlan, sampled: Collection[Sequence], late: Collection[Sequence] = ()) -> None:
+        """Record that the sampling of `plan` has started: `sampled` get a token, the masks of `late` were not ready.
 
-        Needed before the next step is planned; a step completed before that tells by its results.
+        Required before the next step is planned. If a step is completed earlier, its results imply this.
         """
-        self._flights.expect(plan, coming, frozenset(late))
+        self._in_flight.expect(plan, sampled, frozenset(late))
 
     def complete(self, plan: StepPlan, sampled: Mapping[Sequence, SampledToken]) -> list[StepOutput]:
-        """Follow an executed plan, steps in their order. Rows that ended while it ran are dropped.
+        """Process the results of an executed plan, steps in their order. Rows that ended while it ran are dropped.
 
         A row whose logits were not finite, or whose constraints left no token, fails its request; the others go on.
         """
-        if not self._flights.is_expected(plan):
-            rows = self._flights.sampling_rows(plan)
+        if not self._in_flight.is_expected(plan):
+            rows = self._in_flight.sampling_rows(plan)
             self.expect(plan, (), [row.sequence for row in rows if row.sequence not in sampled])
-        flight = self._flights.land(plan)
+        step = self._in_flight.complete(plan)
         outputs: list[StepOutput] = []
         for row in plan.rows:
-            if self._flights.land_row(flight, row):
-                outputs += self._follow_row(row.sequence, sampled.get(row.sequence))
+            if self._in_flight.complete_row(step, row):
+                outputs += self._complete_row(row.sequence, sampled.get(row.sequence))
         return outputs
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End one choice from outside, for instance at a stop string. Does nothing when it has ended."""
+        """End one choice on request, for instance at a stop string. Does nothing when it has ended."""
         if sequence.status is SequenceStatus.FINISHED:
             return
         if sequence.choice == 0:
@@ -214,19 +215,19 @@ class Scheduler:
         return live
 
     def of_namespace(self, namespace: bytes) -> list[Sequence]:
-        """One choice of each of a tenant's requests. O(requests)."""
+        """Return one choice of each of a tenant's requests. O(requests)."""
         live = (request.live[0] for request in self._requests.values())
         return [sequence for sequence in live if sequence.request.namespace == namespace]
 
     def take_failures(self) -> list[tuple[Sequence, EngineError]]:
-        """Requests that failed since the last call: one sequence of each; its siblings have ended with it."""
+        """Return requests that failed since the last call: one sequence of each; its siblings have ended with it."""
         failures, self._failures = self._failures, []
         return failures
 
     def _check(self, request: EngineRequest) -> None:
         if request.request_id in self._requests:
             raise InvalidRequest("request_id", f"`request_id` {request.request_id} is in use")
-        self._admission.check(request)
+        self._validator.check(request)
         if self.num_waiting + request.sampling.n > self.config.max_waiting:
             raise EngineOverloaded(f"{self.num_waiting} of at most {self.config.max_waiting} sequences wait")
 
@@ -242,11 +243,11 @@ class Scheduler:
         self.fail(request.live[0], RequestTimeout(f"the request's `{kind}` has passed"))
 
     def _wake(self) -> None:
-        """Queue the sequences whose mask or adapter has come."""
+        """Queue the sequences whose mask or adapter has arrived."""
         for sequence in [s for s in self._unready if self._is_ready(s)]:
             del self._unready[sequence]
             self._enqueue(sequence)
-        ready, failed = self._gate.advance(self._batch.num_free)
+        ready, failed = self._adapters.advance(self._batch.num_free)
         for sequence in ready:
             sequence.status = SequenceStatus.WAITING
             self._policy.push(sequence)
@@ -257,30 +258,32 @@ class Scheduler:
         sequence.status = SequenceStatus.WAITING
         if not self._is_ready(sequence):
             self._unready[sequence] = None
-        elif self._gate.admits(sequence):
+        elif self._adapters.admits(sequence):
             self._policy.push(sequence)
         else:
-            self._gate.park(sequence)
+            self._adapters.queue(sequence)
 
-    def _fill(self, step: StepRows, begun: list[Sequence], room: bool) -> StepPlan | None:
-        """The step with what fits besides its single tokens. Whoever gave way must not come back for another."""
+    def _fill(self, step: StepRows, started: list[Sequence], room: bool) -> StepPlan | None:
+        """Complete the step with what fits besides its single tokens. After a preemption no sequence is admitted, so that
+        the preempted one does not return at once.
+        """
         if self.config.chunked_prefill:
-            self._plan_chunks(step, begun, room)
+            self._plan_chunks(step, started, room)
             return step.plan()
-        step.add_chunks(s for s in begun if s.is_past_prompt)
-        return self._plan_whole_prompt([s for s in begun if not s.is_past_prompt], room) or step.plan()
+        step.add_chunks(s for s in started if s.is_past_prompt)
+        return self._plan_whole_prompt([s for s in started if not s.is_past_prompt], room) or step.plan()
 
-    def _plan_chunks(self, step: StepRows, begun: list[Sequence], room: bool) -> None:
-        """Fill the step up to its token budget: what was begun before, then new prompts."""
-        step.add_chunks(by_urgency(begun, self._batch.oldest) if begun else ())
+    def _plan_chunks(self, step: StepRows, started: list[Sequence], room: bool) -> None:
+        """Fill the step up to its token budget: first started sequences, then new prompts."""
+        step.add_chunks(by_urgency(started, self._batch.oldest) if started else ())
         while room and not step.is_full:
             admitted = self._admit_next()
             if admitted is None:
                 return
             step.add_chunks((admitted,))
 
-    def _plan_whole_prompt(self, begun: list[Sequence], room: bool) -> StepPlan | None:
-        sequence = begun[0] if begun else self._admit_next() if room else None
+    def _plan_whole_prompt(self, started: list[Sequence], room: bool) -> StepPlan | None:
+        sequence = started[0] if started else self._admit_next() if room else None
         if sequence is None:
             return None
         return StepPlan((PlannedRow.of(sequence, sequence.num_uncomputed_tokens),))
@@ -290,18 +293,18 @@ class Scheduler:
         if not self._batch.num_free:
             return None
         sequence = self._policy.peek()
-        while sequence is not None and not self._gate.admits(sequence):
+        while sequence is not None and not self._adapters.admits(sequence):
             self._policy.remove(sequence)
-            self._gate.park(sequence)
+            self._adapters.queue(sequence)
             sequence = self._policy.peek()
         if sequence is None or not self._batch.join(sequence):
             return None
         self._policy.remove(sequence)
-        self._account(sequence)
+        self._count_admission(sequence)
         return sequence
 
-    def _account(self, sequence: Sequence) -> None:
-        """Count the first admission of a choice; recomputation after a preemption is nobody's service."""
+    def _count_admission(self, sequence: Sequence) -> None:
+        """Count the first admission of a choice. Recomputation after a preemption is charged to no tenant."""
         request = self._requests[sequence.request_id]
         if not request.admitted:
             request.admitted = True
@@ -313,8 +316,8 @@ class Scheduler:
         if not sequence.num_preemptions:
             self._policy.charge_prompt(sequence, sequence.num_uncomputed_tokens)
 
-    def _follow_row(self, sequence: Sequence, token: SampledToken | None) -> list[StepOutput]:
-        """What a landed row brings: its token, if it has one, and full blocks."""
+    def _complete_row(self, sequence: Sequence, token: SampledToken | None) -> list[StepOutput]:
+        """Process a completed row: its token, if it has one, and full blocks."""
         if token is not None and not token.finite:
             self._fail_row(sequence, token.failure)
             return []
@@ -326,14 +329,14 @@ class Scheduler:
             return []
         fresh = len(sequence.token_ids) - known
         if token is not None and not fresh:
-            # Logits that brought no token are gone: the row's last token is computed again.
-            self._flights.forget(sequence)
+            # Logits that gave no token are gone: the row's last token is computed again.
+            self._in_flight.forget(sequence)
             sequence.num_computed_tokens -= 1
         if sequence.num_computed_tokens // self._blocks.block_size != sequence.num_registered_blocks:
             self._blocks.register(sequence)
         if token is None or not fresh:
             return []
-        return self._follow(sequence, token.logprob, fresh, reason)
+        return self._outputs(sequence, token.logprob, fresh, reason)
 
     def _fail_row(self, sequence: Sequence, error: EngineError) -> None:
         if isinstance(error, NonFiniteLogits):
@@ -341,22 +344,22 @@ class Scheduler:
         self.fail(sequence, error)
 
     def _append(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        """Append a sampled token, and what must follow it under a grammar. Why the sequence ends with them, or None."""
+        """Append a sampled token and those that a grammar forces; return why the sequence ends with them, or None."""
         mask = sequence.token_mask
         if mask is not None:
             return advance_grammar(sequence, mask, token_id, self._eos_token_ids, self._max_model_len)
         sequence.token_ids.append(token_id)
         return finish_reason(sequence, self._eos_token_ids, self._max_model_len)
 
-    def _follow(
+    def _outputs(
         self, sequence: Sequence, logprob: TokenLogprob | None, fresh: int, reason: FinishReason | None
     ) -> list[StepOutput]:
-        """The outputs of the `fresh` tokens just appended."""
+        """Return the outputs of the `fresh` tokens just appended."""
         first = sequence.num_output_tokens == fresh
         if first:
             sequence.first_token_at = self._clock()
             if sequence.choice == 0:
-                self._release_siblings(sequence)
+                self._queue_siblings(sequence)
         self._policy.charge_output(sequence, fresh)
         self.num_forced_tokens += fresh - 1
         tokens = sequence.token_ids[-fresh:]
@@ -364,19 +367,19 @@ class Scheduler:
             self._end(sequence, reason)
         return step_outputs(sequence, tokens, logprob, reason, first)
 
-    def _release_siblings(self, first: Sequence) -> None:
-        """Let the other choices queue, holding the full blocks of the common prompt."""
+    def _queue_siblings(self, first: Sequence) -> None:
+        """Queue the other choices, with the full blocks of the common prompt."""
         for sibling in self._requests[first.request_id].take_siblings():
             self._blocks.fork(first, sibling)
             self._enqueue(sibling)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Give back everything a sequence holds, wherever it is."""
+        """Give back everything that a sequence uses, whatever its status."""
         if sequence.status is SequenceStatus.RUNNING:
-            self._batch.leave(sequence)
+            self._batch.remove(sequence)
         else:
             self._policy.remove(sequence)
-            self._gate.discard(sequence)
+            self._adapters.discard(sequence)
             self._unready.pop(sequence, None)
         self._blocks.close(sequence)
         sequence.status = SequenceStatus.FINISHED

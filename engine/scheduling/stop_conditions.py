@@ -1,6 +1,6 @@
-"""When a choice ends by its tokens alone. Invariant: nothing but a length ends it before `min_tokens` are sampled.
+"""When a choice ends by its tokens alone. Invariant: only a length ends it before `min_tokens` are sampled.
 
-Stop strings are matched on text elsewhere and end a choice from outside.
+Stop strings are matched on text elsewhere; the output processor then ends the choice.
 """
 
 from loraplex.engine.batch.sequence import Sequence
@@ -8,7 +8,7 @@ from loraplex.engine.messages import FinishReason
 
 
 def ends_with_unknown(sequence: Sequence, max_model_len: int) -> bool:
-    """Whether a token is on its way that is the sequence's last, whatever it is."""
+    """Whether the token being sampled is the sequence's last, whatever its value."""
     known = len(sequence.token_ids)
     most = sequence.num_prompt_tokens + sequence.request.sampling.max_tokens
     return sequence.num_unknown > 0 and known + 1 >= min(most, max_model_len)
@@ -17,7 +17,7 @@ def ends_with_unknown(sequence: Sequence, max_model_len: int) -> bool:
 def finish_reason(
     sequence: Sequence, eos_token_ids: frozenset[int], max_model_len: int
 ) -> FinishReason | None:
-    """Why a sequence ends with its newest token, or None. Sets `stopped_by` for one of `stop_token_ids`."""
+    """Return why a sequence ends with its newest token, or None. Sets `stopped_by` for one of `stop_token_ids`."""
     sampling = sequence.request.sampling
     token_id = sequence.token_ids[-1]
     num_output = sequence.num_output_tokens

@@ -1,1 +1,1 @@
-"""Grammar bitmasks, compiled and filled off the step loop."""
+"""Grammar bitmasks, compiled and filled outside the step loop."""

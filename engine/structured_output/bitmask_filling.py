@@ -1,9 +1,9 @@
-"""`BitmaskFiller`: grammar masks filled on side threads while the device computes.
+"""`BitmaskFiller`: fills grammar masks on side threads while the device computes.
 
-Invariant: a step waits for masks at most the timeout it grants. A mask that is late is not lost: its row sits out until
-it is there, or ends alone once the one mask has taken `timeout_s`; nobody else waits for it, or for its thread. No mask
-of a family is in the step thread's hands while another of it is being filled: it would wait for that one's lock. So the masks
-of a family are begun together and used together, and who joins meanwhile waits for the next time.
+Invariant: a step waits for masks at most its timeout. A row with a late mask skips steps until the mask is ready, or ends
+alone once that mask has taken `timeout_s`; no other row waits for it or for its thread. The step thread uses no mask of a
+family while another mask of it is being filled, because it would wait for that one's lock. So the masks of a family are
+started together and used together, and a row that joins meanwhile waits for the next round.
 """
 
 import os
@@ -21,10 +21,10 @@ from loraplex.engine.structured_output.bitmask_threads import BitmaskJob, Bitmas
 from loraplex.engine.threads import join_all
 
 SLOW_S = 0.005
-"""Processor time. A row whose masks take this long queues with the other slow ones."""
+"""Processor time. A row whose masks take this long queues with the other slow rows."""
 
-SLOW_LANE_NICENESS = 10
-"""Slow masks give way to the forward pass, which needs every core at once: they hold up their own rows alone."""
+SLOW_NICENESS = 10
+"""Slow masks give way to the forward pass, which needs every core at once: they delay their own rows alone."""
 
 
 @dataclass(slots=True)
@@ -36,10 +36,10 @@ class Masks:
 
 
 class BitmaskFiller:
-    """Called by the step thread alone. Threads start with the first mask.
+    """Only the step thread calls it. Threads start with the first mask.
 
-    First masks, of which nothing is known, and those of rows whose masks were slow have lanes of their own: in one lane
-    with them, a mask that takes microseconds would wait for all of theirs.
+    First masks, whose cost is unknown, and masks of rows that were slow have threads of their own. In one queue with them,
+    a mask that takes microseconds would wait for all of theirs.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BitmaskFiller:
         clock: Callable[[], float] = time.monotonic,
         work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`work_clock` tells slow masks from those that a busy machine interrupted; it is read on their threads."""
+        """`work_clock` distinguishes slow masks from masks that a busy machine interrupted; it is read on their threads."""
         self._words = (vocab_size + 31) // 32
         self._timeout_s = timeout_s
         self._clock = clock
@@ -57,11 +57,11 @@ class BitmaskFiller:
         cores = os.sched_getaffinity(0)
         self._first, self._quick, self._slow = (
             BitmaskThreads(self._arrived, cores, clock, work_clock, niceness)
-            for niceness in (0, 0, SLOW_LANE_NICENESS)
+            for niceness in (0, 0, SLOW_NICENESS)
         )
         self._countdown = Countdown(0)
-        self._fills: dict[Sequence, BitmaskJob] = {}
-        self._held_back: set[Sequence] = set()
+        self._jobs: dict[Sequence, BitmaskJob] = {}
+        self._postponed: set[Sequence] = set()
         self._stuck: list[BitmaskJob] = []
         self._free_rows: list[Tensor] = []
         self.seconds = 0.0
@@ -69,91 +69,91 @@ class BitmaskFiller:
 
     @property
     def has_late(self) -> bool:
-        """Whether a mask of an earlier step is still on its way or waits to be used."""
-        return bool(self._fills or self._held_back)
+        """Whether a mask of an earlier step is still being filled or waits to be used."""
+        return bool(self._jobs or self._postponed)
 
     def begin(self, sequences: Collection[Sequence]) -> None:
-        """Have the masks of these sequences filled, but for those that are on their way."""
-        used = {self._fills[sequence].mask.family for sequence in sequences if sequence in self._fills}
+        """Start filling the masks of these sequences, except those that are being filled already."""
+        used = {self._jobs[sequence].mask.family for sequence in sequences if sequence in self._jobs}
         taken = used | self._pending_families()
-        missing = [sequence for sequence in sequences if sequence not in self._fills]
+        missing = [sequence for sequence in sequences if sequence not in self._jobs]
         fresh = [sequence for sequence in missing if _family(sequence) not in taken]
-        self._held_back.difference_update(fresh)
-        self._held_back.update(sequence for sequence in missing if _family(sequence) in taken)
+        self._postponed.difference_update(fresh)
+        self._postponed.update(sequence for sequence in missing if _family(sequence) in taken)
         self._countdown = Countdown(0)
         stuck = self._stuck_families()
-        fills = [self._new_fill(sequence, stuck) for sequence in fresh]
-        self._fills.update(zip(fresh, fills, strict=True))
-        fills = [fill for fill in fills if fill.error is None]
-        self._countdown.remaining = sum(fill.countdown is self._countdown for fill in fills)
-        for lane in (self._quick, self._first, self._slow):
-            lane.put([fill for fill in fills if fill.lane is lane])
+        jobs = [self._new_job(sequence, stuck) for sequence in fresh]
+        self._jobs.update(zip(fresh, jobs, strict=True))
+        jobs = [job for job in jobs if job.error is None]
+        self._countdown.remaining = sum(job.countdown is self._countdown for job in jobs)
+        for threads in (self._quick, self._first, self._slow):
+            threads.put([job for job in jobs if job.threads is threads])
 
     def collect(self, sequences: Collection[Sequence], timeout_s: float) -> Masks:
-        """The masks of these sequences, all given to `begin` before; rows are valid until `give_back`.
+        """Return the masks of these sequences, all given to `begin` before; rows are valid until `give_back`.
 
-        Waits at most `timeout_s`, and for none of those that were slow before.
+        Waits at most `timeout_s`, and not at all for masks of rows that were slow before.
         """
         countdown = self._countdown
         with self._arrived:
             self._arrived.wait_for(lambda: not countdown.remaining, timeout_s)
         masks = Masks()
-        held_up: set[BitmaskThreads] = set()
-        begun = [sequence for sequence in sequences if sequence in self._fills]
-        self.num_late += len(sequences) - len(begun)
-        settled = {sequence: self._is_settled(self._fills[sequence]) for sequence in begun}
+        stalled: set[BitmaskThreads] = set()
+        started = [sequence for sequence in sequences if sequence in self._jobs]
+        self.num_late += len(sequences) - len(started)
+        settled = {sequence: self._is_settled(self._jobs[sequence]) for sequence in started}
         busy = self._busy_families()
-        for sequence in begun:
-            fill = self._fills[sequence]
+        for sequence in started:
+            job = self._jobs[sequence]
             if not settled[sequence]:
-                held_up.add(fill.lane)
-            if not settled[sequence] or _must_wait(fill, busy):
+                stalled.add(job.threads)
+            if not settled[sequence] or _must_wait(job, busy):
                 self.num_late += 1
                 continue
-            del self._fills[sequence]
-            # An average of sorts: one quick mask among slow ones makes no quick row.
-            sequence.mask_seconds = max(fill.seconds, (sequence.mask_seconds or 0.0) / 2)
-            self.seconds += fill.seconds
-            if fill.error is not None:
-                masks.errors[sequence] = fill.error
+            del self._jobs[sequence]
+            # A decaying maximum: one fast mask among slow ones does not make a row fast.
+            sequence.mask_seconds = max(job.seconds, (sequence.mask_seconds or 0.0) / 2)
+            self.seconds += job.seconds
+            if job.error is not None:
+                masks.errors[sequence] = job.error
             else:
-                masks.rows[sequence] = fill.row
-        for lane in held_up:
-            lane.relieve()
+                masks.rows[sequence] = job.row
+        for threads in stalled:
+            threads.relieve()
         return masks
 
     def give_back(self, masks: Masks) -> None:
-        """The rows of `masks` have been read."""
+        """Reuse the rows of `masks`, which have been read."""
         self._free_rows.extend(masks.rows.values())
 
     def poll(self) -> list[Sequence]:
-        """The sequences whose late mask has come, or has failed as `collect` will tell; those that ended are forgotten."""
-        settled = [sequence for sequence, fill in self._fills.items() if self._is_settled(fill)]
+        """Return the sequences whose late mask is ready or has failed (`collect` reports which); ended ones are forgotten."""
+        settled = [sequence for sequence, job in self._jobs.items() if self._is_settled(job)]
         busy = self._busy_families()
-        settled = [sequence for sequence in settled if not _must_wait(self._fills[sequence], busy)]
+        settled = [sequence for sequence in settled if not _must_wait(self._jobs[sequence], busy)]
         for sequence in settled:
             if sequence.status is SequenceStatus.FINISHED:
-                del self._fills[sequence]
+                del self._jobs[sequence]
         pending = self._pending_families()
-        free = {sequence for sequence in self._held_back if _family(sequence) not in pending}
-        self._held_back -= free
+        free = {sequence for sequence in self._postponed if _family(sequence) not in pending}
+        self._postponed -= free
         return [*settled, *free]
 
     def close(self) -> None:
-        """Let the threads end after what they are at."""
+        """End the threads after their current masks."""
         join_all([*self._quick.close(), *self._first.close(), *self._slow.close()])
 
-    def _new_fill(self, sequence: Sequence, stuck: set[object]) -> BitmaskJob:
+    def _new_job(self, sequence: Sequence, stuck: set[object]) -> BitmaskJob:
         if sequence.token_mask is None:
             raise ValueError("a sequence without a grammar has no mask")
-        lane = self._lane(sequence.mask_seconds)
-        awaited = Countdown(1) if lane is self._slow else self._countdown
-        fill = BitmaskJob(sequence.token_mask, self._row(), awaited, lane)
+        threads = self._threads_for(sequence.mask_seconds)
+        awaited = Countdown(1) if threads is self._slow else self._countdown
+        job = BitmaskJob(sequence.token_mask, self._row(), awaited, threads)
         if sequence.token_mask.family in stuck:
-            fill.error = GrammarTooSlow("a mask of this request's grammar never came to an end")
-        return fill
+            job.error = GrammarTooSlow("a mask of this request's grammar never came to an end")
+        return job
 
-    def _lane(self, seconds: float | None) -> BitmaskThreads:
+    def _threads_for(self, seconds: float | None) -> BitmaskThreads:
         if seconds is None:
             return self._first
         return self._quick if seconds < SLOW_S else self._slow
@@ -162,28 +162,28 @@ class BitmaskFiller:
         return self._free_rows.pop() if self._free_rows else torch.zeros(1, self._words, dtype=torch.int32)
 
     def _busy_families(self) -> set[object]:
-        """Families of which some mask is being filled, or about to be, whoever still waits for it."""
+        """Families with a mask that is being filled or queued, whether or not a row still waits for it."""
         return self._pending_families() | self._stuck_families()
 
     def _pending_families(self) -> set[object]:
-        """Families of which a row's mask is on its way."""
-        return {fill.mask.family for fill in self._fills.values() if not fill.done and fill.error is None}
+        """Families with a row whose mask is not ready."""
+        return {job.mask.family for job in self._jobs.values() if not job.done and job.error is None}
 
     def _stuck_families(self) -> set[object]:
-        """Families of which a mask was given up and is still being filled."""
-        self._stuck = [fill for fill in self._stuck if not fill.done]
-        return {fill.mask.family for fill in self._stuck}
+        """Families with an abandoned mask that is still being filled."""
+        self._stuck = [job for job in self._stuck if not job.done]
+        return {job.mask.family for job in self._stuck}
 
-    def _is_settled(self, fill: BitmaskJob) -> bool:
-        """True once there is a mask or an error. A thread that took too long is left to itself."""
-        if fill.done or fill.error is not None:
+    def _is_settled(self, job: BitmaskJob) -> bool:
+        """True once there is a mask or an error. Abandons a thread that takes too long."""
+        if job.done or job.error is not None:
             return True
-        if fill.began is None or self._clock() - fill.began <= self._timeout_s:
+        if job.began is None or self._clock() - job.began <= self._timeout_s:
             return False
-        if fill.lane.give_up(fill):
-            self._stuck.append(fill)
-            fill.seconds = self._timeout_s
-            fill.error = GrammarTooSlow(
+        if job.threads.give_up(job):
+            self._stuck.append(job)
+            job.seconds = self._timeout_s
+            job.error = GrammarTooSlow(
                 f"one mask of this request's grammar took longer than {self._timeout_s} s"
             )
         return True
@@ -193,6 +193,6 @@ def _family(sequence: Sequence) -> object:
     return None if sequence.token_mask is None else sequence.token_mask.family
 
 
-def _must_wait(fill: BitmaskJob, busy: set[object]) -> bool:
-    """Whether the step thread would wait for another mask's thread when it used this one. A failed one is not used."""
-    return fill.error is None and fill.mask.family in busy
+def _must_wait(job: BitmaskJob, busy: set[object]) -> bool:
+    """Whether the step thread would wait for another mask's thread when it used this one. A failed mask is not used."""
+    return job.error is None and job.mask.family in busy

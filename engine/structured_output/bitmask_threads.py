@@ -1,6 +1,6 @@
-"""`BitmaskThreads`: side threads that fill masks in the order in which they were handed over.
+"""`BitmaskThreads`: side threads that fill masks in the order of their submission.
 
-Invariant: a thread whose mask takes too long is given up and replaced; what it still writes, nobody reads.
+Invariant: a thread whose mask takes too long is abandoned and replaced; its later output is never read.
 """
 
 import logging
@@ -17,26 +17,28 @@ from loraplex.engine.threads import lower_priority, start_side_thread
 from loraplex.engine.token_mask import TokenMask
 
 MAX_THREADS = 2
-"""The second is started only when a mask holds up those behind it. More could not be told from a busy machine."""
+"""The second thread starts only when a mask delays those behind it. With more, slow masks look the same as a busy machine."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Countdown:
-    """How many masks of one step are still to come."""
+    """Number of masks of one step that are not ready yet."""
 
     remaining: int
 
 
 @dataclass(slots=True, eq=False)
 class BitmaskJob:
-    """One mask on its way. `row` is int32 [1, words]; `began` None: no thread has taken it up; `seconds` is its work."""
+    """One mask to fill. `row` is int32 [1, words]; `began` None: no thread has started it; `seconds` is its processor
+    time.
+    """
 
     mask: TokenMask
     row: Tensor
     countdown: Countdown
-    lane: "BitmaskThreads"
+    threads: "BitmaskThreads"
     began: float | None = None
     thread_id: int = 0
     seconds: float = 0.0
@@ -46,7 +48,7 @@ class BitmaskJob:
 
 
 class BitmaskThreads:
-    """Called by the step thread alone. `arrived` guards every `BitmaskJob` and is told when a countdown has run down."""
+    """Only the step thread calls it. `arrived` guards every `BitmaskJob` and is notified when a countdown reaches 0."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class BitmaskThreads:
         self._threads: dict[int, threading.Thread] = {}
 
     def put(self, fills: Collection[BitmaskJob]) -> None:
-        """Have these filled. One call for all: a thread woken for the first would take the interpreter from the rest."""
+        """Queue these jobs. One call for all: a thread woken for the first would take the interpreter from the rest."""
         self._waiting.extend(fills)
         if fills and self._threads:
             self._calls.put(True)
@@ -74,14 +76,14 @@ class BitmaskThreads:
             self._start_thread()
 
     def relieve(self) -> None:
-        """Have what waits behind a slow mask, now or in the next step, taken up by a new thread or by one that sleeps."""
+        """Let a new or an idle thread take the jobs that wait behind a slow mask, now or in the next step."""
         if len(self._threads) < MAX_THREADS:
             self._start_thread()
         else:
             self._calls.put(True)
 
     def give_up(self, fill: BitmaskJob) -> bool:
-        """Leave the thread that is at this mask to itself. False if the mask has come after all."""
+        """Abandon the thread that fills this mask. False if the mask is ready after all."""
         with self._arrived:
             if fill.done:
                 return False
@@ -93,7 +95,7 @@ class BitmaskThreads:
         return True
 
     def close(self) -> list[threading.Thread]:
-        """Let the threads end after what they are at; these are they."""
+        """Let the threads end after their current masks; return them."""
         for _ in self._threads:
             self._calls.put(False)
         return list(self._threads.values())
@@ -103,7 +105,7 @@ class BitmaskThreads:
         self._threads[thread.native_id or 0] = thread
 
     def _run(self) -> None:
-        """Fill what waits, then wait for a call. A thread that was given up ends."""
+        """Fill queued masks, then wait for a call. An abandoned thread ends."""
         while True:
             try:
                 fill = self._waiting.popleft()
@@ -115,7 +117,7 @@ class BitmaskThreads:
                 return
 
     def _fill(self, fill: BitmaskJob) -> bool:
-        """False if it took so long that another thread is in this one's place."""
+        """Fill one mask. False if it took so long that another thread has replaced this one."""
         fill.thread_id = threading.get_native_id()
         fill.began = self._clock()
         began = self._work_clock()
@@ -136,7 +138,7 @@ def _attempt(fill: BitmaskJob) -> EngineError | None:
     try:
         fill.mask.fill(fill.row, 0)
     except BaseException as error:
-        # Panics of extension modules are no `Exception`.
+        # Panics of extension modules are not derived from `Exception`.
         _logger.exception("a grammar's mask could not be filled")
         return GrammarFailed.of(error)
     return None

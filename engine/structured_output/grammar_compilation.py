@@ -1,7 +1,7 @@
-"""`GrammarCompilation`: grammars compiled on side threads of low priority while their rows wait outside the batch.
+"""`GrammarCompilation`: compiles grammars on side threads of low priority while their rows wait outside the batch.
 
-Invariant: every request asked for comes back once from `take`, with its mask or with the error that ends it alone;
-tenants take turns, so that one tenant's queue holds up nobody else's. What was dropped never comes back.
+Invariant: `take` returns every started request once, with its mask or with the error that ends it alone. Tenants take
+turns, so that one tenant's queue delays no other tenant. A dropped request is never returned.
 """
 
 import logging
@@ -17,14 +17,14 @@ from loraplex.engine.threads import join_all, start_side_thread
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
 NICENESS = 10
-"""A tenth of a core against a step loop that wants all of it. At 19, a fiftieth, a compilation of 0.3 s took 2 to 10 s
-under load, and its row waited for it."""
+"""A tenth of a core next to a step loop that wants all of it. At 19, a fiftieth, a compilation of 0.3 s took 2 to 10 s
+under load, while its row waited for it."""
 
 _logger = logging.getLogger(__name__)
 
 
 class GrammarCompilation:
-    """Everything but the compiling itself happens on the caller's thread. Threads start with the first grammar."""
+    """Only the compiling itself runs on side threads. They start with the first grammar."""
 
     def __init__(
         self, factory: TokenMaskFactory, threads: int = 1, clock: Callable[[], float] = time.monotonic
@@ -44,7 +44,7 @@ class GrammarCompilation:
         self.seconds = 0.0
 
     def start(self, ticket: int, namespace: bytes, grammar: bytes) -> None:
-        """Queue one grammar. No `ticket` is ever used twice."""
+        """Queue one grammar. Every `ticket` is used only once."""
         self._awaited.add(ticket)
         with self._changed:
             self._queues.setdefault(namespace, deque()).append((ticket, grammar))
@@ -53,7 +53,7 @@ class GrammarCompilation:
             self._running.append(start_side_thread("mask-compilation", self._run, self._cores, NICENESS))
 
     def drop(self, ticket: int) -> None:
-        """Forget a request that ended. A compilation that runs goes on to its end, unheard. Idempotent."""
+        """Forget a request that ended. A running compilation continues, and its result is discarded. Idempotent."""
         if ticket not in self._awaited:
             return
         self._awaited.discard(ticket)
@@ -66,7 +66,9 @@ class GrammarCompilation:
                     del self._queues[namespace]
 
     def take(self) -> list[tuple[int, TokenMask | GrammarFailed]]:
-        """(ticket, mask at its start or error) of what has come since the last call. Costs nothing while none waits."""
+        """Return (ticket, mask at its start or error) for what was compiled since the last call. Costs nothing while none
+        waits.
+        """
         taken: list[tuple[int, TokenMask | GrammarFailed]] = []
         while self._awaited:
             try:
@@ -79,7 +81,7 @@ class GrammarCompilation:
         return taken
 
     def close(self) -> None:
-        """Let the threads end after what they are at."""
+        """End the threads after their current compilations."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -95,7 +97,7 @@ class GrammarCompilation:
             self._done.put((ticket, self._compile(namespace, grammar)))
 
     def _next(self) -> tuple[bytes, int, bytes]:
-        """The oldest grammar of the tenant whose turn it is."""
+        """Remove and return the oldest grammar of the tenant whose turn it is."""
         namespace, queue = self._queues.popitem(last=False)
         ticket, grammar = queue.popleft()
         if queue:
@@ -108,7 +110,7 @@ class GrammarCompilation:
         try:
             outcome = self._factory(namespace, grammar)
         except BaseException:
-            # Panics of extension modules are no `Exception`.
+            # Panics of extension modules are not derived from `Exception`.
             _logger.exception("a grammar could not be compiled")
             outcome = GrammarFailed("the grammar of this request could not be compiled")
         with self._changed:

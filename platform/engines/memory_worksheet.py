@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from loraplex.engine.capacity.memory_advice import Advice, told
+from loraplex.engine.capacity.memory_advice import Advice, format_bytes
 from loraplex.engine.capacity.memory_plan import MemoryPlan
 
 
@@ -49,16 +49,20 @@ def worksheet_table(plan: MemoryPlan, measured: Mapping[str, int] | None = None)
     table = Table("memory", "planned", "what", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     for weight in plan.weights:
-        table.add_row(weight.kind, told(weight.num_bytes), f"{_numbers(weight.count)} in {weight.format}")
-    table.add_row("adapters", told(plan.adapter_budget), _adapters(plan))
+        table.add_row(
+            weight.kind, format_bytes(weight.num_bytes), f"{_numbers(weight.count)} in {weight.format}"
+        )
+    table.add_row("adapters", format_bytes(plan.adapter_budget), _adapters(plan))
     table.add_row(
-        "KV cache", told(plan.kv_bytes), f"{plan.kv_tokens:,} tokens of {told(plan.kv_token_bytes)}"
+        "KV cache",
+        format_bytes(plan.kv_bytes),
+        f"{plan.kv_tokens:,} tokens of {format_bytes(plan.kv_token_bytes)}",
     )
     for name, num_bytes in plan.reserve:
-        table.add_row(name, told(num_bytes), "estimated")
-    table.add_row("total", told(plan.total), _budget(plan), style="bold" if plan.fits else "bold red")
+        table.add_row(name, format_bytes(num_bytes), "estimated")
+    table.add_row("total", format_bytes(plan.total), _budget(plan), style="bold" if plan.fits else "bold red")
     for name, num_bytes in (measured or {}).items():
-        table.add_row(f"measured: {name}", told(num_bytes), "")
+        table.add_row(f"measured: {name}", format_bytes(num_bytes), "")
     table.add_row("rows", f"{plan.rows:,}", f"of {plan.context:,} tokens at once")
     return table
 
@@ -76,11 +80,11 @@ def _numbers(count: int) -> str:
 def _adapters(plan: MemoryPlan) -> str:
     if not plan.adapter_budget:
         return "none"
-    kinds = (f"{a.resident} in {a.page_dtype} ({told(a.num_bytes)} each)" for a in plan.adapters)
+    kinds = (f"{a.resident} in {a.page_dtype} ({format_bytes(a.num_bytes)} each)" for a in plan.adapters)
     return f"rank {plan.rank}: " + ", ".join(kinds)
 
 
 def _budget(plan: MemoryPlan) -> str:
     if plan.budget is None or plan.machine.memory is None:
         return ""
-    return f"{told(plan.budget)} that may be used of {told(plan.machine.memory)}"
+    return f"{format_bytes(plan.budget)} that may be used of {format_bytes(plan.machine.memory)}"

@@ -221,7 +221,7 @@ class SimulatedResidency:
 
 
 def next_token(tokens: list[int]) -> int:
-    """The simulated model: any change of any token before changes what follows."""
+    """The simulated model: changing any earlier token changes what follows."""
     return 10 + hash(tuple(tokens)) % 1000
 
 
@@ -247,7 +247,7 @@ class Simulation:
         overlap: bool = False,
         **config: Any,
     ) -> None:
-        """With `overlap` a step is launched before the results of the one before it are followed, as `Engine` does."""
+        """With `overlap` a step is launched before the results of the previous one are processed, as in `Engine`."""
         self.overlap = overlap
         self.in_flight: StepPlan | None = None
         self._results: dict[Sequence, SampledToken] = {}
@@ -312,7 +312,7 @@ class Simulation:
         if self.overlap:
             self._step_ahead(plan)
         elif plan is not None:
-            self._follow(self.scheduler.complete(plan, self.execute(plan)))
+            self._record(self.scheduler.complete(plan, self.execute(plan)))
         self.failures += self.scheduler.take_failures()
         self.check()
         return plan
@@ -338,13 +338,13 @@ class Simulation:
         if plan is not None:
             self._compute(plan, results)
         if before is not None:
-            self._follow(self.scheduler.complete(before, results))
+            self._record(self.scheduler.complete(before, results))
         if plan is not None:
             sequences = [row.sequence for row in self.scheduler.sampling_rows(plan)]
             self._results = {s: self._token(s) for s in sequences if s not in self.late}
             self.scheduler.expect(plan, self._results, [s for s in sequences if s in self.late])
 
-    def _follow(self, outputs: list[StepOutput]) -> None:
+    def _record(self, outputs: list[StepOutput]) -> None:
         self.outputs += outputs
         self.first_token_at.update({o.sequence: self.now for o in outputs if o.first})
 

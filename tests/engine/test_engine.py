@@ -1,6 +1,6 @@
 """`Engine` end to end on a tiny random Llama in fp32, against `transformers` and PEFT one request at a time.
 
-Invariant: whoever shares the batch, a request's greedy tokens are the reference's wherever its top-2 margin exceeds 1e-3.
+Invariant: in any batch, a request's greedy tokens are the reference's wherever its top-2 margin exceeds 1e-3.
 """
 
 import copy
@@ -31,7 +31,7 @@ VOCAB, HIDDEN, LAYERS, EOS = 128, 64, 2, 2
 NAMESPACE = bytes(32)
 MARGIN = 1e-3
 
-# name -> what PEFT is asked for; ranks differ by module in "patterned"
+# name -> PEFT's arguments; ranks differ by module in "patterned"
 ADAPTERS: dict[str, dict[str, Any]] = {
     "attention": {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj", "o_proj"]},
     "mlp": {"r": 3, "lora_alpha": 6, "target_modules": ["gate_proj", "down_proj"]},
@@ -306,7 +306,7 @@ def test_random_joins_and_leaves_change_no_tokens(
 
 
 def test_a_row_that_stops_with_a_step_in_flight_leaves_nothing(harness: Callable[..., Harness]) -> None:
-    """Its adapter is pinned until that step has landed, so there is work left until then."""
+    """Its adapter is pinned until that step is completed, so there is work left until then."""
     (prompt,), name = prompts(1, seed=4), next(iter(ADAPTERS))
     waiting, ahead = harness(), harness(scheduler={"overlap": "on"})
     waiting.add("r", prompt, name)

@@ -64,7 +64,7 @@ def test_adapters_in_pages_of_an_arena_equal_peft(
 ) -> None:
     """Ranks over one page, on the embedding and the head too, in an arena that holds two or three of them."""
     monkeypatch.setattr(pool_factory, "open_memory", in_pages)
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     served = engine(max_bytes=200_000, max_rank=32)
     names = [None, *ADAPTERS]
     for index, prompt in enumerate(prompts(12, seed=9)):
@@ -77,7 +77,7 @@ def test_adapters_in_pages_of_an_arena_equal_peft(
 
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("page_dtype", ["int8", "fp8"])
-def test_adapters_in_8_bits_answer_and_tell_their_error(
+def test_adapters_in_8_bits_run_and_report_their_error(
     engine: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch, page_dtype: str, paged: bool
 ) -> None:
     if paged:

@@ -1,4 +1,4 @@
-"""Grammars through the real engine on a tiny random Llama: every row's grammar is its own business."""
+"""Grammars through the real engine on a tiny random Llama: a row's grammar affects that row only."""
 
 import threading
 import time
@@ -267,7 +267,7 @@ def test_a_matcher_that_raises_ends_its_request_alone(
     assert len(run.outputs["free", 0]) == 24
 
 
-def test_a_late_mask_changes_no_answer_and_holds_up_nobody(
+def test_a_late_mask_changes_no_response_and_delays_no_other_row(
     harness: Callable[..., Harness], scripted_mask: "MaskType"
 ) -> None:
     answers = []

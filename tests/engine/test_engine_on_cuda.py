@@ -1,4 +1,6 @@
-"""The engine on a GPU: replayed and overlapped steps against plain ones, and no step that waits for the device unasked."""
+"""The engine on a GPU: replayed and overlapped steps against plain ones, and no step that waits for the device
+unnecessarily.
+"""
 
 import random
 from collections.abc import Iterator
@@ -150,7 +152,7 @@ def test_an_adapter_is_probed_beside_rows(folder: Path) -> None:
     adapter = AdapterRef(namespace=bytes(32), digest="a0", blob_path="")
     for attempt in range(2):
         done: Future[ProbeReport] = Future()
-        engine.canaries.start(adapter, done)
+        engine.numeric_check.start(adapter, done)
         engine.add(request(f"beside {attempt}", [5, 6, 7], "a1", {"max_tokens": 40, "temperature": 0.0}))
         while not done.done():
             engine.step()

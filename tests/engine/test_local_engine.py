@@ -171,7 +171,7 @@ async def test_streams_run_together_and_alike(engine: LocalEngine) -> None:
     assert all(event.request_id == f"r{i}" for i, events in enumerate(all_events) for event in events)
 
 
-async def test_a_step_in_flight_is_followed_before_the_loop_rests(
+async def test_a_step_in_flight_is_completed_before_the_loop_waits(
     engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody sends anything more: an adapter that the step reads would stay pinned for as long."""
@@ -252,7 +252,7 @@ async def test_a_forgotten_tenant_ends_and_leaves_no_block(engine: LocalEngine, 
     assert (await idle(core)).cached_blocks == 0
 
 
-async def test_abort_is_idempotent_and_knows_strangers(engine: LocalEngine) -> None:
+async def test_abort_is_idempotent_and_ignores_unknown_requests(engine: LocalEngine) -> None:
     await engine.abort("never seen")
     events = await collect(engine, request())
     await engine.abort("r")
@@ -326,7 +326,7 @@ async def test_drain_waits_for_the_running_and_refuses_the_new(engine: LocalEngi
     assert (await engine.stats()).draining
 
 
-async def test_a_dead_step_loop_is_told_to_everybody(
+async def test_a_dead_step_loop_fails_all_requests(
     engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = [engine.submit(request(f"r{i}", max_tokens=3000)) for i in range(3)]
@@ -369,7 +369,7 @@ async def test_an_abort_on_its_way_to_a_dying_loop_returns(
     assert isinstance((await asyncio.wait_for(running, 10))[-1], Failed)
 
 
-async def test_a_cancelled_abort_harms_nobody(
+async def test_a_cancelled_abort_harms_no_other_request(
     engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, gate, step = threading.Event(), threading.Event(), core.step
@@ -408,7 +408,7 @@ async def test_close_ends_every_stream_and_what_comes_later_is_refused(engine: L
         await engine.close()
 
 
-async def test_a_dead_output_thread_is_told_to_everybody(
+async def test_a_dead_output_thread_fails_all_requests(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(wanted: EngineRequest) -> None:

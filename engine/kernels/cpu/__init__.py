@@ -1,4 +1,4 @@
-"""CPU bodies compiled by numba to vector code, run on torch's own OpenMP threads.
+"""The CPU backend: kernels compiled by numba to vector code, run on torch's own OpenMP threads.
 
-Why not torch alone: at 1-16 rows a step of small operations costs more than the base GEMMs (README, Decisions).
+torch alone is too slow: at 1-16 rows a step of small operations costs more than the base GEMMs (README, decision 1).
 """

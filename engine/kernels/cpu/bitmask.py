@@ -1,4 +1,4 @@
-"""The bitmask of a grammar, 32 tokens at a time, words split over threads. A word of ones costs nothing."""
+"""Applies the bitmask of a grammar, 32 tokens at a time, with words split over threads. A word of ones costs nothing."""
 
 from functools import cache
 from typing import Any
@@ -24,7 +24,7 @@ FORBIDDEN = np.float32(-np.inf)
 
 
 @cache
-def _body(kind: int) -> ParallelKernel:
+def _kernel(kind: int) -> ParallelKernel:
     def forbid(block: Any) -> None:
         arguments = carray(block, (6,))
         threads, masked, words, vocab = np.int64(team_size()), arguments[0], arguments[1], arguments[2]
@@ -53,7 +53,7 @@ def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tenso
     """See `reference.apply_bitmask`."""
     masked, words = bitmask.shape
     vocab = logits.shape[1]
-    _body(KINDS[logits.dtype])(
+    _kernel(KINDS[logits.dtype])(
         threads_for(masked * vocab),
         masked,
         words,

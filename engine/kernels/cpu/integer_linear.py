@@ -25,11 +25,11 @@ from loraplex.engine.kernels.cpu.numba_bridge import (
 
 DTYPES = (torch.bfloat16, torch.float16)
 LONG_PRODUCT = 8 << 20
-"""From so many multiplications on, 0.1 ms and more, other threads of Python may run meanwhile."""
+"""From this many multiplications on (0.1 ms and more) the GIL is released."""
 
 
 @cache
-def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: int) -> ParallelKernel:
+def _kernel(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: int) -> ParallelKernel:
     @njit(inline="always")  # type: ignore[untyped-decorator]
     def multiply(
         count: int,
@@ -98,13 +98,13 @@ def _body(is_bfloat16: int, has_nibbles: int, has_zeros: int, by_instruction: in
 
 
 class Workspace(threading.local):
-    """The rows' blocks of a calling thread's product, grown as needed. What is in it lives as long as one parallel region."""
+    """The buffer for a calling thread's rows, grown as needed. Its content is valid for one parallel region."""
 
     def __init__(self) -> None:
         self._blocks = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, size: int) -> torch.Tensor:
-        """At least `size` bytes."""
+        """Return at least `size` bytes."""
         if self._blocks.numel() < size:
             self._blocks = torch.empty(size, dtype=torch.uint8)
         return self._blocks
@@ -118,9 +118,9 @@ def _workspace() -> Workspace:
 def integer_linear(
     x: torch.Tensor, weight: IntegerWeight, by_instruction: bool | None = None
 ) -> torch.Tensor:
-    """x [rows, inputs] contiguous, bfloat16 or float16 -> [rows, outputs] of the same. ValueError for anything else.
+    """x [rows, inputs] contiguous, bfloat16 or float16 -> [rows, outputs] of the same type. ValueError for any other input.
 
-    `by_instruction`: whether with the CPU's instruction for products of bytes; None: if there is one. Both are exact.
+    `by_instruction`: whether to use the CPU's instruction for products of bytes; None: if it has one. Both are exact.
     """
     if x.dtype not in DTYPES or x.shape[1] != weight.inputs:
         raise ValueError(f"x is {x.dtype} {list(x.shape)}; rows of {weight.inputs} 16-bit floats are needed")
@@ -131,7 +131,7 @@ def integer_linear(
     blocks = _workspace().reserve(rows * weight.padded_inputs // GROUP * BLOCK_BYTES)
     if by_instruction is None:
         by_instruction = has_byte_products()
-    _body(
+    _kernel(
         int(x.dtype is torch.bfloat16), int(weight.has_nibbles), int(weight.has_zeros), int(by_instruction)
     )(
         threads_for(weight.tiles.numel()),

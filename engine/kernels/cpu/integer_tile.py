@@ -1,7 +1,7 @@
-"""The two steps of an integer product as LLVM code: a group of a row to int8, and a tile of rows times 16 outputs.
+"""The two steps of an integer product as LLVM code: rounding a group of a row to int8, and a tile of rows times 16 outputs.
 
-Invariant: integer sums are exact, and the float operations on them are the same in one order for every number of rows.
-A row travels as blocks of one group: int32 sum, times what weights are too large by, negated; float scale; 32 int8.
+Invariant: integer sums are exact, and the float operations on them run in one order for every number of rows. A row is
+stored as blocks of one group: negated int32 sum times the excess of the weights; float scale; 32 int8.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from loraplex.engine.kernels.cpu import llvm_vectors as code
 from loraplex.engine.kernels.cpu.llvm_vectors import FLOAT, FLOATS, HALF, I16, I32, I64, INTS, LANES
 
 GROUP = 32
-"""Inputs of a row that share a scale. A whole row cannot: one outlier among 576 inputs flattens all others."""
+"""Inputs of a row that share a scale. One scale per row is too coarse: one outlier among 576 inputs flattens all others."""
 BLOCK_BYTES = GROUP + 8
 LINE_BYTES = 64
-"""Four inputs of 16 outputs in bytes, eight in nibbles: the first four low, the others high."""
+"""Layout of a line: four inputs of 16 outputs in bytes, or eight in nibbles, the first four low, the others high."""
 _LARGEST = 127.0
 _SMALLEST = 2.0**-100
-"""A group whose largest value is below it is zeros: its inverse would overflow."""
+"""A group whose largest value is below this becomes zeros: its inverse would overflow."""
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 
@@ -32,7 +32,7 @@ Codegen = Callable[[Any, Any, Any, Any], Any]
 def round_group(
     typing_context: Any, is_bfloat16: Any, source: Any, excess: Any, block: Any
 ) -> tuple[Signature, Codegen]:
-    """32 numbers at `source`, float16 if not bfloat16, to one block. A number that is not finite makes the scale so."""
+    """Round 32 numbers at `source`, float16 if not bfloat16, to one block. A non-finite number makes the scale non-finite."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _emit_round(builder, bool(is_bfloat16.literal_value), *arguments[1:])

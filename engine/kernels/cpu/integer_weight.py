@@ -49,7 +49,9 @@ class IntegerWeight:
 
 
 def lay_out(weight: QuantizedWeight, bias: torch.Tensor | None) -> IntegerWeight:
-    """`weight` on a CPU, int8 or int4, and `bias` [outputs] of any float dtype or None. ValueError for other group sizes."""
+    """Lay out an int8 or int4 `weight` on a CPU, and `bias` [outputs] of any float type or None. ValueError for other group
+    sizes.
+    """
     has_nibbles, has_zeros = weight.format is WeightFormat.INT4, weight.zeros is not None
     group_size = weight.group_size + -weight.group_size % GROUP
     weight_groups = weight.scales.shape[0]
@@ -75,7 +77,7 @@ def lay_out(weight: QuantizedWeight, bias: torch.Tensor | None) -> IntegerWeight
 
 
 def _unsigned(weight: QuantizedWeight, has_zeros: bool) -> tuple[torch.Tensor, int]:
-    """[outputs, inputs] uint8 and by how much each is too large once a group's zero is out of it."""
+    """Return uint8 [outputs, inputs], and the excess of each integer after its group's zero is subtracted."""
     if weight.format is WeightFormat.INT8:
         return (weight.packed.view(torch.uint8) ^ 0x80), _EXCESS_INT8
     return (

@@ -1,6 +1,6 @@
-"""Pieces of LLVM code on vectors of 16 lanes, from which intrinsics are put together.
+"""Building blocks of LLVM code on vectors of 16 lanes, from which intrinsics are assembled.
 
-Invariant: what is emitted is defined for every input, NaN included, and does the same on every CPU.
+Invariant: emitted code is defined for every input, NaN included, and gives the same result on every CPU.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ FLOAT, HALF = ir.FloatType(), ir.HalfType()
 BYTES, INTS, FLOATS = ir.VectorType(I8, 4 * LANES), ir.VectorType(I32, LANES), ir.VectorType(FLOAT, LANES)
 
 _NEAREST = 12582912.0
-"""1.5 * 2**23: a float of up to 2**22 added to it is rounded to an integer, ties to even, in the sum's low bits."""
+"""1.5 * 2**23: adding it to a float of up to 2**22 rounds that to an integer, ties to even, in the sum's low bits."""
 
 
 @cache
@@ -64,7 +64,7 @@ def repeated(builder: Any, count: Any) -> Iterator[None]:
 
 
 def prefetch(builder: Any, address: Any) -> None:
-    """Ask for the line at `address`, whether or not there is memory, to be in the second-level cache when it is read."""
+    """Prefetch the line at `address` into the second-level cache; the address may be invalid."""
     pointer = builder.inttoptr(address, I8.as_pointer())
     function = _function(builder, "llvm.prefetch.p0", ir.VoidType(), (pointer.type, I32, I32, I32))
     builder.call(function, [pointer, I32(0), I32(2), I32(1)])
@@ -77,13 +77,13 @@ def fused_multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 def reduce(builder: Any, operation: str, vector: Any) -> Any:
-    """All lanes to one by LLVM's integer reduction `operation`."""
+    """Reduce all lanes to one by LLVM's integer reduction `operation`."""
     name = f"llvm.vector.reduce.{operation}.v{vector.type.count}i{vector.type.element.width}"
     return builder.call(_function(builder, name, vector.type.element, (vector.type,)), [vector])
 
 
 def nearest_integers(builder: Any, numbers: Any) -> Any:
-    """Floats of up to 2**22 to int32, ties to even; of other numbers some integer."""
+    """Round floats of up to 2**22 to int32, ties to even; other numbers give an arbitrary integer."""
     moved = builder.bitcast(builder.fadd(numbers, constant(FLOATS, _NEAREST)), INTS)
     return builder.sub(moved, builder.bitcast(constant(FLOATS, _NEAREST), INTS))
 
@@ -107,7 +107,7 @@ def widened_bfloat16(builder: Any, bits: Any) -> Any:
 
 
 def narrowed_bfloat16(builder: Any, numbers: Any) -> Any:
-    """[16] float32 -> [16] int16, ties to even; a NaN is kept one, since the carry could turn it into infinity."""
+    """[16] float32 -> [16] int16, ties to even. A NaN stays NaN, since the carry could turn it into infinity."""
     bits = builder.bitcast(numbers, INTS)
     odd = builder.and_(builder.lshr(bits, constant(INTS, 16)), constant(INTS, 1))
     rounded = builder.add(builder.add(bits, constant(INTS, 0x7FFF)), odd)

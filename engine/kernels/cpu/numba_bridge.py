@@ -1,6 +1,7 @@
-"""The bridge between numba and torch's threads: typed loads and stores by address, and one parallel region.
+"""Connects numba to torch's threads: typed loads and stores by address, and one parallel region.
 
-Invariant: a body is `void(int64*)`, run once by every thread of torch's OpenMP team; a second team would fight it for cores.
+Invariant: a kernel is `void(int64*)`, run once by every thread of torch's OpenMP team; a second team would compete for
+cores.
 """
 
 import ctypes
@@ -27,21 +28,21 @@ KINDS = {torch.bfloat16: BFLOAT16, torch.float16: FLOAT16, torch.float32: FLOAT3
 _ELEMENTS_WORTH_A_TEAM = 32768
 
 _FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
-"""Without nnan and ninf: a non-finite value must reach the row's logits."""
+"""No nnan and no ninf: a non-finite value must reach the row's logits."""
 
-BODY_SIGNATURE = types.void(types.CPointer(types.int64))
+KERNEL_SIGNATURE = types.void(types.CPointer(types.int64))
 
 _I16, _I32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.FloatType()
 
 
 def _openmp_library() -> ctypes.CDLL:
-    """The OpenMP runtime torch itself runs on, so that both share one team of threads."""
+    """Return the OpenMP runtime that torch runs on, so that both share one team of threads."""
     return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libgomp.so.1"))
 
 
 @cache
 def is_available() -> bool:
-    """False where torch runs on another OpenMP runtime; the reference bodies serve there."""
+    """False where torch runs on another OpenMP runtime; the reference backend serves there."""
     try:
         library = _openmp_library()
     except OSError:
@@ -58,7 +59,7 @@ _gomp_parallel = types.ExternalFunction(
 barrier = types.ExternalFunction("loraplex_GOMP_barrier", types.void())
 thread_number = types.ExternalFunction("loraplex_omp_get_thread_num", types.int32())
 team_size = types.ExternalFunction("loraplex_omp_get_num_threads", types.int32())
-"""How many threads there are, which OMP_THREAD_LIMIT and OMP_DYNAMIC may make fewer than were asked for."""
+"""Return the number of threads; OMP_THREAD_LIMIT and OMP_DYNAMIC may allow fewer than requested."""
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 
@@ -98,7 +99,7 @@ def _widen_bfloat16(builder: Any, bits: Any) -> Any:
 
 
 def _narrow_bfloat16(builder: Any, number: Any) -> Any:
-    # Round to nearest even; a NaN is kept a NaN, since the carry could turn it into infinity or zero.
+    # Round to nearest even. A NaN stays NaN, since the carry could turn it into infinity or zero.
     bits = builder.bitcast(number, _I32)
     odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
     rounded = builder.add(builder.add(bits, _I32(0x7FFF)), odd)
@@ -133,7 +134,7 @@ def load(kind: int, address: int, index: int) -> Any:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def load_constant(kind: int, address: int, index: int) -> Any:
-    """As `load`, of memory no thread writes during the region: a loop that stores elsewhere still vectorises."""
+    """Like `load`, for memory that no thread writes during the region: a loop that stores elsewhere still vectorises."""
     if kind == 0:
         return _load_constant_bfloat16(address, index)
     if kind == 1:
@@ -177,25 +178,25 @@ def exp(typing_context: Any, x: Any) -> tuple[Signature, Codegen]:
             value = builder.fadd(builder.fmul(value, fraction), _FLOAT(float(np.float32(coefficient))))
         exponent = builder.shl(builder.add(builder.fptosi(whole, _I32), _I32(127)), _I32(23))
         power = builder.fmul(value, builder.bitcast(exponent, _FLOAT))
-        # The clamp would swallow a NaN; x * 0 hands it on.
+        # The clamp would swallow a NaN; x * 0 passes it on.
         return builder.fadd(power, builder.fmul(x, _FLOAT(0.0)))
 
     return types.float32(types.float32), codegen
 
 
 @njit  # type: ignore[untyped-decorator]
-def _launch(body: int, arguments: Any, threads: int) -> None:
-    # The GIL stays held: a region lasts microseconds, and taking it back could wait for another thread's slice.
-    _gomp_parallel(body, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
+def _launch(address: int, arguments: Any, threads: int) -> None:
+    # Keep the GIL: a region lasts microseconds, and taking it back could wait for another thread's time slice.
+    _gomp_parallel(address, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
 
 
 @njit(nogil=True)  # type: ignore[untyped-decorator]
-def _launch_without_gil(body: int, arguments: Any, threads: int) -> None:
-    _gomp_parallel(body, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
+def _launch_without_gil(address: int, arguments: Any, threads: int) -> None:
+    _gomp_parallel(address, arguments.ctypes.data, np.uint32(threads), np.uint32(0))
 
 
 def sources_digest(folder: Path) -> str:
-    """Of all modules of `folder`: bodies are put together from several of them."""
+    """Hash all modules of `folder`: kernels are assembled from several of them."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
         digest.update(hashlib.sha256(path.name.encode()).digest())
@@ -203,8 +204,9 @@ def sources_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-class _BodyCache(FunctionCache):  # type: ignore[misc]
-    """Machine code on disk until any module of this folder changes; numba's own looks at the body's module alone."""
+class _KernelCache(FunctionCache):  # type: ignore[misc]
+    """Caches machine code on disk until any module of this folder changes; numba's own cache checks the kernel's module
+    alone."""
 
     def __init__(self, function: Callable[[Any], None]) -> None:
         super().__init__(function)
@@ -213,33 +215,33 @@ class _BodyCache(FunctionCache):  # type: ignore[misc]
 
 
 class ParallelKernel:
-    """A compiled body that takes `num_arguments` integers. Engines on several threads may share it."""
+    """A compiled kernel that takes `num_arguments` integers. Engines on several threads may share it."""
 
     def __init__(
         self, function: Callable[[Any], None], num_arguments: int, *, as_written: bool = False
     ) -> None:
-        """`as_written`: the floats' operations are the source's, one by one, whatever surrounds them."""
+        """`as_written`: float operations run exactly as in the source, one by one, whatever code surrounds them."""
         if not is_available():
             raise RuntimeError("compiled kernels need torch's GNU OpenMP runtime")
         # Divisions as in IEEE 754: the check for a zero divisor would keep loops from vectorising.
         options = {"fastmath": not as_written and _FASTMATH, "error_model": "numpy"}
-        signature = (BODY_SIGNATURE.args, BODY_SIGNATURE.return_type)
-        self._body = cast("Any", CFunc(function, signature, locals={}, options=options))
-        self._body._cache = _BodyCache(function)
-        self._body.compile()
+        signature = (KERNEL_SIGNATURE.args, KERNEL_SIGNATURE.return_type)
+        self._compiled = cast("Any", CFunc(function, signature, locals={}, options=options))
+        self._compiled._cache = _KernelCache(function)
+        self._compiled.compile()
         self._num_arguments = num_arguments
 
     def __call__(self, threads: int, *arguments: int, releases_gil: bool = False) -> None:
-        """Run the body on at most `threads` threads of torch's team; `team_size` tells it how many.
+        """Run the kernel on at most `threads` threads of torch's team; the kernel gets their number as `team_size`.
 
-        `releases_gil`: for a region of more than some 0.1 ms whose buffers are its thread's own.
+        `releases_gil`: for a region of more than about 0.1 ms that uses only its own thread's buffers.
         """
         if len(arguments) != self._num_arguments:
-            raise TypeError(f"the body takes {self._num_arguments} arguments, not {len(arguments)}")
+            raise TypeError(f"the kernel takes {self._num_arguments} arguments, not {len(arguments)}")
         launch = _launch_without_gil if releases_gil else _launch
-        launch(self._body.address, np.array(arguments, dtype=np.int64), threads)
+        launch(self._compiled.address, np.array(arguments, dtype=np.int64), threads)
 
 
 def threads_for(elements: int) -> int:
-    """One thread for work too small to be worth waking the team, else all of torch's."""
+    """Return one thread for work too small to be worth waking the team, else all of torch's."""
     return 1 if elements < _ELEMENTS_WORTH_A_TEAM else torch.get_num_threads()

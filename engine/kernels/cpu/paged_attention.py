@@ -42,7 +42,7 @@ def _score(kind: int, query: int, key: int, size: int) -> Any:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _scores_of_4(kind: int, query: int, key: int, stride: int, size: int, out: int) -> None:
-    """Four keys at once hide the latency of each other's sums."""
+    """Score four keys at once, so that their sums hide each other's latency."""
     dot0, dot1, dot2, dot3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(size):
         q = load_float(query, i)
@@ -73,7 +73,7 @@ def _add_4_values(kind: int, target: int, value: int, stride: int, size: int, we
 
 
 @cache
-def _body(kind: int) -> ParallelKernel:
+def _kernel(kind: int) -> ParallelKernel:
     def attend(block: Any) -> None:
         arguments = carray(block, (15,))
         threads, rows, heads, kv_heads, size = (
@@ -104,7 +104,7 @@ def _body(kind: int) -> ParallelKernel:
         total = np.int64(0)
         for row in range(rows):
             total += np.int64(load_int(lengths, row)) * kv_heads
-        # A thread takes the items whose first token falls into its share of all tokens.
+        # A thread takes the items whose first token lies in its share of all tokens.
         begin, end = total * thread // threads, total * (thread + 1) // threads
         passed = np.int64(0)
         for row in range(rows):
@@ -187,7 +187,7 @@ def decode_attention(
     block_size, kv_heads, size = kv_cache.shape[1], kv_cache.shape[3], kv_cache.shape[4]
     heads, threads = out.shape[1] // size, torch.get_num_threads()
     scratch = _scratch(threads * _scratch_floats(heads // kv_heads, size, block_size))
-    _body(KINDS[qkv.dtype])(
+    _kernel(KINDS[qkv.dtype])(
         threads,
         lengths.shape[0],
         heads,

@@ -20,7 +20,7 @@ from loraplex.engine.kernels.cpu.numba_bridge import (
 
 
 @cache
-def _body(kind: int) -> ParallelKernel:
+def _kernel(kind: int) -> ParallelKernel:
     def rms_norm_rows(block: Any) -> None:
         arguments = carray(block, (8,))
         threads, rows, size = np.int64(team_size()), arguments[0], arguments[1]
@@ -53,7 +53,7 @@ def rms_norm(
     """See `reference.rms_norm`. `epsilon` travels as a multiple of 1e-12."""
     out = torch.empty_like(x)
     rows, size = x.shape
-    _body(KINDS[x.dtype])(
+    _kernel(KINDS[x.dtype])(
         threads_for(rows * size),
         rows,
         size,

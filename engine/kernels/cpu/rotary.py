@@ -42,7 +42,7 @@ def _rotate(kind: int, head: int, half: int, cos: int, sin: int) -> None:
 
 
 @cache
-def _body(kind: int) -> ParallelKernel:
+def _kernel(kind: int) -> ParallelKernel:
     def rotate_and_write(block: Any) -> None:
         arguments = carray(block, (14,))
         threads, tokens, heads, kv_heads, size = (
@@ -88,7 +88,7 @@ def rotary_write_kv(
     tokens, columns = qkv.shape
     cos, sin = (0, 0) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())
     q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
-    _body(KINDS[qkv.dtype])(
+    _kernel(KINDS[qkv.dtype])(
         threads_for(qkv.numel()),
         tokens,
         columns // size - 2 * kv_heads,

@@ -1,6 +1,6 @@
 """SGMV (Punica, Chen et al. 2023) for small groups: shrink, barrier, expand, in one parallel region.
 
-A's and B's bytes are read once, in order, by one thread each; every sum runs in a fixed order, whoever shares the batch.
+A's and B's bytes are read once, in order, by one thread each. Every sum runs in a fixed order, whatever the batch.
 """
 
 from functools import cache
@@ -39,7 +39,7 @@ def _dot(kind: int, weights: int, row: int, size: int) -> Any:
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
 def _dots_of_4(kind: int, weights: int, row: int, size: int, out: int, stride: int) -> None:
-    """Four rows at once: each weight is loaded and widened once for all of them."""
+    """Compute four rows at once: each weight is loaded and widened once for all of them."""
     t0, t1, t2, t3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     step = size * 4
     for k in range(size):
@@ -132,7 +132,7 @@ def _expand_rows(
 
 
 @cache
-def _body(kind: int) -> ParallelKernel:
+def _kernel(kind: int) -> ParallelKernel:
     def shrink_expand(block: Any) -> None:
         arguments = carray(block, (18,))
         threads, tokens, inputs = np.int64(team_size()), arguments[0], arguments[1]
@@ -220,7 +220,8 @@ def _body(kind: int) -> ParallelKernel:
 class Workspace:
     """Buffers of the parallel region, grown as needed and reused over all sites of a step.
 
-    What is in them lives as long as one region; whoever reserved them holds them while another thread's engine grows them.
+    Their content is valid for one region. The caller that reserved them keeps a reference, so another engine's thread may
+    grow them meanwhile.
     """
 
     def __init__(self) -> None:
@@ -251,7 +252,7 @@ def sgmv(x: torch.Tensor, y: torch.Tensor, site: LoraSite, groups: LoraGroups) -
     """See `reference.sgmv`. Groups hold at most `GROUP_ROWS` rows."""
     threads = torch.get_num_threads()
     widened, hidden, sums = _workspace().reserve(groups.num_rows, site, threads)
-    _body(KINDS[x.dtype])(
+    _kernel(KINDS[x.dtype])(
         threads,
         groups.num_rows,
         site.inputs,

@@ -21,7 +21,7 @@ from loraplex.engine.kernels.cpu.numba_bridge import (
 
 
 @cache
-def _body(kind: int) -> ParallelKernel:
+def _kernel(kind: int) -> ParallelKernel:
     def silu_mul_rows(block: Any) -> None:
         arguments = carray(block, (4,))
         threads, rows, size = np.int64(team_size()), arguments[0], arguments[1]
@@ -44,5 +44,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, doubled = gate_up.shape
     out = gate_up.new_empty(rows, doubled // 2)
     elements = rows * doubled
-    _body(KINDS[gate_up.dtype])(threads_for(elements), rows, doubled // 2, gate_up.data_ptr(), out.data_ptr())
+    _kernel(KINDS[gate_up.dtype])(
+        threads_for(elements), rows, doubled // 2, gate_up.data_ptr(), out.data_ptr()
+    )
     return out

@@ -1,1 +1,1 @@
-"""Torch bodies: the specification of every kernel, and the path of devices without a body of their own."""
+"""The torch backend: the specification of every kernel, used on devices without a backend of their own."""

@@ -71,7 +71,7 @@ def prefill_attention(
 def _gathered(kv_cache: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if kv_cache.dtype is not torch.float8_e4m3fn:
         return kv_cache.index_select(0, blocks)
-    # As bytes: torch selects no values of this type. Each of them is exact in the wider type.
+    # As bytes: torch cannot index values of this type. Each value is exact in the wider type.
     return kv_cache.view(torch.uint8).index_select(0, blocks).view(kv_cache.dtype).to(dtype)
 
 

@@ -1,4 +1,6 @@
-"""The product with a quantized weight in torch: dequantize, multiply in fp32, round once. What every body means."""
+"""The product with a quantized weight in torch: dequantize, multiply in fp32, round once. The specification of every
+backend.
+"""
 
 import torch
 

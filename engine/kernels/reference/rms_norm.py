@@ -1,4 +1,4 @@
-"""RMSNorm in torch, rounding where the Llama family does: the residual in its own type, the norm in fp32."""
+"""RMSNorm in torch with the Llama family's rounding: the residual in its own type, the norm in fp32."""
 
 import torch
 

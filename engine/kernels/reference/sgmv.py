@@ -1,4 +1,4 @@
-"""SGMV in torch: one pair of products per group and slice. The specification of every other body."""
+"""SGMV in torch: one pair of products per group and slice. The specification of every other backend."""
 
 import torch
 import torch.nn.functional as F

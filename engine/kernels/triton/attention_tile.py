@@ -1,6 +1,7 @@
-"""The loop all Triton attention shares: an online softmax (Milakov & Gimelshein 2018) over the keys of a block table.
+"""The loop that all Triton attention kernels share: an online softmax (Milakov & Gimelshein 2018) over a block table's
+keys.
 
-Invariant: tiles begin at the same keys whatever the batch, and depend on the model alone.
+Invariant: tiles begin at the same keys in every batch, and depend on the model alone.
 """
 
 import math
@@ -9,10 +10,10 @@ import triton
 import triton.language as tl
 
 TILE_BYTES = 8 << 10
-"""Bytes of K that a program loads at a time, and of V: a decode holds 3 of each, 48 KiB, so that 4 programs share an SM."""
+"""Bytes of K, and of V, that a program loads at a time: a decode holds 3 of each, 48 KiB, so that 4 programs share an SM."""
 MIN_TILE_TOKENS, MAX_TILE_TOKENS = 16, 64
-"""The least K of a bf16 product; and no more for small heads, whose scores would fill the registers. Keys of 8 bits take
-half the registers, and twice as many of them share the work of a tile."""
+"""The smallest K of a bf16 product. Small heads get no more: their scores would fill the registers. Keys of 8 bits take
+half the registers, so twice as many share the work of a tile."""
 NUM_WARPS = 4
 LOG2_E = 1 / math.log(2)
 
@@ -48,7 +49,7 @@ def attend(  # type: ignore[no-untyped-def]
     columns = tl.arange(0, block_d)
     total = tl.zeros((rows, block_d), dtype=tl.float32)
     weight = tl.zeros((rows,), dtype=tl.float32)
-    # Finite, so that a tile without a visible key weighs exp2(-inf - greatest) = 0 and never -inf - -inf.
+    # Finite, so that a tile without a visible key has the weight exp2(-inf - greatest) = 0, never -inf - -inf.
     greatest = tl.full((rows,), -3.0e38, dtype=tl.float32)
     for start in range(begin, end, block_n):
         keys = start + tl.arange(0, block_n)
@@ -89,6 +90,6 @@ def padded(size: int) -> int:
 
 
 def tile_tokens(size: int, element_bytes: int) -> int:
-    """Keys of a tile: `TILE_BYTES` of K, within what a program can hold. Depends on the model alone."""
+    """Return the keys of a tile: `TILE_BYTES` of K, within a program's registers. Depends on the model alone."""
     most = MAX_TILE_TOKENS if element_bytes > 1 else 2 * MAX_TILE_TOKENS
     return min(max(TILE_BYTES // (padded(size) * element_bytes), MIN_TILE_TOKENS), most)

@@ -1,7 +1,8 @@
-"""Decode attention over block tables (PagedAttention, Kwon et al. 2023) in Triton, its keys split (Flash-Decoding, Dao 2023).
+"""Decode attention over block tables (PagedAttention, Kwon et al. 2023) in Triton, its keys split (Flash-Decoding, Dao
+2023).
 
-Invariant: where a row's keys are cut depends on its own length alone and partial sums are merged in one fixed order,
-so a row's result does not depend on who shares its batch. Which program computes a split depends on all, and changes nothing.
+Invariant: a row's own length alone decides where its keys are split, and partial sums are merged in one fixed order, so a
+row's result does not depend on its batch. Which program computes a split does depend on it, without effect.
 """
 
 import torch
@@ -11,17 +12,19 @@ import triton.language as tl
 from loraplex.engine.kernels.triton.attention_tile import LOG2_E, NUM_WARPS, attend, padded, tile_tokens
 
 SPLIT_TOKENS = 512
-"""Keys of a split, at the least: 256 KiB of K and V at 128 wide heads in bf16. Shorter rows need no merge."""
+"""Fewest keys of a split: 256 KiB of K and V at 128 wide heads in bf16. Shorter rows need no merge."""
 MAX_SPLITS = 32
-"""With 8 KV heads 256 splits for one row, two for each SM of an H100; longer rows get longer splits instead."""
+"""Most splits of a row. With 8 KV heads that is 256 splits for one row, two for each SM of an H100; longer rows get longer
+splits instead."""
 MAX_PROGRAMS = 1056
-"""Two programs for each place on an H100 (132 SMs, 4 programs on each), so that one that ends early is followed by another."""
+"""Two programs for each place on an H100 (132 SMs, 4 programs on each), so that one that ends early is followed by
+another."""
 DECODE_ROWS = 16
-"""Query heads of a tile: the least a tensor core takes, and as many as one KV head has in most models."""
+"""Query heads of a tile: the fewest a tensor core takes, and as many as one KV head has in most models."""
 MIN_ROWS = 64
-"""Rows a kernel is compiled for at the least: smaller batches share one variant."""
+"""Fewest rows that a kernel is compiled for: smaller batches share one variant."""
 DECODE_STAGES = 7
-"""A tile's address comes from the block table, whose load takes stages too: 2n + 1 of them keep n tiles in flight."""
+"""A tile's address comes from the block table, and that load takes stages too: 2n + 1 of them keep n tiles in flight."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,9 +74,9 @@ def decode_kernel(  # type: ignore[no-untyped-def]
     split_tokens: tl.constexpr,
     max_splits: tl.constexpr,
 ) -> None:
-    """Every n-th split of all rows, for the query heads of one KV head (the first, second, ... `block_m` of them) each.
+    """Compute every n-th split of all rows, for `block_m` query heads of one KV head each (the first, second, ... group).
 
-    The grid is of any size, for it cannot know the lengths: each program counts the splits before its own.
+    The grid may have any size, because it cannot depend on the lengths: each program counts the splits before its own.
     """
     head_tiles: tl.constexpr = (group + block_m - 1) // block_m
     every = tl.arange(0, block_rows)
@@ -117,7 +120,7 @@ def decode_kernel(  # type: ignore[no-untyped-def]
         )
         total *= value_scale
         if row_splits == 1:
-            # A row of no tokens, the padding of a graph, weighs nothing and gets zeros.
+            # A row of no tokens, which pads a graph, has no weight and gets zeros.
             result = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
             tl.store(out + wide_row * out_stride + place, result.to(out.dtype.element_ty), mask=mask)
         else:
@@ -143,7 +146,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     split_tokens: tl.constexpr,
     max_splits: tl.constexpr,
 ) -> None:
-    """One head of one row; a tile of `max_splits` partials whatever their number, so that their order is always the same."""
+    """Merge one head of one row. The tile always has `max_splits` partials, so that their order is always the same."""
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     _, _, row_splits = splits_of(tl.load(lengths + row), window, split_tokens, max_splits, block_n)
@@ -175,9 +178,9 @@ def decode_attention(
 ) -> None:
     """See `reference.decode_attention`; the places of a token's K and V are contiguous, a row of length 0 gets zeros.
 
-    Asks for nothing that is on the device, so that a graph can hold it: the grid follows from the shape of `block_tables`.
-    No length may need more columns than these: a graph of short rows is captured with a narrow view of wide tables,
-    and has no merge when that view covers no more than one split.
+    Reads no value back from the device, so that a graph can capture it: the grid follows from the shape of `block_tables`.
+    No length may need more columns than that shape has. A graph of short rows is captured with a narrow view of wide
+    tables, and has no merge when that view covers no more than one split.
     """
     rows, columns = block_tables.shape
     _, block_size, _, kv_heads, size = kv_cache.shape

@@ -1,7 +1,7 @@
 """SGMV's second half folded into the rotary embedding and the KV write in Triton: one program per chunk and head.
 
-For steps of few adapters, where launches cost more than bytes. Invariant: every row stands in a chunk, base rows too, and a
-pair (i, i + half) is held by the thread that writes it, so that q and k change in place without a race.
+For steps of few adapters, where launches cost more than bytes. Invariant: every row is in a chunk, base rows too, and the
+thread that writes a pair (i, i + half) also reads it, so that q and k change in place without a race.
 """
 
 import torch
@@ -47,7 +47,7 @@ def adapted(  # type: ignore[no-untyped-def]
     block_r: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """What stands at `place` [rows, block_n] with the adapter's part, rounded to its type, fp32."""
+    """Return the values at `place` [rows, block_n] plus the adapter's part, rounded to their type, in fp32."""
     values = tl.load(place, mask=is_member[:, None] & within[None, :], other=0.0)
     dtype: tl.constexpr = values.dtype
     columns = column + tl.arange(0, block_n)
@@ -183,7 +183,7 @@ def expand_rotary_kernel(  # type: ignore[no-untyped-def]
             True, quantized,
         )  # fmt: skip
     if 2 * half < size:
-        # Written whether or not it is normed: the adapter's part is in it.
+        # Written whether or not it is normed: it contains the adapter's part.
         store_part(
             third, new_third, place + rests, cell + rests, is_rest, is_value, is_cached, inverse, True, quantized
         )  # fmt: skip
@@ -200,7 +200,7 @@ def expand_rotary_write_kv(
     kv_scales: tuple[float, float],
     delta: PendingDelta,
 ) -> None:
-    """`rotary_write_kv` of qkv + delta. What becomes of V in `qkv` is left open: attention reads it from the cache."""
+    """`rotary_write_kv` of qkv + delta. V in `qkv` is undefined afterwards: attention reads it from the cache."""
     site, batch = delta.site, delta.batch
     columns = qkv.shape[1]
     kv_heads, size = kv_cache.shape[3], kv_cache.shape[4]

@@ -1,4 +1,4 @@
-"""The chunk list of a step, made on the device from the rows' adapter slots: a counting sort by comparison, no atomics.
+"""Builds the chunk list of a step on the device from the rows' adapter slots: a counting sort by comparison, no atomics.
 
 Invariant: the list depends on the slots alone; rows of one slot keep their order, rows of the base model come last.
 """
@@ -16,13 +16,13 @@ NUM_WARPS = 4
 
 @triton.jit
 def sort_key(slots):  # type: ignore[no-untyped-def]
-    """The base model's rows behind all adapters'."""
+    """Sort rows of the base model after all adapters."""
     return tl.where(slots < 0, 2147483647, slots)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def order_kernel(row_slots, order, places, num_rows, block: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
-    """Put each row where it belongs in `order`, and note its place among the rows of its slot."""
+    """Write each row to its place in `order`, and its place among the rows of its slot."""
     rows = tl.program_id(0) * block + tl.arange(0, block)
     key = sort_key(tl.load(row_slots + rows, mask=rows < num_rows, other=-1))
     lower = tl.zeros((block,), dtype=tl.int32)
@@ -50,7 +50,7 @@ def chunk_kernel(  # type: ignore[no-untyped-def]
     chunk_rows: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """The row at every `chunk_rows`-th place of a slot writes its chunk; the first program empties those left over."""
+    """The row at every `chunk_rows`-th place of a slot writes its chunk. The first program empties the unused chunks."""
     rows = tl.program_id(0) * block + tl.arange(0, block)
     slot = tl.load(row_slots + rows, mask=rows < num_rows, other=-1)
     key = sort_key(slot)

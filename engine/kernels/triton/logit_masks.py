@@ -1,7 +1,7 @@
-"""Grammar bitmask, and cutoffs of top-k and top-p, in Triton; the cutoffs by bisection over the bits of a float, without a sort.
+"""Grammar bitmask, and cutoffs of top-k and top-p, in Triton. Cutoffs use bisection over the bits of a float, not a sort.
 
-Invariant: the bits of non-negative floats are ordered as their values, so 30 counts find the k-th largest weight, and 30 sums
-the largest one above which the wanted mass lies: the numbers of a sort, up to the rounding of its sums.
+Invariant: the bits of non-negative floats are ordered like their values. So 30 counts find the k-th largest weight, and 30
+sums find the largest weight above which the wanted mass lies: the result of a sort, up to the rounding of its sums.
 """
 
 import torch
@@ -25,7 +25,7 @@ def bitmask_kernel(  # type: ignore[no-untyped-def]
     """Row `program_id(0)` of the bitmask, its words from `program_id(1) * block_words`."""
     masked = tl.program_id(0).to(tl.int64)
     word = tl.program_id(1) * block_words + tl.arange(0, block_words)
-    # Words beyond the row count as all ones: nothing is forbidden there.
+    # Words beyond the row count as all ones: they forbid nothing.
     bits = tl.load(bitmask + masked * words + word, mask=word < words, other=-1)
     position = tl.arange(0, 32)
     token = word[:, None] * 32 + position[None, :]
@@ -44,10 +44,10 @@ def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tenso
 
 
 CUTOFF_BLOCK = 8192
-"""16 values per lane and load: 128k tokens take 16 turns, all of them from the second-level cache."""
+"""16 values per lane and load: 128k tokens take 16 iterations, all of them from the second-level cache."""
 CUTOFF_WARPS = 16
 ONE_BITS = tl.constexpr(0x3F800000)
-"""The bits of 1.0, which no weight exceeds."""
+"""The bits of 1.0, the largest possible weight."""
 BISECTIONS = tl.constexpr(30)
 
 

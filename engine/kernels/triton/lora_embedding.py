@@ -1,4 +1,4 @@
-"""Adapters of an embedding in Triton: a row's hidden values are the column of A that its token chooses.
+"""Adapters of an embedding in Triton: a row's hidden values are the column of A for its token.
 
 Invariant: a row's sum depends on its token and its adapter alone.
 """

@@ -29,11 +29,12 @@ TILE_N = 128
 Chunks of more than 32 rows would turn into wgmma, whose register operands gave NaN in other engines' expand kernels."""
 TILE_STAGES = 3
 ROW_N = 1024
-"""Outputs per program of a row: 32 KiB of a bf16 page, all of it on its way at once."""
+"""Outputs per program of a row: 32 KiB of a bf16 page, all loaded at once."""
 ROW_LOAD_BYTES = 512
 SMALL_GAIN = tl.constexpr(128.0)
-"""Hidden values meet 8-bit pages over a hundred times smaller than they would others, and float16 has few digits below 6e-5.
-A row's greatest 8-bit value is 127 at least: who overflows with this gain overflows y without it."""
+"""Gain of the hidden values for 8-bit pages. Such hidden values are over a hundred times smaller than others, and float16
+has few digits below 6e-5. A row's greatest 8-bit value is at least 127, so a row that overflows with this gain overflows y
+without it."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -56,7 +57,7 @@ def tile_delta(  # type: ignore[no-untyped-def]
     block_r: tl.constexpr,
     block_n: tl.constexpr,
 ):
-    """What an adapter adds to `columns` [block_n] of a slice in a chunk's rows, fp32 [block_m, block_n]."""
+    """Return what an adapter adds to `columns` [block_n] of a slice in a chunk's rows, fp32 [block_m, block_n]."""
     is_small: tl.constexpr = dtype == tl.float16 and page_type != tl.float16
     within_page = tl.arange(0, block_r)
     total = tl.zeros((block_m, block_n), dtype=tl.float32)
@@ -162,7 +163,7 @@ def row_delta(  # type: ignore[no-untyped-def]
     block_r: tl.constexpr,
     page_ranks: tl.constexpr,
 ):
-    """total + what an adapter adds to `columns` of one row, `block_r` ranks at a time."""
+    """Return total + what an adapter adds to `columns` of one row, `block_r` ranks at a time."""
     for first in range(0, rank, block_r):
         ranks = first + tl.arange(0, block_r)
         is_rank = ranks < rank
@@ -201,7 +202,7 @@ def expand_row_kernel(  # type: ignore[no-untyped-def]
     block_r: tl.constexpr,
     block_n: tl.constexpr,
 ) -> None:
-    """`expand_tile_kernel` for chunks of a row or two: hidden values stay fp32, and every rank of a column is one lane's."""
+    """`expand_tile_kernel` for chunks of a row or two: hidden values stay fp32, and one lane has every rank of a column."""
     chunk = tl.program_id(0)
     part, size, offset, column = column_tile(tl.program_id(1), size_0, size_1, size_2, aligned, block_n)
     slot, begin, end = chunk_at(starts, ends, slots, chunk)
@@ -241,7 +242,7 @@ def expand_row_kernel(  # type: ignore[no-untyped-def]
 
 
 def expand(hidden: torch.Tensor, y: torch.Tensor, site: LoraSite, batch: DeviceLoraBatch) -> None:
-    """Add to `y` what `shrink` left in `hidden`."""
+    """Add to `y` the deltas of the hidden values from `shrink`."""
     sizes = sizes_of(site)
     pages = page_type(site, y.dtype)
     block_n = ROW_N if batch.by_row else TILE_N

@@ -1,4 +1,4 @@
-"""What the Triton kernels of adapters share: how they find a page, and what its elements are worth.
+"""Shared by the Triton kernels of adapters: finding a page, and reading its elements.
 
 Invariant: pages are reached by address, at the adapter's own rank; rank rows beyond it are never read.
 """
@@ -11,7 +11,7 @@ from loraplex.engine.kernels.triton.unpacking import byte_to_float
 from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
 
 MAX_SLICES = 3
-"""Slices that one launch takes: those of qkv."""
+"""Slices that one launch takes: as many as qkv has."""
 
 _PAGE_TYPES = {
     torch.float32: tl.float32,
@@ -24,14 +24,14 @@ _PAGE_TYPES = {
 
 @triton.jit
 def chunk_at(starts, ends, slots, chunk):  # type: ignore[no-untyped-def]
-    """(slot, first place, place after the last) of a chunk in `order`; all loads are issued at once."""
+    """Return (slot, first place, end) of a chunk in `order`; all loads are issued at once."""
     slot = tl.load(slots + chunk).to(tl.int64)
     return slot, tl.load(starts + chunk), tl.load(ends + chunk)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rows_of_chunk(order, begin, end, block_m: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(rows [block_m] of a chunk, int64; which of them it has: the others are row 0)."""
+    """Return (rows [block_m] of a chunk, int64; a mask of the real ones: the others are row 0)."""
     members = begin + tl.arange(0, block_m)
     is_member = members < end
     return tl.load(order + members, mask=is_member, other=0).to(tl.int64), is_member
@@ -39,13 +39,13 @@ def rows_of_chunk(order, begin, end, block_m: tl.constexpr):  # type: ignore[no-
 
 @triton.jit
 def entry_at(table, slot, slices, part, pages):  # type: ignore[no-untyped-def]
-    """Where a slice's entry of a slot stands in a site's table."""
+    """Return the place of a slice's entry of a slot in a site's table."""
     return table + (slot * slices + part) * (2 + 2 * pages)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def page_at(entry, index, page_type: tl.constexpr, aligned: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The page whose address stands at `index` of an adapter's entry in the site's table."""
+    """Return the page whose address is at `index` of an adapter's entry in the site's table."""
     page = tl.load(entry + index).to(tl.pointer_type(page_type))
     if aligned:
         page = tl.multiple_of(page, 16)
@@ -54,13 +54,13 @@ def page_at(entry, index, page_type: tl.constexpr, aligned: tl.constexpr):  # ty
 
 @triton.jit
 def rank_at(entry, slot):  # type: ignore[no-untyped-def]
-    """The rank of a slice's entry; 0 for a row of the base model, whose entry is anyone's."""
+    """Return the rank of a slice's entry; 0 for a row of the base model, whose entry may be any."""
     return tl.load(entry, mask=slot >= 0, other=0).to(tl.int32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def widened(stored, dtype: tl.constexpr, assembly: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Elements of a page in `dtype`, exactly."""
+    """Convert elements of a page to `dtype`, exactly."""
     if stored.dtype == tl.int8:
         return byte_to_float(stored, dtype, assembly)
     else:
@@ -69,7 +69,7 @@ def widened(stored, dtype: tl.constexpr, assembly: tl.constexpr):  # type: ignor
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rank_scales(entry, ranks, is_rank, is_scaled: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What each rank's hidden value is multiplied by, or 1.0."""
+    """Return the factor of each rank's hidden value, or 1.0."""
     if is_scaled:
         return tl.load(tl.load(entry + 1).to(tl.pointer_type(tl.float32)) + ranks, mask=is_rank, other=0.0)
     else:
@@ -78,7 +78,7 @@ def rank_scales(entry, ranks, is_rank, is_scaled: tl.constexpr):  # type: ignore
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_hidden(hidden, ranks, is_rank, split_stride, splits: tl.constexpr, split_lanes: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One row's hidden values [ranks]: the partial sums added up as a tree over K, each loaded by one lane."""
+    """Return one row's hidden values [ranks]: the partial sums added up as a tree over K, each loaded by one lane."""
     split = tl.arange(0, split_lanes)
     shares = hidden + split[:, None] * split_stride + ranks[None, :]
     return tl.sum(tl.load(shares, mask=(split < splits)[:, None] & is_rank[None, :], other=0.0), axis=0)
@@ -86,7 +86,7 @@ def row_hidden(hidden, ranks, is_rank, split_stride, splits: tl.constexpr, split
 
 @triton.jit  # type: ignore[untyped-decorator]
 def tile_hidden(hidden, mask, split_stride, splits: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The partial sums of a tile in the order of K. All loads are issued at once: their way from memory is the cost."""
+    """Add up the partial sums of a tile in the order of K. All loads are issued at once, since memory latency is the cost."""
     total = tl.load(hidden, mask=mask, other=0.0)
     for split in tl.static_range(1, splits):
         total += tl.load(hidden + split * split_stride, mask=mask, other=0.0)

@@ -1,6 +1,6 @@
 """SGMV's first half (Punica, Chen et al. 2023) in Triton: hidden = x A^T, in partial sums over K.
 
-Invariant: K alone decides where a sum is split, and no atomics: what a row gets does not depend on who shares its batch.
+Invariant: K alone decides where a sum is split, and there are no atomics: a row's result does not depend on its batch.
 """
 
 import torch
@@ -22,14 +22,14 @@ from loraplex.engine.lora.device_batch import SPLIT_K, DeviceLoraBatch
 from loraplex.engine.lora.site import PAGE_RANKS, LoraSite
 
 TILE_BYTES = 512
-"""Of a row of x in a tensor-core tile: with three stages, most of a program's share of A is on its way at once."""
+"""Inputs of a row of x in a tensor-core tile: with three stages, most of a program's share of A is loaded at once."""
 ODD_TILE_BYTES = 64
-"""Where rows do not start at 16 bytes, every element of a tile has an address of its own."""
+"""The same where rows do not start at 16 bytes: every element of a tile then has its own address."""
 TILE_WARPS = 4
 TILE_STAGES = 3
 ROW_WARPS = 4
 ROW_BYTES = 512
-"""A warp's widest load. A tile one load wide leaves the ranks to the warps, so that few sums cross lanes."""
+"""A warp's widest load. In a tile that is one load wide, warps take different ranks, so that few sums cross lanes."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -116,7 +116,9 @@ def shrink_row_kernel(  # type: ignore[no-untyped-def]
     block_r: tl.constexpr,
     span: tl.constexpr,
 ) -> None:
-    """`shrink_tile_kernel` for chunks of a row or two: a product per weight, for 8-bit ones at a third of the instructions."""
+    """`shrink_tile_kernel` for chunks of a row or two: one product per weight, for 8-bit weights a third of the
+    instructions.
+    """
     chunk = tl.program_id(0)
     split = tl.program_id(1)
     part = tl.program_id(2)
@@ -138,7 +140,8 @@ def shrink_row_kernel(  # type: ignore[no-untyped-def]
             is_rank = ranks < rank
             a = page_at(entry, 2 + page, page_type, aligned)
             scales = rank_scales(entry, ranks, is_rank, is_scaled)
-            # Everything is on its way before the first product: x meets the lanes through shared memory, which waits for it.
+            # Issue all loads before the first product: x reaches the lanes through shared memory, which waits for
+            # it.
             x_parts = ()
             a_parts = ()
             for turn in tl.static_range(split_k // span):

@@ -43,7 +43,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
 ) -> None:
     """`block_m` pairs of a token and one of the query heads of one KV head, tokens first."""
     kv_head = tl.program_id(1)
-    # The last tokens see the most keys: they start first.
+    # The last tokens see the most keys, so they start first.
     pair = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     pairs = pair + tl.arange(0, block_m)
     token = pairs // group
@@ -51,7 +51,7 @@ def prefill_kernel(  # type: ignore[no-untyped-def]
     end = before + tl.minimum((pair + block_m - 1) // group, chunk - 1) + 1
     begin = pair * 0
     if window > 0:
-        # Tiles start at the same keys wherever the chunk does.
+        # Tiles start at the same keys wherever the chunk starts.
         begin = tl.maximum(before + pair // group - window + 1, 0) // block_n * block_n
     columns = tl.arange(0, block_d)
     mask = (token < chunk)[:, None] & (columns < size)[None, :]

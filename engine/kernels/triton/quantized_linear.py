@@ -1,6 +1,6 @@
-"""Weight-only quantized products in Triton: integers become exact floats in registers, scales meet the fp32 sums.
+"""Weight-only quantized products in Triton: integers become exact floats in registers, scales are applied to the fp32 sums.
 
-Invariant: at decode nothing is rounded but y, once; the order of a sum depends on the weight's shape and the tile alone.
+Invariant: at decode only y is rounded, once. The order of a sum depends on the weight's shape and the tile alone.
 """
 
 import math
@@ -17,7 +17,7 @@ from loraplex.engine.quantization.quantized_weight import QuantizedWeight, Weigh
 MAX_SPLIT_TILES = 4096
 """Tiles of y that a split product may have: each has a counter."""
 ASSEMBLY = True
-"""Whether bytes are taken apart by PTX or by arithmetic, which costs half as many instructions again; both are exact."""
+"""Whether bytes are unpacked by PTX or by arithmetic, which costs half as many instructions again; both are exact."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -40,7 +40,7 @@ def add_int4(  # type: ignore[no-untyped-def]
     has_zeros: tl.constexpr,
     assembly: tl.constexpr,
 ):
-    """total + the product with one tile of K. The groups' scales and zeros meet the sums, not the weights."""
+    """total + the product with one tile of K. The groups' scales and zeros are applied to the sums, not to the weights."""
     low, high = nibbles_to_floats(stored, x_low.dtype, assembly)
     low_scale, low_zero = low_group
     high_scale, high_zero = high_group
@@ -76,19 +76,21 @@ def add_int8(  # type: ignore[no-untyped-def]
 def sum_of_splits(  # type: ignore[no-untyped-def]
     result, partials, counters, splits, block_m: tl.constexpr, block_n: tl.constexpr
 ):
-    """(The sum over all splits in their order, whether this program has it): the one that comes last adds them up."""
+    """Return (the sum over all splits in their order, whether this program has it): the last program to finish adds them
+    up.
+    """
     tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     place = tl.arange(0, block_m)[:, None] * block_n + tl.arange(0, block_n)[None, :]
     sums = partials + tile.to(tl.int64) * splits * (block_m * block_n)
     tl.store(sums + tl.program_id(2) * (block_m * block_n) + place, result)
-    # Every thread's part is written before one of them says so, and read after it has seen that all are there.
+    # Every thread writes its part before one of them counts it, and reads only after it has seen the full count.
     tl.debug_barrier()
     is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == splits - 1
     tl.debug_barrier()
     total = tl.zeros((block_m, block_n), dtype=tl.float32)
     for split in range(tl.where(is_last, splits, 0)):
         total += tl.load(sums + split * (block_m * block_n) + place, cache_modifier=".cg")
-    # The next product finds the counter as this one did.
+    # Reset the counter for the next product.
     tl.store(counters + tile, 0, mask=is_last)
     return total, is_last
 
@@ -142,7 +144,7 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
     if groups_per_span == 2:
         high = group_parameters(scales, zeros, place * 2 + 1, groups, outputs, column, has_zeros)
     for first in range(0, end - begin, spans):
-        # One turn ahead: nothing else hides the way of a scale from memory.
+        # Load one iteration ahead: nothing else hides the latency of a scale.
         group = (place + first + spans) * groups_per_span
         next_low = low
         next_high = high
@@ -178,7 +180,7 @@ def skinny_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scaled(w, scales, zeros, group, groups, outputs, column, has_zeros: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Integers [k, n] of one group to its weights, in their own dtype."""
+    """Convert integers [k, n] of one group to its weights, in their own dtype."""
     scale, zero = group_parameters(scales, zeros, group, groups, outputs, column, has_zeros)
     if has_zeros:
         w -= zero.to(w.dtype)
@@ -219,10 +221,10 @@ def wide_kernel(  # type: ignore[no-untyped-def]
     block_n: tl.constexpr,
     is_split: tl.constexpr,
 ) -> None:
-    """One tile of y over one split of K, one tile of K in every turn. The arguments are `skinny_kernel`'s.
+    """One tile of y over one split of K, one tile of K per iteration. The arguments are `skinny_kernel`'s.
 
-    Groups' scales are put into the weights here, rounded to x's dtype as any weight is: the sums stay in the tensor
-    cores' registers, and a group costs a row of scales instead of a pass over the sums.
+    Groups' scales are multiplied into the weights here, rounded to x's dtype as any weight is. So the sums stay in the
+    tensor cores' registers, and a group costs a row of scales instead of a pass over the sums.
     """
     width: tl.constexpr = span * bits // 8
     dtype: tl.constexpr = x.dtype.element_ty
@@ -283,7 +285,7 @@ def launch(
     bias: torch.Tensor | None = None,
     splits: int | None = None,
 ) -> None:
-    """`quantized_linear` with a tile of the caller's choice; `splits` of K as its shape wants them, if not given."""
+    """`quantized_linear` with a given tile; `splits` of K default to those for the weight's shape."""
     span = span_for(weight)
     is_int8 = weight.format is WeightFormat.INT8
     tiles = triton.cdiv(weight.inputs, span)
@@ -336,7 +338,7 @@ def launch(
 def _split_buffers(
     x: torch.Tensor, tiles_of_y: int, splits: int, tile: Tile
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Partial sums and counters; anything where nothing is split."""
+    """Return partial sums and counters; arbitrary tensors where nothing is split."""
     if splits == 1:
         return x, x
     if tiles_of_y > MAX_SPLIT_TILES:
@@ -347,5 +349,5 @@ def _split_buffers(
 
 @cache
 def _counters(device: torch.device) -> torch.Tensor:
-    """Zeros before and after every product, for the one stream that products run on."""
+    """Return counters that are zero before and after every product, for the one stream that products run on."""
     return torch.zeros(MAX_SPLIT_TILES, dtype=torch.int32, device=device)

@@ -1,6 +1,6 @@
-"""How a product with a quantized weight is cut into programs: tiles of y, spans of K, and splits of K where tiles are few.
+"""Divides a product with a quantized weight into programs: tiles of y, spans of K, and splits of K where tiles are few.
 
-Invariant: all of it follows from the weight's shape and the number of rows, never from what the rows hold.
+Invariant: the division depends on the weight's shape and the number of rows, never on what the rows contain.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,21 @@ from loraplex.engine.quantization.quantized_weight import QuantizedWeight, Weigh
 INT8_SPAN = 128
 """Inputs of a tile of int8: a line of 128 bytes of an output; a group when groups are shorter."""
 _SMS = 132
-"""Of an H200."""
+"""Streaming multiprocessors of an H200."""
 _WARPS_OF_SM = 8
-"""From so many on an SM waits for memory and not for instructions."""
+"""With at least this many warps an SM waits for memory and not for instructions."""
 MAX_SPLITS = 4
 _MIN_SPLIT_INPUTS = 1024
 _WORTH_A_SPLIT = 0.75
-"""The share of its time that a split product may need at most: programs that wait for each other cost 1 to 2 us."""
+"""Largest share of the unsplit product's time that a split product may need: programs that wait for each other take 1 to 2
+us."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one program cuts the product. `spans` tiles of K go side by side, one per warp, and are summed at the end."""
+    """How one program divides the product. One warp each computes `spans` tiles of K in parallel; they are summed at the
+    end.
+    """
 
     block_m: int
     block_n: int
@@ -34,13 +37,13 @@ class Tile:
 
 
 SKINNY_TILES = (Tile(16, 32, 8, 8, 3), Tile(16, 64, 4, 4, 4), Tile(32, 32, 8, 8, 2))
-"""Up to 32 rows, on HMMA: K is shared out among the warps, for 4096 outputs alone are too few for 132 SMs."""
+"""Up to 32 rows, on HMMA: the warps share K, because 4096 outputs alone are too few for 132 SMs."""
 WIDE_TILES = (Tile(64, 64, 1, 4, 4), Tile(128, 128, 1, 8, 3))
 """Prefill, on wgmma with both operands in shared memory."""
 FLOAT32_TILE = Tile(16, 32, 4, 4, 1)
-"""For whom exactness is everything: without tensor cores there are no registers for loads that run ahead."""
+"""For exact float32: without tensor cores there are no registers for loads that run ahead."""
 _MANY_OUTPUTS = 64 * _SMS * 2
-"""From so many outputs on a tile of 64 leaves every SM two programs."""
+"""From this many outputs on, a tile of 64 leaves every SM two programs."""
 
 
 def tile_for(x: torch.Tensor, weight: QuantizedWeight) -> Tile:
@@ -61,7 +64,7 @@ def tile_for(x: torch.Tensor, weight: QuantizedWeight) -> Tile:
 
 
 def splits_for(rows: int, weight: QuantizedWeight, tile: Tile) -> int:
-    """Programs that share one tile of y: by the weight's shape, where its outputs leave SMs with few warps."""
+    """Return the programs that share one tile of y: by the weight's shape, where its outputs leave SMs with few warps."""
     if rows > tile.block_m or tile == FLOAT32_TILE:
         return 1
     programs = _ceiling(weight.outputs, tile.block_n)

@@ -1,6 +1,6 @@
 """RMSNorm (Zhang & Sennrich 2019) with the residual added before it, in Triton, with and without SGMV's expand folded in.
 
-One program per row. The folded form serves steps of few adapters, where launches cost more than bytes: rows that share an
+One program per row. The folded kernel serves steps of few adapters, where launches cost more than bytes: rows that share an
 adapter read it from cache.
 """
 
@@ -14,7 +14,7 @@ from loraplex.engine.lora.device_batch import SPLIT_K, PendingDelta
 from loraplex.engine.lora.site import PAGE_RANKS
 
 WARP_COLUMNS = 512
-"""Columns per warp: two loads of 16 bytes a thread, so that a row of 4096 has all its bytes on the way at once."""
+"""Columns per warp: two loads of 16 bytes a thread, so that a row of 4096 loads all its bytes at once."""
 MAX_WARPS = 16
 
 
@@ -26,7 +26,7 @@ def inverse_rms(square_sum, size, epsilon):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def normalized(values, weight, size, epsilon):  # type: ignore[no-untyped-def]
-    """The norm of one row in fp32. `values` are fp32 and 0 behind the row's `size` columns."""
+    """Return the norm of one row in fp32. `values` are fp32 and 0 after the row's `size` columns."""
     return values * inverse_rms(tl.sum(values * values, 0), size, epsilon) * weight.to(tl.float32)
 
 
@@ -84,7 +84,7 @@ def warps_for(block: int) -> int:
 
 
 TILE_VALUES = 32768
-"""Weights on their way at once: 64 KiB of bf16, in at most half of the registers of a program's threads."""
+"""Weights loaded at once: 64 KiB of bf16, in at most half of the registers of a program's threads."""
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -140,7 +140,7 @@ def expand_rms_norm_kernel(  # type: ignore[no-untyped-def]
         block_r,
         page_ranks,
     )
-    # Rounded as the projection's output is wherever it is stored.
+    # Rounded like the projection's output wherever that is stored.
     values = (values + delta).to(x.dtype.element_ty).to(tl.float32)
     if has_residual:
         rounded = (values + before).to(residual.dtype.element_ty)

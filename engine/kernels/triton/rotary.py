@@ -1,6 +1,6 @@
 """Per-head norm, rotary embedding (Su et al. 2021) and the KV write in Triton: one program per token and some of its heads.
 
-Invariant: a pair (i, i + half) is held by the thread that writes it, so that q and k change in place without a race.
+Invariant: the thread that writes a pair (i, i + half) also reads it, so that q and k change in place without a race.
 """
 
 import torch
@@ -16,13 +16,13 @@ NUM_WARPS = 2
 
 @triton.jit
 def rotated(first, second, cos, sin):  # type: ignore[no-untyped-def]
-    """Pairs turned by their angles, all fp32."""
+    """Rotate pairs by their angles, all fp32."""
     return first * cos - second * sin, second * cos + first * sin
 
 
 @triton.jit
 def square_sums(values):  # type: ignore[no-untyped-def]
-    """Per row of a tile."""
+    """Return the sum of squares of each row of a tile."""
     return tl.sum(values * values, 1)
 
 
@@ -65,10 +65,10 @@ def store_part(  # type: ignore[no-untyped-def]
     written: tl.constexpr,
     quantized: tl.constexpr,
 ) -> None:
-    """q and k back to their places if they were changed; k and v into the cache, in its type."""
+    """Write q and k back to their places if they changed; write k and v to the cache, in its type."""
     if written:
         tl.store(place, result.to(place.dtype.element_ty), mask=within & ~is_value)
-    # What is cached was rounded to the model's type before.
+    # Cached values were rounded to the model's type before.
     kept = tl.where(is_value, values, result).to(place.dtype.element_ty)
     if quantized:
         tl.store(cell, e4m3_bits(kept.to(tl.float32) * inverse_scale), mask=within & is_cached)
@@ -101,7 +101,9 @@ def rotary_kernel(  # type: ignore[no-untyped-def]
     block_half: tl.constexpr,
     block_rest: tl.constexpr,
 ) -> None:
-    """Heads of token `program_id(0)`: in three parts, pairs' first halves, their second halves, and what is not rotated."""
+    """Process heads of token `program_id(0)` in three parts: first halves of pairs, second halves, and unrotated
+    components.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * block_h + tl.arange(0, block_h)[:, None]
     is_head = head < heads + 2 * kv_heads
@@ -191,7 +193,7 @@ def rotary_write_kv(
     epsilon: float,
     kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """See `reference.rotary_write_kv`; a token whose slot is below 0, the padding of a graph, is written to no cache."""
+    """See `reference.rotary_write_kv`. A token whose slot is below 0, which pads a graph, is not written to the cache."""
     tokens, columns = qkv.shape
     kv_heads, size = kv_cache.shape[3], kv_cache.shape[4]
     half = 0 if rope is None else rope[0].shape[1]

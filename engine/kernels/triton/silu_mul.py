@@ -1,7 +1,7 @@
 """SiLU(gate) * up of a gated MLP (Shazeer 2020) in Triton, with and without SGMV's expand folded in.
 
-The folded form serves steps of few adapters, where launches cost more than bytes. Invariant: every row stands in a chunk, base
-rows too.
+The folded kernel serves steps of few adapters, where launches cost more than bytes. Invariant: every row is in a chunk,
+base rows too.
 """
 
 import torch
@@ -28,7 +28,7 @@ NUM_WARPS = 4
 
 @triton.jit
 def gated(gate, up):  # type: ignore[no-untyped-def]
-    """SiLU(gate) * up in fp32. For gates below -88 the divisor overflows to infinity, and the quotient is rightly 0."""
+    """SiLU(gate) * up in fp32. For gates below -88 the divisor overflows to infinity, and the quotient is correctly 0."""
     wide = gate.to(tl.float32)
     return wide / (1.0 + tl.exp(-wide)) * up.to(tl.float32)
 
@@ -138,7 +138,7 @@ def expand_silu_mul_kernel(  # type: ignore[no-untyped-def]
         block_r,
         block_n,
     )
-    # Rounded as the projection's output is wherever it is stored.
+    # Rounded like the projection's output wherever that is stored.
     gate = (gate.to(tl.float32) + gate_delta).to(dtype)
     up = (up.to(tl.float32) + up_delta).to(dtype)
     tl.store(out + rows[:, None] * size + columns[None, :], gated(gate, up).to(dtype), mask=mask)

@@ -1,4 +1,5 @@
-"""Bytes of quantized weights to floats in registers: integers are placed in a mantissa, since converting one costs four.
+"""Converts bytes of quantized weights to floats in registers by placing integers in a mantissa: a conversion costs four
+times that.
 
 Invariant: exact, by assembly and by arithmetic alike.
 """
@@ -62,7 +63,7 @@ def nibbles_to_floats(stored, dtype: tl.constexpr, assembly: tl.constexpr):  # t
 
 @triton.jit  # type: ignore[untyped-decorator]
 def byte_to_float(stored, dtype: tl.constexpr, assembly: tl.constexpr):  # type: ignore[no-untyped-def]
-    """An int8, exactly: placed in the mantissa of 2**23, since a converting instruction has a quarter of the rate."""
+    """Convert an int8 exactly: placed in the mantissa of 2**23, since a converting instruction has a quarter of the rate."""
     if assembly:
         raised = tl.inline_asm_elementwise(
             _BYTES_ABOVE_2_23, "=&r,=&r,=&r,=&r,r", [stored], dtype=tl.float32, is_pure=True, pack=4

@@ -1,1 +1,1 @@
-"""Where adapters lie: pages on the device, blobs in host memory."""
+"""Adapter memory: pages on the device, blobs in host memory."""

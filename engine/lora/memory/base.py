@@ -1,7 +1,7 @@
-"""`AdapterMemory`: where adapters lie that kernels can reach, bounded by bytes. The pool decides who stays.
+"""`AdapterMemory`: the memory from which kernels read adapters, bounded by bytes. The pool decides which adapters stay.
 
-Invariant: all calls come from the step loop but for `pack`, which the loader makes; what is placed stays where it is until
-it is removed.
+Invariant: all calls come from the step loop, except `pack`, which the loader calls. A placed adapter does not move until it
+is removed.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from loraplex.engine.lora.weights import LoraWeights
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An adapter in memory, or on its way there. `nbytes` is what it takes of the budget."""
+    """An adapter in memory, or being copied there. `nbytes` is its share of the budget."""
 
     slot: int
     packed: PackedAdapter
@@ -43,7 +43,7 @@ class AdapterMemory(Protocol):
         ...
 
     def pack(self, weights: LoraWeights) -> PackedAdapter:
-        """The adapter as it will be placed. Raises `AdapterTooLarge` or `AdapterInexact`. On any thread."""
+        """Pack an adapter as it will be placed. Raises `AdapterTooLarge` or `AdapterInexact`. Any thread may call it."""
         ...
 
     def fits(self, packed: PackedAdapter) -> bool:
@@ -51,25 +51,25 @@ class AdapterMemory(Protocol):
         ...
 
     def victims(self, packed: PackedAdapter, idle: Iterable[Placement]) -> int | None:
-        """How many of `idle`, from the first on, must be removed for it to fit; None: all are too few."""
+        """Return how many of `idle`, from the first on, must be removed for it to fit; None: all are too few."""
         ...
 
     def place(self, slot: int, packed: PackedAdapter) -> Placement:
-        """Begin to bring an adapter that fits."""
+        """Start copying an adapter that fits."""
         ...
 
     def is_there(self, placement: Placement) -> bool:
-        """Whether all of it has come; never waits."""
+        """Whether the whole adapter has arrived; never waits."""
         ...
 
     def install(self, placement: Placement) -> Placement:
-        """Let kernels reach what is there. What is returned holds no host memory but what they read."""
+        """Make an arrived adapter visible to kernels. The result references only the host memory that kernels read."""
         ...
 
     def remove(self, placement: Placement) -> None:
-        """Forget an installed adapter and give its bytes back."""
+        """Remove an installed adapter and give its bytes back."""
         ...
 
     def close(self) -> None:
-        """End what runs beside the step loop."""
+        """End the threads."""
         ...

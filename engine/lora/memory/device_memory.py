@@ -1,7 +1,7 @@
-"""`DeviceAdapterMemory`: adapters in one preallocated arena, in pages of 16 rank rows: the way of a GPU.
+"""`DeviceAdapterMemory`: adapters of a GPU in one preallocated arena, in pages of 16 rank rows.
 
-Invariant: no load calls the device's allocator, moves an adapter or waits for the device. A matrix of rank r takes r rows,
-no more: its last page is as short as it can be, because no kernel reads beyond the rank.
+Invariant: no load calls the device's allocator, moves an adapter or waits for the device. A matrix of rank r takes r rows:
+its last page is as short as possible, because no kernel reads beyond the rank.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,12 +26,12 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 
 MIN_SLAB_BYTES = 1 << 20
 MIN_SLABS = 64
-"""A small budget has smaller slabs, so that its page sizes do not take it up with one slab each."""
+"""A small budget has smaller slabs, so that one slab for each page size does not use it up."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedSlice:
-    """A `LoraPart` whose matrices are gathered from their pages when a torch body asks. Kernels follow the table."""
+    """A `LoraPart` that gathers its matrices from their pages for the torch backend. Kernels follow the table instead."""
 
     storage: Tensor
     starts: tuple[tuple[int, ...], tuple[int, ...]]
@@ -60,7 +60,7 @@ class PagedSlice:
 
 
 class PagedParts(Sequence[LoraPart | None]):
-    """An adapter's parts of one site, made when they are asked for: on a GPU nobody does, but for embeddings."""
+    """An adapter's parts of one site, created on access: on a GPU only embeddings access them."""
 
     def __init__(
         self,
@@ -111,9 +111,9 @@ class PagedParts(Sequence[LoraPart | None]):
 
 
 class DeviceAdapterMemory:
-    """Implements `AdapterMemory`. `start_copy` sets a copy going; `stream` is where it will go.
+    """Implements `AdapterMemory`. `start_copy` starts a copy on `stream`.
 
-    `allocate_blob` makes uint8 host memory for an adapter on its way, on the loader's thread.
+    `allocate_blob` returns uint8 host memory for an adapter being loaded, on the loader's thread.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class DeviceAdapterMemory:
 
     def install(self, placement: Placement) -> Placement:
         contents = _copy_of(placement).contents
-        contents.enter(self._sites, placement.slot)
+        contents.install(self._sites, placement.slot)
         self._tables.write(placement.slot, contents.rows)
         return replace(placement, packed=placement.packed.without_blob(), copy=None)
 

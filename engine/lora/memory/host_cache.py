@@ -1,6 +1,6 @@
 """`HostCache`: adapters that left the device, as the blobs they were loaded as. Least recently used first out.
 
-Invariant: at most `max_bytes` of host memory; whoever comes back from here is copied, not read from disk.
+Invariant: at most `max_bytes` of host memory; an adapter that returns is copied from here, not read from disk.
 """
 
 import threading
@@ -16,9 +16,10 @@ Key = tuple[bytes, str]
 
 
 class HostCache:
-    """`max_bytes` 0 keeps nothing. An adapter on the device stays in here as well, so that it can leave at once.
+    """`max_bytes` 0 keeps nothing. An adapter on the device stays here as well, so that it can leave the device at once.
 
-    With an `arena` blobs are its extents, and only those are kept. The loader asks for blobs, the step loop for the rest.
+    With an `arena` blobs are its extents, and only those are kept. The loader allocates blobs, the step loop makes all
+    other calls.
     """
 
     def __init__(self, max_bytes: int, arena: PinnedArena | None = None) -> None:
@@ -26,20 +27,20 @@ class HostCache:
         self.nbytes = 0
         self.num_hits = 0
         self._arena = arena
-        self._kept: OrderedDict[Key, PackedAdapter] = OrderedDict()
+        self._blobs: OrderedDict[Key, PackedAdapter] = OrderedDict()
         self._lock = threading.Lock()
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._kept
+        return key in self._blobs
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._blobs)
 
     def blob(self, nbytes: int) -> Tensor:
-        """Memory for an adapter to be packed into, for which others leave the tier.
+        """Return memory for an adapter to be packed into, evicting others for it.
 
-        Outside of the arena where there is none, when what is under way takes all of it, or for a blob longer than its
-        pieces, which drives nobody out: such a blob is not kept.
+        The memory lies outside of the arena if there is no arena, if loads in progress take all of it, or if a blob is
+        longer than its chunks. A blob that is too long evicts no other and is not kept.
         """
         if self._arena is None:
             return torch.empty(nbytes, dtype=torch.uint8)
@@ -49,7 +50,7 @@ class HostCache:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._arena.pinned) if blob is None else blob
 
     def keep(self, key: Key, packed: PackedAdapter) -> None:
-        """Keep an adapter, and as many of those used last beside it as there is room for."""
+        """Keep an adapter, and as many of the most recently used ones as there is room for."""
         nbytes = packed.blob.nbytes
         if nbytes > self.max_bytes or (self._arena is not None and not self._arena.owns(packed.blob)):
             return
@@ -57,32 +58,32 @@ class HostCache:
         while self.nbytes + nbytes > self.max_bytes and self._drop_oldest():
             continue
         with self._lock:
-            self._kept[key] = packed
+            self._blobs[key] = packed
             self.nbytes += nbytes
 
     def find(self, key: Key) -> PackedAdapter | None:
-        """The blob, now the most recently used, or None."""
+        """Return the blob, now the most recently used, or None."""
         with self._lock:
-            packed = self._kept.get(key)
+            packed = self._blobs.get(key)
             if packed is not None:
-                self._kept.move_to_end(key)
+                self._blobs.move_to_end(key)
                 self.num_hits += 1
         return packed
 
     def forget(self, key: Key) -> None:
         with self._lock:
-            packed = self._kept.pop(key, None)
+            packed = self._blobs.pop(key, None)
             self.nbytes -= 0 if packed is None else packed.blob.nbytes
 
     def forget_namespace(self, namespace: bytes) -> None:
-        for key in [key for key in self._kept if key[0] == namespace]:
+        for key in [key for key in self._blobs if key[0] == namespace]:
             self.forget(key)
 
     def _drop_oldest(self) -> bool:
-        """False when nothing is kept. Its extent is free once nobody copies from it either."""
+        """Drop the oldest blob; False when the cache is empty. Its extent is free once no copy reads from it either."""
         with self._lock:
-            if not self._kept:
+            if not self._blobs:
                 return False
-            _, packed = self._kept.popitem(last=False)
+            _, packed = self._blobs.popitem(last=False)
             self.nbytes -= packed.blob.nbytes
         return True

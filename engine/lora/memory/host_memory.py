@@ -1,7 +1,7 @@
-"""`HostAdapterMemory`: adapters on the CPU. The blob the loader made is where kernels read; nothing is copied.
+"""`HostAdapterMemory`: adapters on the CPU. Kernels read the loader's blob; nothing is copied.
 
-Invariant: the pages of a matrix are contiguous, so that a body may read it whole, and have the model's type: adapters that
-were to be quantized are quantized and expanded again, which shows what it does to answers but saves no memory.
+Invariant: the pages of a matrix are contiguous, so that a kernel may read it whole, and have the model's type. Adapters
+that should be quantized are quantized and expanded again, which shows the effect on responses but saves no memory.
 """
 
 from collections.abc import Iterable, Sequence
@@ -90,7 +90,7 @@ class HostAdapterMemory:
         packed, slot = placement.packed, placement.slot
         starts = np.array([page.start for page in packed.pages], dtype=np.int64)
         rows = self._tables.rows(packed, starts + packed.blob.data_ptr())
-        Contents(rows, [self._slices(packed, site) for site in self._sites]).enter(self._sites, slot)
+        Contents(rows, [self._slices(packed, site) for site in self._sites]).install(self._sites, slot)
         self._tables.write(slot, rows)
         return placement
 
@@ -101,7 +101,7 @@ class HostAdapterMemory:
         self._used_bytes -= placement.nbytes
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there are no threads."""
 
     def _slices(self, packed: PackedAdapter, site: LoraSite) -> tuple[LoraSlice | None, ...]:
         slices = tuple(self._slice(packed, site, s) for s in range(len(site.names)))

@@ -1,6 +1,6 @@
-"""`PackedAdapter`: an adapter as one rank-exact blob in host memory, cut into pages of 16 rank rows.
+"""`PackedAdapter`: an adapter as one rank-exact blob in host memory, divided into pages of 16 rank rows.
 
-Invariant: a page holds rows of one matrix only, and no more of them than the rank; it starts at 16 bytes.
+Invariant: a page has rows of one matrix only, and no more of them than the rank; it starts at 16 bytes.
 """
 
 from collections import Counter
@@ -45,13 +45,13 @@ class PackedAdapter:
     report: QuantizationReport | None
 
     def without_blob(self) -> "PackedAdapter":
-        """What is worth knowing of an adapter whose pages are elsewhere."""
+        """Return a copy without the blob, for an adapter whose pages are elsewhere."""
         return replace(self, blob=torch.empty(0, dtype=torch.uint8))
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One page to be: rows of a matrix, or a module's scales (`matrix` "s")."""
+    """A page before packing: rows of a matrix, or a module's scales (`matrix` "s")."""
 
     module: str
     matrix: str
@@ -74,17 +74,17 @@ def pack(
     allocate: Callable[[int], Tensor] = _in_host_memory,
     report: QuantizationReport | None = None,
 ) -> PackedAdapter:
-    """Pages of `dtype`. `modules` in the order of use; `names` are all modules of the model, as tables hold them.
+    """Pack `modules`, in the order of use, into pages of `dtype`; `names` are all modules of the model, in table order.
 
-    `by_size`: a layer's pages of one size stand side by side, so that few copies bring them to pages that do too;
-    otherwise those of a matrix do, so that it is whole. `allocate` makes the blob, uint8.
+    `by_size`: a layer's pages of one size are contiguous, so that few copies move them to contiguous pages; otherwise the
+    pages of a matrix are contiguous, so that it is whole. `allocate` makes the blob, uint8.
     """
     parts: list[_Part] = []
     layers: list[tuple[int, int]] = []
     for _, members in groupby(modules, key=lambda name: name.rpartition(".")[0]):
         begin = len(parts)
         layer = [part for name in members for part in _parts(name, modules[name], dtype)]
-        # A matrix's last page, the one that may be shorter, stays behind its others.
+        # A matrix's last page, which may be shorter, stays after its others.
         parts += sorted(layer, key=lambda part: -part.nbytes) if by_size else layer
         layers.append((begin, len(parts)))
     numbered = _numbered(parts, modules)
@@ -103,7 +103,7 @@ def pack(
 
 
 def page_bytes(rows: int, width: int, dtype: torch.dtype) -> int:
-    """What a page of `rows` rank rows of `width` values takes."""
+    """Return the bytes of a page of `rows` rank rows of `width` values."""
     return -(-rows * width * dtype.itemsize // ALIGNMENT) * ALIGNMENT
 
 

@@ -1,7 +1,7 @@
-"""An adapter's pages on their way from its blob into the arena, layer by layer on a stream of their own.
+"""Copies an adapter's pages from its blob into the arena, layer by layer on a stream of its own.
 
-Invariant: nothing waits in the step loop: pages that running kernels may still read are overwritten after those kernels, and
-whether all has come is asked, never awaited.
+Invariant: the step loop never waits. Copies run after the kernels that may still read their target pages, and the end of a
+copy is polled, never awaited.
 """
 
 import threading
@@ -18,7 +18,7 @@ from loraplex.engine.lora.memory.slab_allocator import Allocation
 from loraplex.engine.lora.memory.slot_tables import Contents
 
 LAYERS_IN_FLIGHT = 4
-"""Layers whose copies are queued at once: a step's own small copies wait behind no more than these (some 10 MB, 0.2 ms)."""
+"""Layers whose copies are queued at once: a step's own small copies wait behind at most these (some 10 MB, 0.2 ms)."""
 
 
 Span: TypeAlias = tuple[int, int, int]
@@ -34,25 +34,27 @@ class Mark(Protocol):
 
 
 class CopyStream(Protocol):
-    """Copies in order, beside whatever the device computes."""
+    """Copies in order, in parallel with the device's computations."""
 
     def computed(self) -> Mark | None:
-        """Where the work launched by the calling thread ends; None when that is no question."""
+        """Return a mark after the work that the calling thread has launched; None where copies need not wait for it."""
         ...
 
-    def follow(self, mark: Mark | None) -> None:
-        """Copies from here on happen after `mark`."""
+    def start_after(self, mark: Mark | None) -> None:
+        """Make later copies start after `mark`."""
         ...
 
     def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
-        """Bytes of one tensor to the other."""
+        """Copy bytes of one tensor to the other."""
         ...
 
     def mark(self) -> Mark: ...
 
 
 class PageCopy:
-    """`starts[i]` is where page i goes in `storage`, uint8 as the blob. `describe` makes its `contents` of `starts`."""
+    """A copy in progress. `starts[i]` is the target of page i in `storage`, uint8 like the blob. `describe` makes
+    `contents` of `starts`.
+    """
 
     def __init__(
         self,
@@ -73,19 +75,19 @@ class PageCopy:
         self._error: BaseException | None = None
 
     def layers(self) -> Iterator[list[Span]]:
-        """Each layer's copies; pages that are neighbours on both sides go together."""
+        """Yield each layer's copies; pages that are adjacent on both sides are copied together."""
         for begin, end in self.packed.layers:
             yield _joined(self.packed, self.starts, begin, end)
 
     @property
     def contents(self) -> Contents:
-        """What to install, once all has come. Raises `RuntimeError` before."""
+        """Return what to install, once all pages have arrived. Raises `RuntimeError` before."""
         if self._contents is None:
             raise RuntimeError("an adapter is installed before it has come")
         return self._contents
 
     def issued(self, last: Mark) -> None:
-        """All copies are queued; with `last` the adapter is there."""
+        """Record that all copies are queued; the adapter has arrived when `last` is reached."""
         self._contents = self._describe(self.packed, self.starts)
         self._last = last
 
@@ -93,23 +95,23 @@ class PageCopy:
         self._error = error
 
     def is_done(self) -> bool:
-        """Raises what went wrong: a device that cannot copy is broken, and so is its engine."""
+        """Whether the copy has ended. Raises its error: a device that cannot copy is broken, and so is its engine."""
         if self._error is not None:
             raise RuntimeError("an adapter could not be copied to the device") from self._error
         return self._last is not None and self._last.is_reached()
 
 
 class PageCopier:
-    """Issues copies; of at most `LAYERS_IN_FLIGHT` layers at once."""
+    """Issues copies, of at most `LAYERS_IN_FLIGHT` layers at once."""
 
     def __init__(self, stream: CopyStream) -> None:
         self.stream = stream
 
     def copy(self, copy: PageCopy) -> None:
-        """Queue all copies of an adapter. Waits for the device, so not in the step loop."""
+        """Queue all copies of an adapter. Waits for the device, so never call it in the step loop."""
         stream, blob, storage = self.stream, copy.packed.blob, copy.storage
         marks: deque[Mark] = deque()
-        stream.follow(copy.after)
+        stream.start_after(copy.after)
         for spans in copy.layers():
             if len(marks) == LAYERS_IN_FLIGHT:
                 marks.popleft().wait()
@@ -139,7 +141,9 @@ class CopyThread:
             pass
 
     def _issue_next(self) -> bool:
-        """In a call of its own, so that no blob is held until the next one comes. False at the end."""
+        """Issue one adapter's copies; False at the end. A call of its own, so that no blob stays referenced until the next
+        one.
+        """
         copy = self._copies.get()
         if copy is None:
             return False
@@ -171,7 +175,7 @@ class CudaCopyStream:
     def computed(self) -> Mark | None:
         return self._recorded(torch.cuda.current_stream(self._device))
 
-    def follow(self, mark: Mark | None) -> None:
+    def start_after(self, mark: Mark | None) -> None:
         if isinstance(mark, _CudaMark):
             self._stream.wait_event(mark.event)
 
@@ -194,7 +198,7 @@ class _Reached:
         return True
 
     def wait(self) -> None:
-        """It is."""
+        """Return at once."""
 
 
 class ImmediateStream:
@@ -203,8 +207,8 @@ class ImmediateStream:
     def computed(self) -> Mark | None:
         return None
 
-    def follow(self, mark: Mark | None) -> None:
-        """Everything is over."""
+    def start_after(self, mark: Mark | None) -> None:
+        """Do nothing: all work is done."""
 
     def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
         for begin, to, nbytes in spans:

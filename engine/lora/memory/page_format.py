@@ -1,4 +1,4 @@
-"""`PageFormat`: what the values of an adapter's pages are, and how an adapter becomes them."""
+"""`PageFormat`: the element type of an adapter's pages, and the conversion to it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class PageFormat:
 
     @staticmethod
     def of(name: str, model_dtype: torch.dtype, max_error: float) -> "PageFormat":
-        """`name` is auto, int8 or fp8. Raises `ValueError` for another one."""
+        """Return the format of `name`: auto, int8 or fp8. Raises `ValueError` for another name."""
         if name != "auto" and name not in QUANTIZED:
             raise ValueError(f"`page_dtype` must be auto, int8 or fp8, got {name!r}")
         return PageFormat(model_dtype, QUANTIZED.get(name), max_error)
@@ -33,7 +33,7 @@ class PageFormat:
     def quantized(
         self, weights: LoraWeights, names: Iterable[str]
     ) -> tuple[Mapping[str, QuantizedModule], QuantizationReport]:
-        """The adapter's modules in the order of `names`, in `page_dtype`. Raises `AdapterInexact`."""
+        """Return the adapter's modules in the order of `names`, in `page_dtype`. Raises `AdapterInexact`."""
         modules = {
             name: quantize_module(weights.modules[name], self.dtype)
             for name in names
@@ -46,7 +46,7 @@ class PageFormat:
     def rounded(
         self, weights: LoraWeights, names: Iterable[str]
     ) -> tuple[Mapping[str, LoraModule], QuantizationReport | None]:
-        """The same in the model's type: what the pages stand for. Raises `AdapterInexact`."""
+        """Return the modules in the model's type, with the values that the pages represent. Raises `AdapterInexact`."""
         if self.page_dtype is None:
             return {name: weights.modules[name] for name in names if name in weights.modules}, None
         modules, report = self.quantized(weights, names)

@@ -1,6 +1,6 @@
-"""`PinnedArena`: host memory for blobs, pinned once at the start: pinning under way would hold the driver, and every row.
+"""`PinnedArena`: host memory for blobs, pinned once at the start. Pinning later would block the driver, and so every row.
 
-Invariant: an extent returns when the last reference to its blob goes, so that no blob that is still copied is written over.
+Invariant: an extent returns when the last reference to its blob is gone, so that a blob is never overwritten during a copy.
 """
 
 import threading
@@ -11,32 +11,32 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-PIECE_BYTES = 1 << 30
-"""Pieces are powers of two, since torch's allocator of pinned memory rounds up to those; a blob lies in one piece."""
+CHUNK_BYTES = 1 << 30
+"""Chunks are powers of two, since torch's allocator of pinned memory rounds up to those; a blob lies in one chunk."""
 
 
 class PinnedArena:
-    """At most `max_bytes`, in pieces of at most `piece_bytes`. First fit. Any thread may allocate and let go."""
+    """At most `max_bytes`, in chunks of at most `chunk_bytes`. First fit. Any thread may allocate and free."""
 
-    def __init__(self, max_bytes: int, *, pinned: bool, piece_bytes: int = PIECE_BYTES) -> None:
-        piece = min(piece_bytes, 1 << (max_bytes.bit_length() - 1)) if max_bytes > 0 else 1
-        count = max(0, max_bytes) // piece
-        self._pieces = [torch.empty(piece, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
-        self._bases = {tensor.data_ptr() for tensor in self._pieces}
-        self._free: list[list[tuple[int, int]]] = [[(0, piece)] for _ in self._pieces]
-        # What a finalizer may touch at any moment, whoever holds the lock.
+    def __init__(self, max_bytes: int, *, pinned: bool, chunk_bytes: int = CHUNK_BYTES) -> None:
+        chunk = min(chunk_bytes, 1 << (max_bytes.bit_length() - 1)) if max_bytes > 0 else 1
+        count = max(0, max_bytes) // chunk
+        self._chunks = [torch.empty(chunk, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
+        self._bases = {tensor.data_ptr() for tensor in self._chunks}
+        self._free: list[list[tuple[int, int]]] = [[(0, chunk)] for _ in self._chunks]
+        # A finalizer may append here at any moment, even while a thread has the lock.
         self._returned: SimpleQueue[tuple[int, int, int]] = SimpleQueue()
         self._lock = threading.Lock()
         self.pinned = pinned
-        self.longest = piece if count else 0
-        self.capacity_bytes = piece * count
+        self.longest = chunk if count else 0
+        self.capacity_bytes = chunk * count
 
     def owns(self, blob: Tensor) -> bool:
-        """Whether `allocate` made it."""
+        """Whether `allocate` returned this blob."""
         return blob.untyped_storage().data_ptr() in self._bases
 
     def allocate(self, nbytes: int) -> Tensor | None:
-        """uint8 [nbytes], or None when no free extent is as long."""
+        """Return uint8 [nbytes], or None when no free extent is long enough."""
         size = max(1, nbytes)
         with self._lock:
             self._take_returned()
@@ -48,7 +48,7 @@ class PinnedArena:
         return None
 
     def _blob(self, number: int, start: int, size: int, nbytes: int) -> Tensor:
-        blob = self._pieces[number][start : start + nbytes]
+        blob = self._chunks[number][start : start + nbytes]
         weakref.finalize(blob, self._returned.put, (number, start, size)).atexit = False
         return blob
 
@@ -62,7 +62,7 @@ class PinnedArena:
             self._join(extents, place - 1)
 
     def _join(self, extents: list[tuple[int, int]], place: int) -> None:
-        """Make one of an extent and its next when they touch."""
+        """Join an extent with the next one when they touch."""
         if 0 <= place < len(extents) - 1:
             (start, size), (following, length) = extents[place : place + 2]
             if start + size == following:

@@ -1,6 +1,6 @@
-"""Adapters in 8 bits: each rank row of A and of B has a scale of its own, which meet in one product per rank.
+"""Adapters in 8 bits: each rank row of A and of B has its own scale; the kernel applies the product of both per rank.
 
-Invariant: delta(x) = sum over r of (x . qA[r]) * scales[r] * qB[r]; how far that is from B A is known for every module.
+Invariant: delta(x) = sum over r of (x . qA[r]) * scales[r] * qB[r]; its difference from B A is known for every module.
 """
 
 import math
@@ -29,11 +29,11 @@ class QuantizedModule:
 
     @property
     def scales(self) -> Tensor:
-        """What a kernel multiplies x . qA with: fp32 [rank]."""
+        """Factors of x . qA in a kernel: fp32 [rank]."""
         return self.a_scales * self.b_scales
 
     def dequantized(self, dtype: torch.dtype) -> LoraModule:
-        """The module that these pages stand for."""
+        """Return the module that these pages represent."""
         a = self.a.float() * self.a_scales.unsqueeze(1)
         b = self.b.float() * self.b_scales.unsqueeze(1)
         return LoraModule(a.to(dtype), b.t().to(dtype))
@@ -41,7 +41,7 @@ class QuantizedModule:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """Of one adapter: the relative Frobenius error of each module's delta."""
+    """The relative Frobenius error of each module's delta, for one adapter."""
 
     errors: Mapping[str, float]
 
@@ -54,7 +54,7 @@ class QuantizationReport:
         return max(self.errors.values(), default=0.0)
 
     def require(self, digest: str, bound: float) -> None:
-        """Raises `AdapterInexact` naming the worst module."""
+        """Check the bound. Raises `AdapterInexact` naming the worst module."""
         if self.worst > bound:
             raise AdapterInexact(
                 f"adapter {digest} does not survive 8-bit pages: the delta of {self.worst_module!r} changes by"
@@ -63,7 +63,9 @@ class QuantizationReport:
 
 
 def quantize_module(module: LoraModule, dtype: torch.dtype) -> QuantizedModule:
-    """`module` in pages of `dtype` (int8 or float8_e4m3fn), with scales that leave each row's greatest value exact."""
+    """Quantize `module` to pages of `dtype` (int8 or float8_e4m3fn), with scales that keep each row's greatest value
+    exact.
+    """
     a, b = module.a.float(), module.b.t().float().contiguous()
     qa, a_scales = _quantize_rows(a, dtype)
     qb, b_scales = _quantize_rows(b, dtype)
@@ -75,8 +77,8 @@ def quantize_module(module: LoraModule, dtype: torch.dtype) -> QuantizedModule:
 def relative_error(a: Tensor, b: Tensor, a_error: Tensor, b_error: Tensor) -> float:
     """|BA - B'A'| / |BA| in Frobenius norms, rows [rank, width], through Gram matrices: no [out, in] is ever made.
 
-    BA - B'A' = (B - B')A + B'(A - A') has no difference of nearly equal numbers left. 0 where BA is 0, infinite where it
-    is not finite. fp32 suffices.
+    BA - B'A' = (B - B')A + B'(A - A') contains no difference of nearly equal numbers. 0 where BA is 0, infinite where it is
+    not finite. fp32 suffices.
     """
     left = torch.cat((b_error, b - b_error))
     right = torch.cat((a, a_error))

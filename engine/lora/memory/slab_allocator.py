@@ -1,7 +1,8 @@
-"""`SlabAllocator`: which bytes of one preallocated budget hold which page (Bonwick's slabs). Pure bookkeeping, no tensor.
+"""`SlabAllocator`: assigns bytes of one preallocated budget to pages (Bonwick's slabs). Pure bookkeeping, no tensor.
 
-Invariant: pages never overlap, never move and never leave the budget; a slab holds pages of one size and returns when its
-last page does. A slab is taken only when no page of the wanted size is free, so unused bytes of a size lie in its own slabs.
+Invariant: pages never overlap, never move and never leave the budget. A slab has pages of one size and returns when its
+last page does. A slab is taken only when no page of the wanted size is free, so unused bytes of a size lie in its own
+slabs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +34,7 @@ class _Slab:
 
 @dataclass(slots=True)
 class _Size:
-    """The slabs of one page size: how many, which have a free page, and how many free pages they have together."""
+    """The slabs of one page size: how many there are, which have a free page, and how many free pages they have together."""
 
     num_slabs: int = 0
     num_free: int = 0
@@ -41,7 +42,7 @@ class _Size:
 
 
 class SlabAllocator:
-    """`need` maps page sizes in bytes to counts, everywhere."""
+    """Allocates pages. In all methods `need` maps page sizes in bytes to counts."""
 
     def __init__(self, nbytes: int, slab_bytes: int) -> None:
         """The budget is rounded down to whole slabs."""
@@ -65,7 +66,7 @@ class SlabAllocator:
 
     @property
     def waste_bytes(self) -> int:
-        """Reserved bytes that hold no page: free pages, and the end of a slab that is no multiple of its page size."""
+        """Reserved bytes without a page: free pages, and the end of a slab that is no multiple of its page size."""
         return self.reserved_bytes - self.used_bytes
 
     def fits(self, need: Mapping[int, int]) -> bool:
@@ -74,7 +75,7 @@ class SlabAllocator:
         return self._slabs_for(need, free) <= len(self._free_slabs)
 
     def fits_empty(self, need: Mapping[int, int]) -> bool:
-        """Whether `allocate` would have room if nothing were allocated. Constant: on any thread."""
+        """Whether `allocate` would have room if nothing were allocated. Constant, so any thread may call it."""
         return self._slabs_for(need, {}) <= self.num_slabs
 
     def victims(self, need: Mapping[int, int], candidates: Iterable[Allocation]) -> int | None:
@@ -92,7 +93,7 @@ class SlabAllocator:
         return count if self._slabs_for(need, free) <= free_slabs else None
 
     def _free_in_thought(self, index: int, bits: int, free: dict[int, int], freed: dict[int, int]) -> bool:
-        """Count what freeing `bits` of a slab would bring; true when the whole slab would return."""
+        """Count what freeing `bits` of a slab would return; True when the whole slab would return."""
         slab = self._slabs[index]
         before = slab.free | freed.get(index, 0)
         freed[index] = freed.get(index, 0) | bits
@@ -102,7 +103,7 @@ class SlabAllocator:
         return returns
 
     def allocate(self, need: Mapping[int, int]) -> Allocation:
-        """Raises `ValueError` when it does not fit; nothing is allocated then."""
+        """Allocate all of `need`. Raises `ValueError`, and allocates nothing, when it does not fit."""
         if not self.fits(need):
             raise ValueError("the arena has no room for these pages")
         offsets: dict[int, list[int]] = {}
@@ -129,7 +130,7 @@ class SlabAllocator:
         self.used_bytes -= allocation.nbytes
 
     def _slabs_for(self, need: Mapping[int, int], free: Mapping[int, int]) -> int:
-        """Slabs to be taken beside `free` pages; more than there are when a page exceeds a slab."""
+        """Return the slabs needed in addition to `free` pages; more than exist when a page exceeds a slab."""
         slabs = 0
         for page_bytes, count in need.items():
             missing = count - free.get(page_bytes, 0)
@@ -141,7 +142,7 @@ class SlabAllocator:
         return slabs
 
     def _take(self, page_bytes: int, count: int, slabs: dict[int, int]) -> list[int]:
-        """Pages of the fullest slabs first, so that others may empty; then of new slabs."""
+        """Take pages of the fullest slabs first, so that others may empty; then of new slabs."""
         size = self._sizes.setdefault(page_bytes, _Size())
         offsets: list[int] = []
         for index in sorted(size.partial, key=lambda index: self._slabs[index].num_free):
@@ -159,7 +160,7 @@ class SlabAllocator:
         return offsets
 
     def _take_of(self, index: int, size: _Size, count: int, slabs: dict[int, int]) -> list[int]:
-        """At most `count` pages of one slab, lowest first, a run of free ones at a time."""
+        """Take at most `count` pages of one slab, lowest first, a run of free ones at a time."""
         slab = self._slabs[index]
         left, taken = slab.free, 0
         positions: list[int] = []
@@ -190,9 +191,9 @@ class SlabAllocator:
 
 
 def choose_slab_bytes(page_sizes: Iterable[int], least: int = 1 << 20) -> int:
-    """The slab that wastes least at its end with the worst of these page sizes, between `least` and twice that.
+    """Return the slab size, between `least` and twice that, that wastes least at its end for the worst of these page sizes.
 
-    Never smaller than a page. A slab of `least` bytes keeps what one page size may leave unused small.
+    Never smaller than a page. A slab of `least` bytes bounds what one page size may leave unused.
     """
     sizes = sorted(set(page_sizes))
     least = max(least, sizes[-1])

@@ -1,4 +1,4 @@
-"""`TableRows`: an adapter's entries of all sites' tables, but for where its pages lie: worked out once, filled in per load."""
+"""`TableRows`: an adapter's entries in the tables of all sites, computed once; only page addresses are filled in per load."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class TableRows:
     pages: NDArray[np.int64]
 
     def at(self, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The entries, one after another; `addresses[i]` is where page i lies."""
+        """Return the entries one after another; `addresses[i]` is the address of page i."""
         cells = np.zeros(self.shape[0] * self.shape[1], dtype=np.int64)
         cells[self.rank_cells] = self.ranks
         cells[self.page_cells] = addresses[self.pages]

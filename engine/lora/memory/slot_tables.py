@@ -1,6 +1,6 @@
-"""`SlotTables`: the tables of all sites in one tensor, so that a slot's entries change in one operation that waits for nothing.
+"""`SlotTables`: the tables of all sites in one tensor, so that one operation changes a slot's entries without waiting.
 
-Invariant: `LoraSite.table` of every site is a part of that tensor from here on; an empty slot's entries are 0.
+Invariant: `LoraSite.table` of every site is a view of that tensor; an empty slot's entries are 0.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,15 +22,15 @@ class Contents:
     rows: Tensor
     parts: Sequence[Sequence[LoraPart | None]]
 
-    def enter(self, sites: Iterable[LoraSite], slot: int) -> None:
-        """Make the parts known; a site none of whose modules the adapter has, without parts, does not hear of it."""
+    def install(self, sites: Iterable[LoraSite], slot: int) -> None:
+        """Install the parts at the sites; a site without any of the adapter's modules and parts is skipped."""
         for site, parts in zip(sites, self.parts, strict=True):
             if parts:
                 site.slots[slot] = parts
 
 
 class SlotTables:
-    """Takes the place of the tables the sites were made with; whoever kept one of those keeps an empty one."""
+    """Replaces the tables that the sites were created with; references to those see empty tables."""
 
     def __init__(
         self, sites: Sequence[LoraSite], max_slots: int, max_rank: int, device: torch.device
@@ -41,7 +41,7 @@ class SlotTables:
         self._pinned = device.type == "cuda"
         entries = max_slots * len(self.names) * columns
         self._flat = empty_table((entries,), device)
-        # Of slot 0, and how far the next slot's lie: both by site, since a site's slots stand one after another.
+        # Of slot 0, and the distance to the next slot's entries: both by site, since a site's slots are contiguous.
         places: list[Tensor] = []
         steps: list[Tensor] = []
         begin = 0
@@ -56,16 +56,16 @@ class SlotTables:
         self._steps = torch.cat(steps or [torch.empty(0, dtype=torch.int64)]).to(device)
 
     def rows(self, packed: PackedAdapter, addresses: NDArray[np.int64]) -> Tensor:
-        """An adapter's entries of all sites, in host memory; `addresses[i]` is where its page i lies."""
+        """Return an adapter's entries of all sites, in host memory; `addresses[i]` is the address of page i."""
         rows = torch.from_numpy(packed.rows.at(addresses))
         return rows.pin_memory() if self._pinned else rows
 
     def write(self, slot: int, rows: Tensor) -> None:
-        """Enter what `rows` made. Kernels launched from here on see it."""
+        """Write rows made by `rows`. Kernels launched later see them."""
         self._flat.index_copy_(0, self._at(slot), rows.to(self._flat.device, non_blocking=True))
 
     def clear(self, slot: int) -> None:
-        """Rank 0, which every kernel takes for no effect."""
+        """Set a slot to rank 0, which has no effect in any kernel."""
         self._flat.index_fill_(0, self._at(slot), 0)
 
     def _at(self, slot: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""Decode steps replayed as CUDA graphs: static buffers, buckets of rows, one capture per bucket and kind of adapters."""
+"""Replays decode steps as CUDA graphs: static buffers, buckets of rows, one capture per bucket and kind of adapters."""

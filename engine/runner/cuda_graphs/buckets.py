@@ -1,4 +1,4 @@
-"""How many rows a captured step has: few enough sizes to capture them all, dense enough that little is padded."""
+"""Row counts of captured steps: few enough to capture them all, dense enough for little padding."""
 
 from bisect import bisect_left
 
@@ -7,11 +7,11 @@ DENSE_STEP = 8
 MAX_DENSE = 256
 SPARSE_STEP = 64
 MAX_ROWS = 1024
-"""Beyond it launches no longer matter, and a step is computed without a graph."""
+"""Above this many rows launches no longer matter, and a step runs without a graph."""
 
 
 class Buckets:
-    """1, 2, 4, 8, 16, 24, 32 … and the most rows a step may have."""
+    """1, 2, 4, 8, 16, 24, 32 … and the largest row count of a step."""
 
     def __init__(self, max_rows: int) -> None:
         """Raises `ValueError` for fewer than 1 row."""
@@ -26,6 +26,6 @@ class Buckets:
         return self.sizes[-1]
 
     def of(self, rows: int) -> int | None:
-        """The smallest size that holds `rows`; None when there is none."""
+        """Return the smallest size for `rows`; None when there is none."""
         index = bisect_left(self.sizes, rows)
         return self.sizes[index] if rows > 0 and index < len(self.sizes) else None

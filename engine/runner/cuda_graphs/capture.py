@@ -1,4 +1,4 @@
-"""The decode graphs of an engine on CUDA, captured when it starts; what they hold is logged."""
+"""Captures the decode graphs of an engine on CUDA when it starts, and logs their memory."""
 
 import structlog
 import torch
@@ -17,7 +17,7 @@ from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs, Stati
 def capture_decodes(
     decoder: Decoder, kv_cache: list[Tensor], shape: StaticShape, adapters: AdapterPath | None
 ) -> DecodeGraphs:
-    """Capture every bucket of `shape`, for every kind of adapters; for none if `adapters` is None."""
+    """Capture every bucket of `shape` for every kind of adapters; without adapters only, if `adapters` is None."""
     path = adapters or AdapterPath()
     few = FEW_ADAPTERS if adapters is not None else 0
     device = decoder.device

@@ -1,7 +1,7 @@
-"""`DecodeGraphs`: decode-only steps by bucket of rows and kind of adapters, captured at the start and replayed after.
+"""`DecodeGraphs`: decode-only steps, captured at the start by bucket of rows and kind of adapters, and replayed.
 
-Invariant: everything a replayed step reads lies in `StaticInputs`, and its logits in one buffer that the next step
-overwrites: whoever reads them is queued before that. A step that no capture fits is left to the caller.
+Invariant: a replayed step reads `StaticInputs` only. Its logits lie in one buffer that the next step overwrites, so work
+that reads them is queued before that step. The caller runs a step that no capture fits.
 """
 
 import time
@@ -21,7 +21,7 @@ from loraplex.engine.runner.cuda_graphs.static_inputs import StaticInputs
 
 
 class AdapterKind(Enum):
-    """What the LoRA kernels of a step are made for: no adapter, few rows' tiles shared by many, or one for almost each."""
+    """What the LoRA kernels of a step are specialised for: no adapter, few adapters shared by many rows, or many adapters."""
 
     BASE = auto()
     FEW = auto()
@@ -30,19 +30,20 @@ class AdapterKind(Enum):
 
 Forward: TypeAlias = Callable[[ForwardBatch], Tensor]
 Grouping: TypeAlias = Callable[[Tensor, AdapterKind], LoraBatch | None]
-"""(row slots int32 [rows] on the device, kind) -> the rows by adapter, made on the device whenever it is replayed."""
+"""(row slots int32 [rows] on the device, kind) -> the rows by adapter, grouped on the device at every replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterKinds:
-    """`few`: the most adapters of a step of that kind; 0: there are no adapters. With `is_one` every step with any
-    adapter is of one kind, whoever is in it."""
+    """`few`: the most adapters of a step of that kind; 0: there are no adapters. With `is_one` every step with any adapter
+    is of one kind, whatever its rows.
+    """
 
     few: int
     is_one: bool = False
 
     def kinds(self, rows: int) -> tuple[AdapterKind, ...]:
-        """What steps of at most so many rows can be."""
+        """Return the kinds of steps of at most so many rows."""
         if not self.few:
             return (AdapterKind.BASE,)
         if self.is_one:
@@ -50,7 +51,7 @@ class AdapterKinds:
         return tuple(AdapterKind) if rows > self.few else (AdapterKind.BASE, AdapterKind.FEW)
 
     def of(self, adapters: int) -> AdapterKind:
-        """The kind of a step with so many distinct adapters."""
+        """Return the kind of a step with so many distinct adapters."""
         if not adapters:
             return AdapterKind.BASE
         return AdapterKind.FEW if adapters <= self.few and not self.is_one else AdapterKind.MANY
@@ -58,7 +59,7 @@ class AdapterKinds:
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """What the start of an engine tells of its graphs."""
+    """What the engine reports of its graphs at the start."""
 
     graphs: int
     nbytes: int
@@ -66,7 +67,7 @@ class CaptureReport:
 
 
 class DecodeGraphs:
-    """`capture` once, before the first step."""
+    """Captured steps. Call `capture` once, before the first step."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class DecodeGraphs:
         grouping: Grouping,
         limits: AdapterKinds,
     ) -> None:
-        """`logits` [rows of the largest bucket, vocab], where every step leaves its own."""
+        """`logits` [rows of the largest bucket, vocab]: every step writes its logits there."""
         self._forward = forward
         self._inputs = inputs
         self._logits = logits
@@ -91,7 +92,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self) -> CaptureReport:
-        """Capture every bucket and kind, the largest first, so that the smaller ones find room in its memory."""
+        """Capture every bucket and kind, the largest first, so that smaller ones reuse its memory."""
         began = time.monotonic()
         for bucket in reversed(self._buckets.sizes):
             for kind in reversed(self._limits.kinds(bucket)):
@@ -100,7 +101,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def run(self, rows: BatchRows, unknown: UnknownTokens | None) -> Tensor | None:
-        """Logits [rows, vocab], valid until the next step is queued; None for a step that is not captured."""
+        """Return logits [rows, vocab], valid until the next step is queued; None for a step that is not captured."""
         if not rows.is_decode_only:
             return None
         bucket = self._buckets.of(len(rows.token_ids))

@@ -1,4 +1,4 @@
-"""How a step is captured once and replayed: CUDA graphs behind a seam that a CPU can stand in for."""
+"""Captures a step once and replays it: CUDA graphs behind an interface that tests implement on a CPU."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,18 +7,18 @@ import torch
 
 
 class Replayer(Protocol):
-    """Captures reuse one pool of memory: two captured steps never run at once."""
+    """Captures steps. All captures share one pool of memory: two captured steps never run at once."""
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Record what `step` does with tensors at fixed addresses; the result does it again with their contents then.
+        """Record the work of `step` on tensors at fixed addresses; the result repeats it on their current contents.
 
-        Nothing in `step` may ask the device for a value, and nothing it allocates may be read outside.
+        `step` must not read a value from the device, and nothing that it allocates may be read outside.
         """
         ...
 
     @property
     def nbytes(self) -> int:
-        """Device memory that the captures hold."""
+        """Device memory that the captures take."""
         ...
 
 
@@ -32,16 +32,19 @@ class CudaReplayer:
         self.nbytes = 0
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        # A capture begins by emptying the allocator's cache: what is in it now would be taken off what it holds after.
+        # A capture starts by emptying the allocator's cache; empty it now, so that the difference afterwards is the
+        # capture's memory.
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved(self._device)
-        # Kernels are compiled and libraries make their workspaces on the first run, which no capture survives.
+        # Kernels are compiled and libraries allocate workspaces on the first run, which is not allowed during a
+        # capture.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             step()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads bring adapters to the device meanwhile: only this one's calls are held to the rules of a capture.
+        # Other threads load adapters to the device meanwhile: only this thread's calls must follow the rules of a
+        # capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             step()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -1,4 +1,4 @@
-"""`StaticGroups`: the rows of a captured step by adapter, made on the device from whatever slots its rows have at a replay."""
+"""`StaticGroups`: groups the rows of a captured step by adapter on the device, from the slots at the time of the replay."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from loraplex.engine.runner.cuda_graphs.decode_graphs import AdapterKind
 
 
 class StaticGroups:
-    """Buffers are kept for as long as this is: a replay reads and writes them."""
+    """Keeps its buffers for its own lifetime: a replay reads and writes them."""
 
     def __init__(self, path: AdapterPath, device: torch.device) -> None:
         self._path = path
@@ -25,7 +25,7 @@ class StaticGroups:
         self._buffers: dict[tuple[int, AdapterKind], ChunkBuffers] = {}
 
     def __call__(self, row_slots: Tensor, kind: AdapterKind) -> LoraBatch | None:
-        """Group `row_slots` int32 [rows] as steps of this kind are."""
+        """Group `row_slots` int32 [rows] as steps of this kind require."""
         rows = row_slots.shape[0]
         adapters = min(rows, FEW_ADAPTERS) if kind is AdapterKind.FEW else rows
         buffers = self._buffers.get((rows, kind))

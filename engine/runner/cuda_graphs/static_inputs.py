@@ -1,7 +1,7 @@
-"""`StaticInputs`: the buffers a captured decode step reads, at addresses that never change.
+"""`StaticInputs`: the buffers that a captured decode step reads, at addresses that never change.
 
-Invariant: a step writes every row of its bucket before it is replayed. Rows beyond its own are padding: token 0 alone at
-position 0 of a block that belongs to nobody, without an adapter; whatever they compute, nobody reads.
+Invariant: every row of the bucket is written before a replay. Rows beyond the step's own are padding: token 0 at position 0
+of a block that no sequence uses, without an adapter. No code reads their results.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from loraplex.engine.lora.batch import LoraBatch
 
 @dataclass(frozen=True, slots=True)
 class StaticShape:
-    """`rows` of the largest bucket, `columns` of the longest block table; `scratch_block` takes what padding writes."""
+    """`rows` of the largest bucket, `columns` of the longest block table; padding writes to `scratch_block`."""
 
     rows: int
     columns: int
@@ -24,13 +24,13 @@ class StaticShape:
 
 
 class StaticInputs:
-    """Filled in stream order: a step that still reads them is not disturbed."""
+    """Buffers filled in stream order, after any step that still reads them."""
 
     def __init__(
-        self, shape: StaticShape, device: torch.device, staging: HostTransfers | None = None
+        self, shape: StaticShape, device: torch.device, transfers: HostTransfers | None = None
     ) -> None:
         self._shape = shape
-        self._staging = staging or HostTransfers(device)
+        self._transfers = transfers or HostTransfers(device)
         rows = shape.rows
         self.token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -46,7 +46,7 @@ class StaticInputs:
         return self.token_ids, self.positions, self.slots, self.tables, self.lengths, self.row_slots
 
     def batch(self, bucket: int, lora: LoraBatch | None) -> ForwardBatch:
-        """What a step of `bucket` rows reads."""
+        """Return what a step of `bucket` rows reads."""
         return ForwardBatch(
             token_ids=self.token_ids[:bucket],
             positions=self.positions[:bucket],
@@ -62,7 +62,7 @@ class StaticInputs:
         )
 
     def fill(self, rows: BatchRows, bucket: int, unknown: UnknownTokens | None) -> None:
-        """Write a decode step of at most `bucket` rows, in one transfer. Columns behind a row's end are left as they are."""
+        """Write a decode step of at most `bucket` rows, in one transfer. Columns after a row's end keep their old values."""
         padding = bucket - len(rows.token_ids)
         scratch = self._shape.scratch_block
         width = max(len(table) for table in rows.decodes)
@@ -78,7 +78,7 @@ class StaticInputs:
             torch.tensor(places, dtype=torch.int64),
             torch.tensor(sources, dtype=torch.int64),
         ]
-        *staged, at, source = self._staging.stage(host)
+        *staged, at, source = self._transfers.stage(host)
         targets = [buffer[:bucket] for buffer in self.buffers]
         targets[3] = targets[3][:, :width]
         torch._foreach_copy_(targets, staged)

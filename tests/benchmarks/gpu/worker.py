@@ -61,7 +61,7 @@ def run_kernels(connection: Connection, is_dry: bool, names: Sequence[str], stag
     """The stages `check` and `time` of the named cases, one after the other."""
     if is_dry:
         os.environ["TRITON_INTERPRET"] = "1"
-        dispatch._cpu_body = lambda: dispatch.KernelBackend.TRITON  # type: ignore[assignment]
+        dispatch._cpu_backend = lambda: dispatch.KernelBackend.TRITON  # type: ignore[assignment]
         clock.CPU_SECONDS = 0.0
         torch.set_num_threads(1)
     device, results = device_of(is_dry), Results(connection)

@@ -1,4 +1,6 @@
-"""An adapter tried by a running engine: figures against the reference, faults of its own, and rows that go on meanwhile."""
+"""Probes an adapter on a running engine: figures against the reference, faults of the adapter, and rows that run
+meanwhile.
+"""
 
 import asyncio
 import threading
@@ -18,7 +20,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine.adapter_probe import numeric_check
-from loraplex.engine.adapter_probe.probe import judged
+from loraplex.engine.adapter_probe.probe import with_code
 from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import (
@@ -94,7 +96,7 @@ def ref(digest: str = "all") -> AdapterRef:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("canary")
+    path = tmp_path_factory.mktemp("probe")
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -164,12 +166,12 @@ def request(request_id: str, max_tokens: int) -> EngineRequest:
         ("float32", True, "int8"),
     ],
 )
-async def test_a_sound_adapter_passes_and_its_figures_are_told(
+async def test_a_sound_adapter_passes_and_its_figures_are_reported(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, dtype: str, is_paged: bool, page_dtype: str
 ) -> None:
     if is_paged:
         monkeypatch.setattr(pool_factory, "open_memory", in_pages)
-        monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+        monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     async with serving(make_engine(dtype, page_dtype=page_dtype)) as local:
         report = await local.probe(ref())
     assert (report.code, report.finite, report.generated_tokens) == (None, True, 8)
@@ -189,7 +191,7 @@ async def test_an_adapter_of_zeros_passes_without_effect(make_engine: MakeEngine
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e6])
-async def test_the_size_of_an_adapter_is_not_held_against_it(
+async def test_the_size_of_an_adapter_does_not_fail_it(
     make_engine: MakeEngine, source: Source, scale: float
 ) -> None:
     source.adapters["sized"] = LoraWeights("sized", {"layers.1.down_proj": module("down_proj", 9, 1, scale)})
@@ -197,7 +199,7 @@ async def test_the_size_of_an_adapter_is_not_held_against_it(
         assert (await local.probe(ref("sized"))).code is None
 
 
-async def test_a_device_that_computes_something_else_is_found_out(
+async def test_a_device_that_computes_wrong_results_is_detected(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One column of one projection of one layer."""
@@ -258,7 +260,7 @@ async def test_a_closing_engine_ends_its_probes(make_engine: MakeEngine, source:
     local = LocalEngine(engine)
     source.gate.clear()
     modules = asyncio.create_task(local._probe_modules(ref()))
-    while not engine.canaries.is_busy:
+    while not engine.numeric_check.is_busy:
         await asyncio.sleep(0.005)
     closing = asyncio.create_task(local.close())
     with pytest.raises(EngineUnavailable):
@@ -297,13 +299,13 @@ def test_a_step_does_few_sites_and_rows_go_on(make_engine: MakeEngine) -> None:
     clock = Clock()
     engine = make_engine(clock=clock)
     warm: Future[ProbeReport] = Future()
-    engine.canaries.start(ref(), warm)
+    engine.numeric_check.start(ref(), warm)
     step_until(engine, warm)
     clock.tick = numeric_check.STEP_BUDGET_S / 2
     engine.add(request("row", 200))
     engine.step()
     done: Future[ProbeReport] = Future()
-    engine.canaries.start(ref(), done)
+    engine.numeric_check.start(ref(), done)
     rows = step_until(engine, done)
     assert len(rows) >= SITES_OF_ALL / 2 and set(rows) == {1}
     assert 0 < done.result().longest_step_s < 10 * numeric_check.STEP_BUDGET_S
@@ -317,7 +319,7 @@ def test_only_so_many_wait_and_a_cancelled_one_lets_the_next_go(
     engine = make_engine()
     futures: list[Future[ProbeReport]] = [Future() for _ in range(numeric_check.MAX_WAITING + 1)]
     for future in futures:
-        engine.canaries.start(ref(), future)
+        engine.numeric_check.start(ref(), future)
     assert isinstance(futures[-1].exception(0), EngineOverloaded)
     assert futures[0].cancel()
     step_until(engine, futures[1])
@@ -332,32 +334,32 @@ def test_a_probe_that_gets_no_turn_ends_and_lets_its_adapter_go(
     clock = Clock()
     engine = make_engine(clock=clock)
     done: Future[ProbeReport] = Future()
-    engine.canaries.start(ref(), done)
+    engine.numeric_check.start(ref(), done)
     source.gate.clear()
     engine.step()
-    clock.now += numeric_check.PATIENCE_S + 1
+    clock.now += numeric_check.PROBE_TIMEOUT_S + 1
     engine.step()
     assert isinstance(done.exception(0), RequestTimeout)
-    assert engine.adapters.num_pinned == 0 and not engine.canaries.is_busy
+    assert engine.adapters.num_pinned == 0 and not engine.numeric_check.is_busy
     source.gate.set()
     engine.close()
 
 
-def test_a_report_is_judged_by_its_worst_module() -> None:
+def test_a_report_fails_by_its_worst_module() -> None:
     report = ProbeReport(digest="d", max_error={"q_proj": 0.001, "k_proj": float("nan")}, bound=0.01)
-    assert judged(report).code == AdapterInexact.code
+    assert with_code(report).code == AdapterInexact.code
     fine = ProbeReport(digest="d", max_error={"q_proj": 0.01}, bound=0.01)
-    assert judged(fine) == fine
+    assert with_code(fine) == fine
 
 
 @pytest.mark.skipif(not INTERPRETING, reason="the interpreter has a process of its own")
-def test_triton_bodies_are_probed_by_every_path(
+def test_the_triton_backend_is_probed_by_every_path(
     make_engine: MakeEngine, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.engine.models.test_triton_decoder import count_kernels
 
     monkeypatch.setattr(pool_factory, "open_memory", in_pages)
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     names = {"layers.0.k_proj": 17, "layers.1.down_proj": 3, "embed_tokens": 8, "lm_head": 8}
     source.adapters["few"] = LoraWeights(
         "few", {name: module(name.rpartition(".")[2], rank, rank) for name, rank in names.items()}
@@ -365,7 +367,7 @@ def test_triton_bodies_are_probed_by_every_path(
     engine = make_engine()
     launched = count_kernels(monkeypatch)
     done: Future[ProbeReport] = Future()
-    engine.canaries.start(ref("few"), done)
+    engine.numeric_check.start(ref("few"), done)
     step_until(engine, done)
     report = done.result()
     assert report.modules == 4 and report.finite and max(report.max_error.values()) < 1e-4
@@ -379,6 +381,6 @@ def test_triton_bodies_are_probed_by_every_path(
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-@pytest.mark.interpreted(f"{__file__}::test_triton_bodies_are_probed_by_every_path", seconds=5)
+@pytest.mark.interpreted(f"{__file__}::test_the_triton_backend_is_probed_by_every_path", seconds=5)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
     assert interpreter_runs.passed(request.node) == 1

@@ -1,4 +1,4 @@
-"""Packed transfers give back what was handed over, whatever the types and sizes; here between a CPU and itself."""
+"""Packed transfers return the given tensors, whatever their types and sizes; here from a CPU to itself."""
 
 import pytest
 import torch
@@ -29,10 +29,10 @@ def random_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torc
 def test_tensors_arrive_as_they_were(
     specifications: list[tuple[torch.dtype, tuple[int, ...]]], seed: int
 ) -> None:
-    staging = HostTransfers(CPU, packs=True)
+    transfers = HostTransfers(CPU, packs=True)
     for step in range(4):
         tensors = [random_tensor(dtype, shape, seed + step) for dtype, shape in specifications]
-        for arrived in (staging.stage(tensors), staging.fetch(tensors).wait()):
+        for arrived in (transfers.stage(tensors), transfers.fetch(tensors).wait()):
             assert [t.dtype for t in arrived] == [t.dtype for t in tensors]
             assert all(
                 torch.equal(a, t) and a.data_ptr() != t.data_ptr() or not t.numel()
@@ -41,10 +41,10 @@ def test_tensors_arrive_as_they_were(
 
 
 def test_earlier_tensors_do_not_change_with_later_ones() -> None:
-    staging = HostTransfers(CPU, packs=True)
-    first = staging.stage([torch.full((4,), 1)])[0]
+    transfers = HostTransfers(CPU, packs=True)
+    first = transfers.stage([torch.full((4,), 1)])[0]
     for value in range(2, 9):
-        staging.stage([torch.full((4,), value)])
+        transfers.stage([torch.full((4,), value)])
     assert first.tolist() == [1] * 4
 
 
@@ -78,7 +78,7 @@ def test_a_sampler_with_packed_transfers_gives_the_same_tokens(temperature: floa
             found.append(Sequence(request, 0, 0.0, seed, [1, 2, 9]))
         return found
 
-    plain, packed = Sampler(300, [0]), Sampler(300, [0], staging=HostTransfers(CPU, packs=True))
+    plain, packed = Sampler(300, [0]), Sampler(300, [0], transfers=HostTransfers(CPU, packs=True))
     ours, theirs = rows(), rows()
     for step in range(5):
         logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(step))

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from loraplex.engine.capacity.memory_advice import memory_advice, told
+from loraplex.engine.capacity.memory_advice import format_bytes, memory_advice
 from loraplex.engine.capacity.memory_plan import (
     CPU_KV_BYTES,
     Machine,
@@ -203,7 +203,7 @@ def test_nothing_is_advised_where_all_is_served() -> None:
     assert advice(LLAMA, config, plan_memory(LLAMA, config, gpu(141 * GB))) == []
 
 
-def test_what_is_not_held_at_once_is_told() -> None:
+def test_what_does_not_fit_at_once_is_reported() -> None:
     config = config_of()
     plan = plan_memory(LLAMA, config, gpu(24 * GB))
     assert plan.fits
@@ -229,9 +229,9 @@ def test_each_advice_is_enough(
     config = replace(config_of(scheme, max_bytes=adapters), cache=CacheConfig(kv_bytes=kv_bytes))
     machine, workload = gpu(memory), Workload(context=context)
     plan = plan_memory(FOUR_LAYERS, config, machine, workload)
-    told_first = memory_advice(FOUR_LAYERS, config, plan)
-    assert plan.fits is not any(each.needed for each in told_first)
-    for each in told_first:
+    reported_first = memory_advice(FOUR_LAYERS, config, plan)
+    assert plan.fits is not any(each.needed for each in reported_first)
+    for each in reported_first:
         if each.needed:
             follow_to_the_end(each.text, config, machine, workload)
 
@@ -259,7 +259,7 @@ def follow(
     found = re.search(r"of at (most|least) ([\d.]+) (\w+)$", text)
     assert found is not None, text
     size = float(found[2]) * {"GB": 10**9, "MB": 10**6, "kB": 10**3}[found[3]]
-    # What is at least needed is told in two decimals, which may round it down.
+    # The needed minimum is printed with two decimals, which may round it down.
     size *= 1.005 if found[1] == "least" else 1
     if text.startswith("`adapter_bytes`"):
         return replace(config, lora=LoraConfig(max_bytes=int(size))), machine, workload
@@ -273,8 +273,8 @@ def follow(
     ("size", "text"),
     [(0, "0.00 kB"), (131_072, "131.07 kB"), (83_886_080, "83.89 MB"), (15 * GB, "15.00 GB")],
 )
-def test_sizes_are_told_as_devices_are_sold(size: int, text: str) -> None:
-    assert told(size) == text
+def test_sizes_are_formatted_as_devices_are_sold(size: int, text: str) -> None:
+    assert format_bytes(size) == text
 
 
 def test_a_worksheet_needs_no_torch() -> None:

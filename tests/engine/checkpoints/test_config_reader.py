@@ -122,7 +122,7 @@ def test_bad_layer_lists_are_named() -> None:
         {},
     ],
 )
-def test_unsupported_architectures_are_told_the_supported_ones(values: dict[str, Any]) -> None:
+def test_an_unsupported_architecture_lists_the_supported_ones(values: dict[str, Any]) -> None:
     with pytest.raises(
         UnsupportedArchitecture, match=r"supported: .*LlamaForCausalLM \(llama\).*Qwen3ForCausalLM"
     ):

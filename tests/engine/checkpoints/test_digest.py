@@ -52,7 +52,7 @@ def test_cache_is_used_and_notices_a_changed_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": 5}', '{"key": "zz"}', "\x00"])
-def test_damaged_cache_is_made_anew(tmp_path: Path, damage: str) -> None:
+def test_damaged_cache_is_replaced(tmp_path: Path, damage: str) -> None:
     model, cache = make(tmp_path / "model"), tmp_path / "digests.json"
     cache.write_text(damage)
     assert model_digest(str(model), cache) == model_digest(str(model))

@@ -1,4 +1,4 @@
-"""What a manifest lets through, and what it does not."""
+"""Which folders a manifest accepts, and which it refuses."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ def write(folder: Path, **changes: Any) -> None:
     (folder / MANIFEST_FILE).write_text(json.dumps(values))
 
 
-def test_what_was_judged_passes(tmp_path: Path) -> None:
+def test_an_unchanged_artefact_passes(tmp_path: Path) -> None:
     check_manifest(tmp_path, HASHES)
     write(tmp_path)
     (tmp_path / "README.md").write_text("not part of the model")

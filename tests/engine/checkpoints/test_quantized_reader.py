@@ -1,6 +1,7 @@
-"""Checkpoints written by the compressed-tensors package, whose own decompression says what their weights mean.
+"""Checkpoints written by the compressed-tensors package, compared with its own decompression.
 
-Ours must hold the same numbers: integers and scales are kept, so only the oracle's rounding to the scales' type differs.
+Our weights must have the same numbers: integers and scales are kept, so only the oracle's rounding to the scales' type
+differs.
 """
 
 import json
@@ -192,8 +193,8 @@ def test_weights_are_what_the_oracle_decompresses(compressed: Make, case: str) -
 @pytest.mark.parametrize("case", CASES)
 def test_a_worksheet_counts_their_bytes(compressed: Make, case: str) -> None:
     path, dtype = compressed(case).path, compressed(case).scale_dtype
-    told = weight_bytes(load_model_config(str(path)), str(dtype).removeprefix("torch."), "none")
-    assert sum(weight.num_bytes for weight in told) == load_state(path, dtype).num_bytes
+    weights = weight_bytes(load_model_config(str(path)), str(dtype).removeprefix("torch."), "none")
+    assert sum(weight.num_bytes for weight in weights) == load_state(path, dtype).num_bytes
 
 
 @pytest.mark.parametrize("case", ["int4-32", "int4-32-asymmetric-half", "int8-packed", "int8-dynamic"])

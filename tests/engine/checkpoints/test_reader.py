@@ -178,7 +178,7 @@ def gguf_tensors(tiny: Tiny) -> list[tuple[str, Any]]:
             continue
         values = tensor.numpy()
         if config.model_type == "llama" and (own := heads.get(module.split(".")[-1])):
-            # Rows (head, half, pair) -> (head, pair, half), as llama.cpp rotates neighbours.
+            # Rows (head, half, pair) -> (head, pair, half), as llama.cpp rotates adjacent values.
             values = np.ascontiguousarray(
                 values.reshape(own, 2, -1, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
             )

@@ -1,6 +1,6 @@
 """Configuration, rope tables and stacked weights together: a dense forward pass over them must equal `transformers`.
 
-The forward pass here is a second reading of ModelConfig, written without the engine's decoder, caches or kernels.
+The forward pass here is a second implementation of ModelConfig, without the engine's decoder, caches or kernels.
 """
 
 from pathlib import Path

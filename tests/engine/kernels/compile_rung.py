@@ -156,7 +156,7 @@ def _elementwise() -> Iterator[Variant]:
     yield Variant(round_rows_problem(64, 4096, "bfloat16"))
 
 
-def judged(variant: Variant, launch: Recorded) -> dict[str, Any]:
+def result_line(variant: Variant, launch: Recorded) -> dict[str, Any]:
     """The line of one kernel of a variant; `failures` names what is not as demanded."""
     code = machine_code(launch.binary.asm["cubin"])
     demand = _demand(launch.kernel, launch.constants)
@@ -205,7 +205,7 @@ class _Compiler:
     def lines(self, index: int) -> list[dict[str, Any]]:
         variant = self._variants[index]
         variant.problem.make(UnfilledTensors()).run()
-        return [judged(variant, launch) for launch in self._recorder.take()]
+        return [result_line(variant, launch) for launch in self._recorder.take()]
 
 
 _compilers: list[_Compiler] = []

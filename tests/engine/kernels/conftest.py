@@ -1,6 +1,6 @@
-"""LoRA problems of awkward shapes, shared by every body of SGMV, with NaN (and -0.0) wherever nobody may look or write.
+"""LoRA problems of awkward shapes, shared by every backend of SGMV, with NaN (and -0.0) where no kernel may read or write.
 
-Invariant: base rows, absent slices, and the memory around every matrix are poisoned, so one wrong access shows.
+Invariant: base rows, absent slices, and the memory around every matrix are poisoned, so one wrong access is visible.
 """
 
 from collections.abc import Callable, Iterator
@@ -202,14 +202,14 @@ def shape(request: pytest.FixtureRequest) -> Shape:
 
 @pytest.fixture(params=list(TOLERANCES), ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """The types the compiled bodies take."""
+    """The types that the compiled kernels take."""
     chosen: torch.dtype = request.param
     return chosen
 
 
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Torch's thread count during the test; skips where the CPU has no compiled body."""
+    """Torch's thread count during the test; skips where the CPU has no compiled kernels."""
     if not numba_bridge.is_available():
         pytest.skip("this CPU has no compiled body")
     before = torch.get_num_threads()
@@ -220,7 +220,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """Where this process can run kernels, with memory that nobody has written full of NaN."""
+    """Where this process can run kernels; uninitialised memory is full of NaN."""
     if (request.param == "interpreter") is not INTERPRETING:
         pytest.skip("the interpreter has a process of its own")
     if request.param == "cuda" and not torch.cuda.is_available():

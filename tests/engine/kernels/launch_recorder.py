@@ -60,7 +60,7 @@ class DeviceTensor(Tensor):
 
 
 class UnfilledTensors:
-    """Operands that nobody fills: large ones take no memory."""
+    """Operands without values: large ones take no memory."""
 
     device = torch.device("cpu")
 
@@ -79,7 +79,7 @@ class LaunchRecorder:
 
     def __init__(self) -> None:
         self._launches: list[Recorded] = []
-        dispatch._cpu_body = lambda: dispatch.KernelBackend.TRITON  # type: ignore[assignment]
+        dispatch._cpu_backend = lambda: dispatch.KernelBackend.TRITON  # type: ignore[assignment]
         triton.runtime.driver.set_active(HopperDriver())
         original = JITFunction.run
         launches = self._launches

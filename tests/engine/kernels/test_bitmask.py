@@ -1,4 +1,4 @@
-"""Every body of the bitmask against a loop over tokens, on vocabularies that end in the middle of a word."""
+"""Every backend of the bitmask against a loop over tokens, on vocabularies that end in the middle of a word."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from loraplex.engine.kernels.cpu import bitmask as compiled
 from loraplex.engine.kernels.cpu import numba_bridge
 from loraplex.engine.kernels.reference import bitmask as reference
 
-Body = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 def problem(vocab: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -35,12 +35,12 @@ def expected(logits: torch.Tensor, rows: torch.Tensor, bitmask: torch.Tensor) ->
     return result
 
 
-def check(body: Body, vocab: int, dtype: torch.dtype) -> None:
+def check(kernel: Kernel, vocab: int, dtype: torch.dtype) -> None:
     logits, rows, bitmask = problem(vocab, dtype)
     # A row more in memory: writing beyond the last one would show.
     memory = torch.zeros(8, vocab, dtype=dtype)
     memory[:7] = logits
-    body(memory[:7], rows, bitmask)
+    kernel(memory[:7], rows, bitmask)
     assert torch.equal(memory[:7].nan_to_num(12.0), expected(logits, rows, bitmask).nan_to_num(12.0))
     assert not memory[7].any()
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiled for sm_90 as the engine launches it: no spills, wide loads, the tensor cores that were meant."""
+"""Every Triton kernel compiled for sm_90 as the engine launches it: no spills, wide loads, the intended tensor cores."""
 
 import json
 import os

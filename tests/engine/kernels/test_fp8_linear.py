@@ -1,5 +1,7 @@
-"""Rows rounded to fp8 and torch's scaled product of them: the rounding interpreted (in a process of its own, with fp32 for
-the stored type: the interpreter's fp8 is not the hardware's), the product by torch's CPU body, both on CUDA where there is one.
+"""Rows rounded to fp8, and torch's scaled product of them.
+
+The rounding is interpreted (in a process of its own, with fp32 for the stored type: the interpreter's fp8 is not the
+hardware's). The product runs on torch's CPU implementation. Both run on CUDA where there is one.
 """
 
 import pytest
@@ -68,7 +70,7 @@ def test_a_row_that_is_not_finite_is_alone(value: float, device: torch.device) -
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 5, 33])
 def test_product_is_of_the_rounded_rows(rows: int, dtype: torch.dtype) -> None:
-    """The scaled product with the arguments CUDA gets, by torch's CPU body."""
+    """The scaled product with CUDA's arguments, on torch's CPU implementation."""
     from loraplex.engine.kernels.fp8_linear import multiply, serves
 
     generator = torch.Generator().manual_seed(rows)

@@ -1,4 +1,4 @@
-"""Where a step's rows are grouped: on the host for a CPU's bodies."""
+"""Where a step's rows are grouped: on the host for the CPU backend."""
 
 import torch
 
@@ -19,5 +19,5 @@ def test_a_step_without_adapters_has_none() -> None:
     assert group_rows([-1, -1], CPU) is None
 
 
-def test_a_cpus_bodies_need_no_device_paths() -> None:
+def test_a_cpu_backend_needs_no_device_paths() -> None:
     assert every_path(CPU) == ()

@@ -1,4 +1,4 @@
-"""RMSNorm: the torch body against float64, the compiled one against the torch body."""
+"""RMSNorm: the torch backend against float64, the compiled one against the torch backend."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_epsilon_decides_for_rows_of_tiny_values(epsilon: float) -> None:
     torch.testing.assert_close(result, reference.rms_norm(x, None, torch.ones(64), epsilon))
 
 
-def test_two_engines_may_share_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_engines_may_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     if not numba_bridge.is_available():
         pytest.skip("this CPU has no compiled body")
     x, weight = torch.randn(4, 64), torch.ones(64)

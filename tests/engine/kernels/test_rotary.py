@@ -1,4 +1,6 @@
-"""Per-head norm, rotary embedding and KV write: the torch body against a loop, the compiled one against the torch body."""
+"""Per-head norm, rotary embedding and KV write: the torch backend against a loop, the compiled one against the torch
+backend.
+"""
 
 import math
 

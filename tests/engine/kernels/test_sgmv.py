@@ -1,4 +1,6 @@
-"""SGMV: the torch body against a loop over rows, the compiled one against the same loop, and rows against themselves alone."""
+"""SGMV: the torch backend against a loop over rows, the compiled one against the same loop, and each row against itself
+alone.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -46,10 +48,10 @@ def test_compiled_equals_a_loop_over_rows(problem_of: Any, shape: Any, dtype: to
     problem.check(result)
 
 
-def test_reference_is_the_choice_of_a_cpu_without_compiled_bodies(
+def test_reference_is_the_choice_of_a_cpu_without_compiled_kernels(
     problem_of: Any, shape: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     problem = problem_of(shape, torch.float32, CPU)
     result = problem.y.clone()
     sgmv(problem.x, result, problem.site, problem.batch)

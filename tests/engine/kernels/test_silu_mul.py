@@ -1,4 +1,4 @@
-"""SiLU times up: both bodies against the definition, extremes included."""
+"""SiLU times up: both backends against the definition, extremes included."""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The KV cache in 8 bits: twice the blocks of 16 bits, prefixes of its own, and answers of a tiny model close to full precision."""
+"""The KV cache in 8 bits: twice the blocks of 16 bits, separate prefixes, and a tiny model's log-probabilities near full
+precision.
+"""
 
 from pathlib import Path
 
@@ -58,7 +60,7 @@ def engine_of(path: str, kv_dtype: str) -> Engine:
 
 
 def logprobs(engine: Engine) -> list[list[tuple[int, float]]]:
-    """(token, log-probability) of each answer of 8 tokens, sampled greedily, all in one batch."""
+    """(token, log-probability) of 8 greedy tokens per request, all in one batch."""
     for index, prompt in enumerate(PROMPTS):
         sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=1)
         engine.add(

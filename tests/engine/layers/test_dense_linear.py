@@ -1,4 +1,4 @@
-"""A row's product must not depend on the rows beside it, to the bit, in the type answers are computed in."""
+"""Batch invariance: a row's product does not depend on the other rows, bitwise, in the type of the model."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ ROWS = 64
 
 
 @pytest.mark.parametrize("inputs", [64, 576, 1024, 1088, 1536, 3072])
-def test_a_row_is_bitwise_the_same_alone_and_in_company(inputs: int) -> None:
+def test_a_row_is_bitwise_the_same_alone_and_in_a_batch(inputs: int) -> None:
     generator = torch.Generator().manual_seed(inputs)
     weight = torch.randn(576, inputs, generator=generator) * inputs**-0.5
     linear = Linear(weight.bfloat16())

@@ -1,4 +1,4 @@
-"""Products of a fixed number of rows: the same values, and the same bits whoever stands beside a row."""
+"""Products of a fixed number of rows: the same values, and the same bits whatever the other rows."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_equals_the_layer_it_wraps(linear: FixedRowsLinear, rows: int) -> None:
     torch.testing.assert_close(y, linear._base(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_row_has_the_same_bits_in_any_company(linear: FixedRowsLinear) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(linear: FixedRowsLinear) -> None:
     x = torch.randn(130, 1500)
     together = linear(x)
     for row in (0, 1, 63, 64, 129):

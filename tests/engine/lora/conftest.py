@@ -1,4 +1,4 @@
-"""Pools that are closed when their test ends, whatever it held back."""
+"""Pools that are closed when their test ends, whatever loads it still blocks."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""A pool of one site under test: a source that tests hold back or break, and waits where a test asks for them."""
+"""A pool of one site under test: a source that tests can block or break, and waits at points that a test chooses."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NAME = "layers.0.o_proj"
 INPUTS, OUTPUTS = 8, 5
 MAX_RANK = 16
 RANK_BYTES = (INPUTS + OUTPUTS) * 4
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 LOADING, RESIDENT, ABSENT = AdapterState.LOADING, AdapterState.RESIDENT, AdapterState.ABSENT
 FAILED, QUARANTINED = AdapterState.FAILED, AdapterState.QUARANTINED
@@ -53,7 +53,7 @@ class Source:
         self.threads.add(threading.current_thread().name)
         self.loads.append(digest)
         gate = self.gates.get(digest)
-        assert gate is None or gate.wait(PATIENCE_S)
+        assert gate is None or gate.wait(TIMEOUT_S)
         if digest in self.errors:
             raise self.errors[digest]
         return weights(digest, self.ranks.get(digest, 1))
@@ -121,7 +121,7 @@ class DrivenPool(AdapterPool):
 
     def wait(self) -> None:
         """Until the loader has brought something; then install it."""
-        assert self.on_loaded.wait(PATIENCE_S)
+        assert self.on_loaded.wait(TIMEOUT_S)
         self.poll()
 
     def bring(self, digest: str, rank: int = 1) -> None:

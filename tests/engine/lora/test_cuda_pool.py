@@ -1,6 +1,6 @@
-"""The pool as a GPU has it: swaps beside computing rows. On the CPU the same test runs on an arena in host memory.
+"""The pool of a GPU: swaps while rows compute. On the CPU the same test runs on an arena in host memory.
 
-Figures a card gives are printed; what must hold on any card is asserted.
+Figures of a particular card are printed; what must hold on any card is asserted.
 """
 
 import time
@@ -149,7 +149,7 @@ def test_swaps_bring_every_byte_and_ask_the_device_for_none(device: torch.device
 
 
 @pytest.mark.gpu
-def test_an_84_mb_adapter_swaps_at_the_rate_of_a_pinned_copy_and_stops_nobody() -> None:
+def test_an_84_mb_adapter_swaps_at_the_rate_of_a_pinned_copy_and_stops_no_row() -> None:
     """Must show: 80 % of the pinned copy, at most 5 ms, p99 of steps beside swaps at most 1.1 of those without."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")

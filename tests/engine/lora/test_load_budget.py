@@ -1,4 +1,4 @@
-"""What loads cost and how many may be under way: by bytes and by rates that were measured."""
+"""What loads cost and how many may be in progress: by bytes and by measured rates."""
 
 import pytest
 

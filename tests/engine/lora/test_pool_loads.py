@@ -1,4 +1,6 @@
-"""Loads: on a thread of their own, bounded in bytes, and nothing a source does ends it. The host tier spares a second one."""
+"""Loads run on a thread of their own, bounded in bytes, and nothing a source does ends it. The host cache avoids a second
+load.
+"""
 
 import gc
 import weakref
@@ -11,9 +13,9 @@ from tests.engine.lora.driven_pool import (
     FAILED,
     INPUTS,
     LOADING,
-    PATIENCE_S,
     RANK_BYTES,
     RESIDENT,
+    TIMEOUT_S,
     DrivenPool,
     paged,
     ref,
@@ -36,7 +38,7 @@ def test_a_load_runs_on_its_own_thread_and_is_installed_by_poll(make_pool: MakeP
     pool.poll()
     assert pool.state(ref("a")) is LOADING
     pool.source.release("a")
-    assert pool.on_loaded.wait(PATIENCE_S)
+    assert pool.on_loaded.wait(TIMEOUT_S)
     assert pool.state(ref("a")) is LOADING, "only poll installs"
     pool.poll()
     assert pool.state(ref("a")) is RESIDENT
@@ -46,9 +48,7 @@ def test_a_load_runs_on_its_own_thread_and_is_installed_by_poll(make_pool: MakeP
 @pytest.mark.parametrize(
     "error", [AdapterLoadFailed("gone"), RuntimeError("a defect"), MemoryError()], ids=repr
 )
-def test_a_failing_source_fails_one_adapter_and_may_be_asked_again(
-    make_pool: MakePool, error: Exception
-) -> None:
+def test_a_failing_source_fails_one_adapter_and_may_be_retried(make_pool: MakePool, error: Exception) -> None:
     pool = make_pool(3)
     pool.source.errors["a"] = error
     pool.bring("a")
@@ -128,7 +128,7 @@ def test_one_load_may_always_begin(make_pool: MakePool) -> None:
     assert pool.prefetch(ref("c")) and not pool.prefetch(ref("d"))
 
 
-def test_what_nobody_waits_for_gives_its_place_back(make_pool: MakePool) -> None:
+def test_a_load_without_waiting_sequences_gives_its_place_back(make_pool: MakePool) -> None:
     pool = make_pool(1, under_way=1)
     pool.bring("pinned")
     pool.pin(ref("pinned"))
@@ -141,7 +141,7 @@ def test_what_nobody_waits_for_gives_its_place_back(make_pool: MakePool) -> None
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_load_abandoned_underway_evicts_nobody_and_leaves_no_error(
+def test_an_abandoned_load_evicts_no_adapter_and_leaves_no_error(
     make_pool: MakePool, is_broken: bool
 ) -> None:
     pool = make_pool(1)
@@ -160,7 +160,7 @@ def test_a_load_abandoned_underway_evicts_nobody_and_leaves_no_error(
     assert pool.state(ref("gone")) is RESIDENT
 
 
-def test_a_load_abandoned_underway_is_kept_where_there_is_room(make_pool: MakePool) -> None:
+def test_an_abandoned_load_is_kept_where_there_is_room(make_pool: MakePool) -> None:
     pool = make_pool(2)
     pool.source.hold("gone")
     pool.prefetch(ref("gone"))
@@ -170,7 +170,7 @@ def test_a_load_abandoned_underway_is_kept_where_there_is_room(make_pool: MakePo
     assert pool.state(ref("gone")) is RESIDENT
 
 
-def test_an_error_nobody_asks_for_is_forgotten(make_pool: MakePool) -> None:
+def test_an_error_that_no_sequence_takes_is_forgotten(make_pool: MakePool) -> None:
     pool = make_pool(2)
     pool.source.errors["a"] = AdapterLoadFailed("broken")
     pool.bring("a")
@@ -199,7 +199,7 @@ def test_a_load_from_host_memory_costs_less_than_one_from_the_source(make_pool: 
 
 
 def test_a_blob_leaves_host_memory_when_its_pages_are_on_the_device(make_pool: MakePool) -> None:
-    """Without a tier nobody needs it any more; the report on it stays."""
+    """Without a host cache nothing uses it any more; its report stays."""
     pool = make_pool(100, memory=paged)
     blobs: list[weakref.ref[torch.Tensor]] = []
     pack = pool.memory.pack

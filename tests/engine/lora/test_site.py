@@ -1,4 +1,4 @@
-"""`LoraSite`: what its table tells a kernel is where the tensors are."""
+"""`LoraSite`: the addresses in its table are those of the tensors."""
 
 import torch
 

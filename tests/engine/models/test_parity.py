@@ -94,16 +94,16 @@ class Steps:
 
 @pytest.fixture(
     params=[dispatch.KernelBackend.REFERENCE, dispatch.KernelBackend.COMPILED],
-    ids=lambda body: body.name.lower(),
+    ids=lambda backend: backend.name.lower(),
 )
-def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a test on each body of the kernels this CPU has."""
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test on each backend of the kernels that this CPU has."""
     if dispatch.backend_for(torch.empty(0)) is dispatch.KernelBackend.REFERENCE is not request.param:
-        pytest.skip("this CPU has no compiled body")
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: request.param)
+        pytest.skip("this CPU has no compiled kernels")
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: request.param)
 
 
-@pytest.mark.usefixtures("body")
+@pytest.mark.usefixtures("backend")
 def test_prompt_in_chunks_then_decodes(tiny_model: Tiny, prompt: list[int]) -> None:
     steps = Steps(tiny_model.path, 1, [prompt])
     for count in [64, 64, 60] + [1] * 12:

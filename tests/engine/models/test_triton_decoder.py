@@ -1,7 +1,7 @@
-"""A whole engine through the Triton bodies, interpreted on the CPU (a process of its own: the switch is read at import), equals
-the same engine through the torch bodies: prompts in chunks beside decodes, with rows of several adapters and of none.
+"""A whole engine on the Triton backend equals the same engine on the torch backend: prompts in chunks next to decodes, with
+rows of several adapters and of none. Interpreted on the CPU (a process of its own: the switch is read at import).
 
-Invariant: while the Triton bodies serve, no torch body of any kernel may be called.
+Invariant: while the Triton backend is chosen, no kernel of the torch backend may be called.
 """
 
 import importlib
@@ -32,7 +32,7 @@ pytest.importorskip("triton")
 RANKS = {"first": 8, "second": 17}
 # Tokens of a prompt, and its adapter; a step takes 16 tokens, so that the long ones come in chunks beside decodes.
 REQUESTS = [(2, None), (28, "first"), (5, "second")]
-ANSWER_TOKENS = 3
+RESPONSE_TOKENS = 3
 # Windows and layers without positions; q/k norm. And the type of the cache.
 CASES = [("smollm3-window", "auto"), ("qwen3", "fp8")]
 OF_THE_DECODER = {
@@ -79,7 +79,7 @@ class Source:
 
 
 def answers(path: Path, kv_dtype: str) -> list[list[tuple[int, float]]]:
-    """(token, log-probability) of every request's greedy answer."""
+    """(token, log-probability) of every request's greedy response."""
     Tokenizer(WordLevel({f"w{i}": i for i in range(128)}, unk_token="w0")).save(str(path / "tokenizer.json"))
     config = EngineConfig(
         model=str(path),
@@ -98,7 +98,7 @@ def answers(path: Path, kv_dtype: str) -> list[list[tuple[int, float]]]:
                 prompt_token_ids=[3 + (17 * index + 5 * i) % 120 for i in range(tokens)],
                 adapter=known,
                 sampling=SamplingParams(
-                    temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True, logprobs=0
+                    temperature=0.0, max_tokens=RESPONSE_TOKENS, ignore_eos=True, logprobs=0
                 ),
             )
         )
@@ -110,7 +110,7 @@ def answers(path: Path, kv_dtype: str) -> list[list[tuple[int, float]]]:
     return found
 
 
-def forbid_torch_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+def forbid_torch_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every public function of `kernels/reference/` raises."""
 
     def forbidden(*_: Any, **__: Any) -> None:
@@ -139,17 +139,17 @@ def count_kernels(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.skipif(not INTERPRETING, reason="the interpreter has a process of its own")
 @pytest.mark.parametrize(("case", "kv_dtype"), CASES)
-def test_triton_bodies_answer_as_torch_does(
+def test_the_triton_backend_gives_the_tokens_of_torch(
     case: str, kv_dtype: str, tiny: Callable[[str], Tiny], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny(case).path
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     expected = answers(path, kv_dtype)
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
-    forbid_torch_bodies(monkeypatch)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
+    forbid_torch_backend(monkeypatch)
     launched = count_kernels(monkeypatch)
     for ours, theirs in zip(answers(path, kv_dtype), expected, strict=True):
-        assert len(ours) == ANSWER_TOKENS
+        assert len(ours) == RESPONSE_TOKENS
         assert [token for token, _ in ours] == [token for token, _ in theirs]
         assert [logprob for _, logprob in ours] == pytest.approx(
             [logprob for _, logprob in theirs], abs=TOLERANCES[kv_dtype]

@@ -88,10 +88,10 @@ def test_a_loss_beyond_all_floats_is_out_of_bounds(
     base: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounded = quantized(base, "int8")
-    told = WindowScorer.log_probabilities
+    log_probabilities_of = WindowScorer.log_probabilities
 
     def broken(scorer: WindowScorer, ids: list[int]) -> torch.Tensor:
-        return told(scorer, ids) * (1e4 if scorer._model is rounded else 1.0)
+        return log_probabilities_of(scorer, ids) * (1e4 if scorer._model is rounded else 1.0)
 
     monkeypatch.setattr(WindowScorer, "log_probabilities", broken)
     quality = compare_models(base, rounded, windows(base, TEXT, 301))

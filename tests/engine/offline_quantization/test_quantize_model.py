@@ -1,4 +1,4 @@
-"""Quantized, written, loaded again, judged: what lies on disk afterwards, and what does not."""
+"""Quantize, write, load, measure: which files are on disk afterwards, and which are not."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def silent(stage: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
-def test_the_artefact_is_what_was_judged(base: LoadedModel, request_for: QuantizeJob, scheme: str) -> None:
+def test_the_artefact_is_what_was_measured(base: LoadedModel, request_for: QuantizeJob, scheme: str) -> None:
     release = quantize_model(replace(request_for, scheme=scheme), silent)
     assert release.violations == []
     again = compare_models(base, load(request_for.folder), windows(base, TEXT, 301))
@@ -75,16 +75,16 @@ def test_the_manifest_names_source_figures_and_files(base: LoadedModel, request_
         assert hashlib.sha256((request_for.folder / name).read_bytes()).hexdigest() == digest
 
 
-def test_an_artefact_is_served_as_it_was_judged_or_not_at_all(request_for: QuantizeJob) -> None:
+def test_an_artefact_is_served_as_it_was_measured_or_not_at_all(request_for: QuantizeJob) -> None:
     quantize_model(request_for, silent)
     for name in ("model.safetensors", "config.json", "tokenizer.json", "LICENSE"):
         file = request_for.folder / name
-        judged = file.read_bytes()
+        measured = file.read_bytes()
         # A line's end becomes a tab, which is as good in JSON.
-        file.write_bytes(judged[:-1] + bytes([judged[-1] ^ 3]))
-        with pytest.raises(ModelError, match=f"'{name}' is not the file that was judged"):
+        file.write_bytes(measured[:-1] + bytes([measured[-1] ^ 3]))
+        with pytest.raises(ModelError, match=f"'{name}' is not the file that the quality gate measured"):
             load(request_for.folder)
-        file.write_bytes(judged)
+        file.write_bytes(measured)
     load(request_for.folder)
 
 
@@ -121,7 +121,7 @@ def test_int4_is_fitted_to_a_text_where_there_is_one(request_for: QuantizeJob) -
 def test_without_a_text_the_model_writes_its_own(request_for: QuantizeJob) -> None:
     stages: list[str] = []
     release = quantize_model(replace(request_for, text=None), stages.append)
-    assert "writing a text to judge by" in stages
+    assert "writing a text for the quality gate" in stages
     assert release.quality.tokens > 4000
     assert json.loads((request_for.folder / MANIFEST_FILE).read_text())["text_sha256"] is None
 
@@ -148,7 +148,7 @@ def test_a_link_that_leads_nowhere_is_never_touched(request_for: QuantizeJob, tm
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_made_meanwhile_is_never_touched(request_for: QuantizeJob) -> None:
+def test_a_folder_created_meanwhile_is_never_touched(request_for: QuantizeJob) -> None:
     def meddling(stage: str) -> None:
         if stage == "judging":
             request_for.folder.mkdir()
@@ -159,7 +159,7 @@ def test_a_folder_made_meanwhile_is_never_touched(request_for: QuantizeJob) -> N
     assert list(request_for.folder.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_told(request_for: QuantizeJob, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(request_for: QuantizeJob, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelError, match=r"file/out: cannot be written"):
         quantize_model(replace(request_for, folder=tmp_path / "file" / "out"), silent)

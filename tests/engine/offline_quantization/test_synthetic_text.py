@@ -17,6 +17,6 @@ def test_the_same_seed_gives_the_same_text_and_another_does_not(base: LoadedMode
 
 
 def test_texts_of_two_seeds_share_none_whatever_their_numbers(base: LoadedModel) -> None:
-    """What is judged must not be what the rounding was fitted to, of which there is twice as much."""
-    fitted, judged = sample_text(base, 8, 16, seed=1), sample_text(base, 4, 16, seed=2)
-    assert not {tuple(ids) for ids in fitted} & {tuple(ids) for ids in judged}
+    """The measured text must differ from the text that rounding was fitted to, which is twice as long."""
+    fitted, measured = sample_text(base, 8, 16, seed=1), sample_text(base, 4, 16, seed=2)
+    assert not {tuple(ids) for ids in fitted} & {tuple(ids) for ids in measured}

@@ -1,4 +1,4 @@
-"""Events of the seam from sampled tokens, over a tokenizer of single characters and a few words."""
+"""Events for the gateway from sampled tokens, over a tokenizer of single characters and a few words."""
 
 import logging
 
@@ -116,7 +116,7 @@ def test_a_stop_string_ends_the_choice_whenever_the_engine_notices(
     assert len(processor) == 0
 
 
-def test_the_stop_string_is_shown_if_asked_for_and_nothing_after_it(processor: OutputProcessor) -> None:
+def test_the_stop_string_is_included_if_requested_and_nothing_after_it(processor: OutputProcessor) -> None:
     processor.start(request(stop=("STOP",), include_stop_str_in_output=True))
     assert text(run(processor, [token(X_STO), token(P_X)]).events) == "xSTOP"
 
@@ -154,7 +154,7 @@ def test_the_text_of_a_stop_token_is_left_out(
     assert finished(events) == Finished("r", 0, "stop", Usage(2, 2, 2), stopped_by)
 
 
-def test_the_text_of_a_stop_token_is_shown_if_asked_for(processor: OutputProcessor) -> None:
+def test_the_text_of_a_stop_token_is_included_if_requested(processor: OutputProcessor) -> None:
     processor.start(request(stop_token_ids=(B,), include_stop_str_in_output=True))
     assert text(run(processor, [token(A), token(B, "stop", B)]).events) == "ab"
 

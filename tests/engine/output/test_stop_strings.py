@@ -44,7 +44,7 @@ def test_equals_a_naive_scan_however_the_text_is_cut(
 
 @given(TEXTS, STOPS)
 def test_holds_back_exactly_what_may_become_a_stop(text: str, stops: list[str]) -> None:
-    """Neither a possible stop leaks, nor is text held that no stop can begin with."""
+    """No part of a possible stop is sent, and no text that cannot begin a stop is withheld."""
     matcher = StopMatcher(StopStrings(stops))
     shown, _ = matcher.push(text, may_stop=False)
     suffixes = [text[i:] for i in range(len(text) + 1)]

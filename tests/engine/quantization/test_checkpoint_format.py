@@ -1,4 +1,4 @@
-"""Which modules a configuration means: as the oracle decides it, and never for long."""
+"""Which modules a configuration matches: the same as the oracle, and in bounded time."""
 
 import time
 

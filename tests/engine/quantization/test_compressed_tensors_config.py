@@ -1,4 +1,4 @@
-"""`quantization_config`: what is read of it, and that everything else is refused by its name."""
+"""`quantization_config`: which fields are read, and that everything else is refused by name."""
 
 import copy
 from typing import Any

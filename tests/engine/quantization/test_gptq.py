@@ -1,4 +1,4 @@
-"""Rounding that makes up for its errors: better than to the nearest where inputs vary together, and the same where not."""
+"""Rounding that compensates its errors: better than to the nearest where inputs vary together, and the same elsewhere."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""What a step asks of the device: its inputs and its sampling one transfer each, one back, and never an answer in between.
+"""The transfers of a step: one each for its inputs and its sampling, one back, and no value read in between.
 
-The device is `meta`, which has shapes and no values: whatever would wait for one fails.
+The device is `meta`, which has shapes and no values: reading one fails.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ class ListWatch(TorchFunctionMode):
         return result
 
 
-class CountedStaging(HostTransfers):
+class CountedTransfers(HostTransfers):
     """There is nothing to bring back."""
 
     def __init__(self) -> None:
@@ -100,23 +100,23 @@ def row(index: int, mask: TokenMask | None = None, **sampling: Any) -> Row:
 
 
 @pytest.fixture
-def staging(monkeypatch: pytest.MonkeyPatch) -> CountedStaging:
+def transfers(monkeypatch: pytest.MonkeyPatch) -> CountedTransfers:
     monkeypatch.setattr(sampler_module, "apply_bitmask", lambda logits, rows, bitmask: None)
-    return CountedStaging()
+    return CountedTransfers()
 
 
 @pytest.mark.parametrize("parameters", [*((p,) for p in PARAMETERS), PARAMETERS])
 def test_a_step_asks_the_device_for_nothing_but_its_results(
-    staging: CountedStaging, parameters: tuple[dict[str, Any], ...]
+    transfers: CountedTransfers, parameters: tuple[dict[str, Any], ...]
 ) -> None:
-    sampler = Sampler(VOCAB, [0], staging=staging)
+    sampler = Sampler(VOCAB, [0], transfers=transfers)
     rows = [row(index, **p) for index, p in enumerate(parameters * 3)]
     for step in range(1, 4):
         with Watch() as watch, ListWatch() as lists:
             pending = sampler.start(torch.empty(len(rows), VOCAB, device=META), rows)
         assert watch.questions == [] and lists.lists == 0
         assert watch.to_device <= 1
-        assert staging.fetches == step
+        assert transfers.fetches == step
         for sequence, token in zip(rows, pending.collect(), strict=True):
             sequence.token_ids.append(token.token_id)
 
@@ -132,18 +132,18 @@ def test_the_watch_sees_what_it_is_for() -> None:
     assert watch.questions == ["nonzero", "_local_scalar_dense"]
 
 
-def test_parameters_stay_on_the_device_while_the_batch_keeps_its_rows(staging: CountedStaging) -> None:
-    sampler = Sampler(VOCAB, [0], staging=staging)
+def test_parameters_stay_on_the_device_while_the_batch_keeps_its_rows(transfers: CountedTransfers) -> None:
+    sampler = Sampler(VOCAB, [0], transfers=transfers)
     rows = [row(index, logit_bias={3: 1.0}, logprobs=1) for index in range(4)]
     logits = torch.empty(4, VOCAB, device=META)
     for _ in range(3):
         sampler.start(logits, rows)
-    assert staging.stages == 1
+    assert transfers.stages == 1
     sampler.start(logits[:3], rows[:3])
-    assert staging.stages == 2
+    assert transfers.stages == 2
 
 
-def test_rows_are_made_anew_when_a_mask_or_an_ending_changes() -> None:
+def test_rows_are_rebuilt_when_a_mask_or_an_ending_changes() -> None:
     rows = [row(0, temperature=1.0), row(1)]
     held = SampledRows(rows, VOCAB)
     assert held.is_of(list(rows)) and not held.is_of(rows[:1])
@@ -213,6 +213,6 @@ def test_a_row_without_a_token_goes_on_with_one_that_there_is() -> None:
     assert rows.batch(cpu, HostTransfers(cpu), failed).token_ids.tolist() == [0, 0]
 
 
-def test_a_token_that_nobody_samples_is_an_error() -> None:
+def test_a_token_that_no_step_samples_is_an_error() -> None:
     with pytest.raises(ValueError, match="no step before"):
         decode_rows(2).batch(META, HostTransfers(META))

@@ -26,7 +26,7 @@ def allowed(logits: torch.Tensor) -> list[set[int]]:
     return [set(row.isfinite().nonzero().flatten().tolist()) for row in logits]
 
 
-def test_bias_is_added_where_asked() -> None:
+def test_bias_is_added_where_requested() -> None:
     logits = torch.zeros(3, 5)
     logits[2, 4] = -math.inf
     apply_bias(logits, *bias_tensors([0, 2], [{1: 2.5}, {0: -100.0, 4: 100.0}], logits.shape[1]))

@@ -27,7 +27,7 @@ def test_equals_log_softmax_in_float32_of_the_rows_that_ask() -> None:
     assert all(expected[3, token].item() == value for token, value in first.top)
 
 
-def test_ties_are_listed_by_token_id_whatever_the_neighbours_ask() -> None:
+def test_ties_are_listed_by_token_id_whatever_other_rows_request() -> None:
     logits = torch.zeros(2, 12)
     alone = answers(logits[:1], [0], [3], [4])
     together = answers(logits, [0, 1], [3, 3], [4, 12])

@@ -21,7 +21,7 @@ EOS = 0
 
 
 class _Mask:
-    """Marks a sequence as held by a grammar; the tests write the bitmask themselves."""
+    """Marks a sequence as having a grammar; the tests write the bitmask themselves."""
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
         raise NotImplementedError

@@ -85,11 +85,11 @@ def test_a_row_without_filters_keeps_everything_beside_one_with() -> None:
     assert kept(weights, [OFF, Truncation(1, 1.0, 0.0)]) == [{0, 1}, {0}]
 
 
-@pytest.mark.parametrize("neighbour", [OFF, Truncation(0, 0.3, 0.0), Truncation(900, 1.0, 0.0)])
-def test_a_row_does_not_depend_on_its_neighbour(neighbour: Truncation) -> None:
+@pytest.mark.parametrize("other_row", [OFF, Truncation(0, 0.3, 0.0), Truncation(900, 1.0, 0.0)])
+def test_a_row_does_not_depend_on_other_rows(other_row: Truncation) -> None:
     weights = weights_of(2, 1000, seed=3)
     mine = Truncation(0, 0.7, 0.001)
     assert torch.equal(
         truncate(weights[:1], Truncations.of([mine]))[0],
-        truncate(weights, Truncations.of([mine, neighbour]))[0],
+        truncate(weights, Truncations.of([mine, other_row]))[0],
     )

@@ -222,7 +222,7 @@ def test_the_way_to_the_end_is_looked_for_seldom_while_there_is_room(scripted_ma
     assert len(looks) < 70, "of 499 tokens"
 
 
-def test_slow_looks_for_an_end_are_given_up(scripted_mask: "MaskType") -> None:
+def test_slow_searches_for_an_end_are_stopped(scripted_mask: "MaskType") -> None:
     looks = []
 
     class Slow(scripted_mask):  # type: ignore[misc, valid-type]

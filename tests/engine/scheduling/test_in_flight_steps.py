@@ -1,4 +1,4 @@
-"""Running ahead of the device: whatever a step in flight brings, the streams are those of a scheduler that waits."""
+"""Running ahead of the device: whatever a step in flight brings, the token streams are those of a scheduler that waits."""
 
 import random
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ VOCABULARY = range(10, 1010)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def patience() -> Iterator[None]:
+def no_time_limit() -> Iterator[None]:
     """A garbage collection in the middle of a grammar's work is none of it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grammar_advance, "MAX_SECONDS", (60.0, 60.0))
@@ -66,7 +66,7 @@ def streams(run: "Simulation") -> dict[tuple[str, int], tuple[list[int], str | N
     return {(s.request_id, s.choice): (s.token_ids, s.finish_reason) for s in run.sequences}
 
 
-def told(run: "Simulation", sequence: Sequence) -> list[int]:
+def reported_tokens(run: "Simulation", sequence: Sequence) -> list[int]:
     return [output.token_id for output in run.outputs if output.sequence is sequence]
 
 
@@ -104,7 +104,7 @@ def test_running_ahead_changes_no_stream(
         run.run()
         run.check_idle()
         for sequence in run.sequences:
-            assert told(run, sequence) == sequence.token_ids[sequence.num_prompt_tokens :]
+            assert reported_tokens(run, sequence) == sequence.token_ids[sequence.num_prompt_tokens :]
     assert streams(runs[0]) == streams(runs[1])
 
 
@@ -119,7 +119,7 @@ def test_the_next_step_is_planned_with_a_token_that_is_not_known(simulation: "Si
         (5, (UNKNOWN_TOKEN,)),
         None,
     ]
-    assert row.finish_reason == "length" and len(told(run, row)) == 4
+    assert row.finish_reason == "length" and len(reported_tokens(run, row)) == 4
     run.check_idle()
 
 
@@ -169,7 +169,7 @@ def test_an_abort_at_any_time_leaves_nothing(simulation: "SimulationType", steps
     run.run()
     run.check_idle()
     assert (other.finish_reason, again.finish_reason) == ("length", "length")
-    assert len(told(run, other)) == len(told(run, again)) == 9
+    assert len(reported_tokens(run, other)) == len(reported_tokens(run, again)) == 9
 
 
 def test_a_preempted_row_samples_its_lost_token_again(simulation: "SimulationType") -> None:
@@ -183,7 +183,7 @@ def test_a_preempted_row_samples_its_lost_token_again(simulation: "SimulationTyp
     assert streams(runs[0]) == streams(runs[1])
 
 
-def test_a_broken_row_takes_nobody_along(simulation: "SimulationType") -> None:
+def test_a_broken_row_fails_alone(simulation: "SimulationType") -> None:
     run = simulation(overlap=True)
     rows = [run.submit(prompt(5, 10 * index + 2), max_tokens=9)[0] for index in range(3)]
     for _ in range(3):

@@ -43,7 +43,7 @@ def admission() -> RequestValidator:
         ("max_tokens", {"max_tokens": 0}),
     ],
 )
-def test_sampling_parameters_are_held_to_their_bounds_again(
+def test_sampling_parameters_are_checked_against_their_bounds_again(
     admission: RequestValidator, field: str, sampling: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:

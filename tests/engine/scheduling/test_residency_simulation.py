@@ -1,6 +1,6 @@
-"""A thousand adapters registered, 64 of them resident: the real scheduler, gate, pool and arena on a simulated clock.
+"""A thousand adapters registered, 64 of them resident: the real schedulers, pool and arena on a simulated clock.
 
-Times are those one expects of an H200 and an 8B model in bfloat16 with rank-16 adapters (84 MB each).
+Times are the expected ones of an H200 and an 8B model in bfloat16 with rank-16 adapters (84 MB each).
 """
 
 import random
@@ -75,7 +75,7 @@ class TimedStream:
     def computed(self) -> Mark | None:
         return None
 
-    def follow(self, mark: Mark | None) -> None:
+    def start_after(self, mark: Mark | None) -> None:
         """Nothing computes."""
 
     def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
@@ -205,7 +205,7 @@ class Server:
     def rate(self) -> float:
         return self.tokens / (self.clock.now - self.began)
 
-    def told(self, name: str) -> str:
+    def summary(self, name: str) -> str:
         waits = sorted(self.waits)
         host = sorted(self.host_s)
         distinct = sum(count * steps for count, steps in self.distinct.items()) / sum(self.distinct.values())
@@ -251,7 +251,7 @@ def served(name: str, resident: int) -> Server:
     server = Server(zipf, resident=resident)
     server.load(reversed(range(REGISTERED)))
     server.run(900)
-    print(server.told(name))
+    print(server.summary(name))
     return server
 
 

@@ -74,7 +74,7 @@ def test_forced_tokens_change_no_answer(
     assert (fast.scheduler.num_preemptions > 0) == (num_blocks == 9)
 
 
-def test_the_readers_of_an_answer_do_not_wait_for_a_prompt_to_be_read(
+def test_a_streaming_response_does_not_wait_for_another_prompt(
     simulation: "SimulationType", scripted_mask: "type[ScriptedMask]"
 ) -> None:
     run = simulation(max_num_batched_tokens=8, max_num_seqs=4)
@@ -133,7 +133,7 @@ def test_a_mask_that_refuses_what_was_sampled_fails_its_request_alone(
     run.check_idle()
 
 
-def test_a_request_is_given_up_while_its_grammar_is_compiled(simulation: "SimulationType") -> None:
+def test_a_request_times_out_while_its_grammar_is_compiled(simulation: "SimulationType") -> None:
     run = simulation()
     run.submit(prompt(5), grammar=b"{}", request_id="late", queue_timeout_s=0.5)
     run.submit(prompt(5), grammar=b"{}", request_id="gone")
@@ -143,7 +143,7 @@ def test_a_request_is_given_up_while_its_grammar_is_compiled(simulation: "Simula
     run.check_idle()
 
 
-def test_a_late_first_mask_leaves_its_neighbours_decoding(
+def test_a_late_first_mask_leaves_other_rows_decoding(
     simulation: "SimulationType", scripted_mask: "type[ScriptedMask]"
 ) -> None:
     """The last token of its prompt is computed once more, as a chunk: rows behind it would be chunks too."""

@@ -1,4 +1,4 @@
-"""Random lives of requests: whatever joins, leaves, fails or is preempted, everything ends and is given back."""
+"""Random schedules of requests: whatever joins, leaves, fails or is preempted, everything ends and is given back."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Masks filled on side threads: quick, late, stuck and broken ones, each its own row's business alone."""
+"""Masks filled on side threads: fast, late, stuck and broken masks affect only their own row."""
 
 import itertools
 import threading
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     MaskType = type[ScriptedMask]
 
 VOCAB = 70
-PATIENT = 10.0
+LONG_S = 10.0
 
 
 class Blocked:
@@ -72,9 +72,9 @@ def ticking() -> Callable[[], float]:
     return lambda: next(ticks) * 1e-6
 
 
-def collect(filler: BitmaskFiller, rows: list[Sequence], patience: float = PATIENT) -> Masks:
+def collect(filler: BitmaskFiller, rows: list[Sequence], timeout_s: float = LONG_S) -> Masks:
     filler.begin(rows)
-    return filler.collect(rows, patience)
+    return filler.collect(rows, timeout_s)
 
 
 def poll(filler: BitmaskFiller) -> list[Sequence]:
@@ -126,7 +126,7 @@ def test_a_late_mask_sits_out_while_others_go_on(patient: BitmaskFiller, scripte
     for _ in range(3):
         began = time.monotonic()
         masks = collect(patient, [fine])
-        assert set(masks.rows) == {fine} and time.monotonic() - began < PATIENT / 2
+        assert set(masks.rows) == {fine} and time.monotonic() - began < LONG_S / 2
     assert patient.poll() == [] and patient.num_late == 1
     slow.gate.set()
     assert poll(patient) == [late]
@@ -137,12 +137,12 @@ def test_a_late_mask_sits_out_while_others_go_on(patient: BitmaskFiller, scripte
 def test_a_mask_whose_family_is_busy_sits_out_with_it(
     patient: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
-    """A call on it would wait for the other inside their library, and with it the step and everybody."""
+    """A call on it would wait for the other inside their library, and the step and all rows would wait with it."""
     late, sibling = row(slow := Blocked("shared")), row(scripted_mask([(6,)], family="shared"))
-    stranger = row(scripted_mask([(7,)]))
+    other = row(scripted_mask([(7,)]))
     patient.begin([late, sibling])
     assert slow.began.wait(10) and not patient.collect([late, sibling], 0.0).rows
-    assert set(collect(patient, [stranger]).rows) == {stranger}
+    assert set(collect(patient, [other]).rows) == {other}
     assert patient.poll() == []
     slow.gate.set()
     while len(woken := patient.poll()) < 2:
@@ -163,7 +163,7 @@ def test_who_joins_a_family_waits_until_those_before_have_used_their_masks(
     while not patient.poll():
         time.sleep(0.001)
     patient.begin([first, held])
-    assert set(patient.collect([first, held], PATIENT).rows) == {first}
+    assert set(patient.collect([first, held], LONG_S).rows) == {first}
     assert not slow.began.is_set() and patient.has_late and patient.poll() == [held]
     slow.gate.set()
     assert set(collect(patient, [held, first, second]).rows) == {held, first, second}
@@ -187,7 +187,7 @@ def test_a_family_gets_on_however_many_join_it(scripted_mask: "MaskType") -> Non
     assert used >= 8
 
 
-def test_a_mask_that_was_given_up_ends_those_of_its_family_that_come_after(
+def test_an_abandoned_mask_ends_later_masks_of_its_family(
     filler: BitmaskFiller, scripted_mask: "MaskType"
 ) -> None:
     stuck, sibling = row(slow := Blocked("shared")), row(scripted_mask([(6,)], family="shared"))
@@ -208,7 +208,7 @@ def test_no_step_waits_for_a_mask_that_was_slow_before(scripted_mask: "MaskType"
     began = time.monotonic()
     blocked = Blocked()
     slow.token_mask = blocked  # type: ignore[assignment]
-    assert not collect(filler, [slow]).rows and time.monotonic() - began < PATIENT / 2
+    assert not collect(filler, [slow]).rows and time.monotonic() - began < LONG_S / 2
     blocked.gate.set()
     filler.close()
 
@@ -300,7 +300,7 @@ def test_a_sleeping_thread_takes_what_waits_behind_a_stuck_mask(
     for sequence in gates:
         mask: Any = sequence.token_mask
         mask.gate.set()
-    filler.collect(gates, PATIENT)
+    filler.collect(gates, LONG_S)
     behind = row(scripted_mask([(6,)]))
     filler.begin([row(Blocked()), behind])
     deadline = time.monotonic() + 5

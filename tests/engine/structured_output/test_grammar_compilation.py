@@ -1,4 +1,4 @@
-"""Grammars compiled on a side thread: failures, drops, turns of tenants, and a thread that gets out of everybody's way."""
+"""Grammars compiled on a side thread: failures, drops, turns of tenants, and the thread's low priority."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from loraplex.engine.structured_output.grammar_compilation import NICENESS, Gram
 
 
 class Factory:
-    """Compiles when it is told to, and fails for b"bad"."""
+    """Compiles when a test allows it, and fails for b"bad"."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()

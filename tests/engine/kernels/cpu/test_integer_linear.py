@@ -90,7 +90,7 @@ def test_every_cpu_computes_the_same_bits(shape: tuple[int, int]) -> None:
         assert torch.equal(integer_linear(x, laid_out), integer_linear(x, laid_out, False)), name
 
 
-def test_a_row_is_bitwise_the_same_alone_and_in_company(threads: int) -> None:
+def test_a_row_is_bitwise_the_same_alone_and_in_a_batch(threads: int) -> None:
     for shape in ((33, 200), (720, 96), (96, 384)):
         for name, weight in weights_of(shape).items():
             laid_out, x = lay_out(weight, None), rows_of(33, shape[1])

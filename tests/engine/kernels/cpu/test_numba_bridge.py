@@ -1,4 +1,4 @@
-"""Compiled regions with fewer threads than were asked for, and machine code that is older than its sources."""
+"""Compiled regions with fewer threads than requested, and machine code that is older than its sources."""
 
 import os
 import shutil
@@ -43,7 +43,7 @@ def test_fewer_threads_do_all_of_the_work(bound: str) -> None:
 
 
 def test_machine_code_is_as_new_as_every_module_it_is_made_of(tmp_path: Path) -> None:
-    """A body keeps its own module when only what it calls is changed, as an upgrade does."""
+    """A kernel keeps its own module when only code that it calls is changed, as an upgrade does."""
     package = tmp_path / "loraplex"
     root = Path(integer_tile.__file__).parents[3]
     for path in root.iterdir():

@@ -1,7 +1,7 @@
-"""The Triton bodies between the products (RMSNorm, rotary with the KV write, SiLU-mul): interpreted on the CPU (a process of
-its own: the switch is read at import), compiled for sm_90 without a GPU, and on CUDA where there is one.
+"""The Triton kernels between the products: RMSNorm, rotary with the KV write, SiLU-mul.
 
-All memory around operands, and all that is not yet written, holds NaN.
+They run interpreted on the CPU (a process of its own: the switch is read at import), compiled for sm_90 without a GPU, and
+on CUDA where there is one. All memory around operands, and all that is not yet written, is NaN.
 """
 
 import pytest
@@ -36,7 +36,7 @@ CASES = [
 
 @pytest.fixture
 def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """With Triton's bodies for its tensors."""
+    """Use the Triton backend for the CPU's tensors."""
     for module in (rms_norm, rotary, silu_mul):
         monkeypatch.setattr(module, "body_for", lambda _: KernelBackend.TRITON)
     return device

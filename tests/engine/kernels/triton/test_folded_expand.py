@@ -1,4 +1,4 @@
-"""Expand folded into its readers equals expand before them. Interpreted in the process that `test_sgmv` starts."""
+"""Expand folded into the next kernel equals expand before it. Interpreted in the process that `test_sgmv` starts."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ EPSILON = 1e-5
 
 @pytest.fixture
 def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """With Triton's bodies for its tensors."""
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    """Use the Triton backend for the CPU's tensors."""
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     return device
 
 

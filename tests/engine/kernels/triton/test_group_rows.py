@@ -69,7 +69,7 @@ def test_the_bound_holds_for_any_rows(rows: list[int], most: int) -> None:
 
 
 def test_every_path_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     paths = every_path(device())
     kinds = [(path.is_folded, path.by_row, path.chunk_rows) for path in paths]
     assert kinds == [(True, False, DECODE_ROWS), (False, True, DECODE_ROWS), (False, False, PREFILL_ROWS)]

@@ -1,8 +1,8 @@
-"""The Triton body of paged attention: interpreted on the CPU (a process of its own: the switch is read at import),
-compiled for sm_90 without a GPU, and on CUDA where there is one.
+"""The Triton kernels of paged attention.
 
-Every block outside the tables, every place behind a length and all memory not yet written holds NaN; a table's entries
-behind its row's blocks point nowhere.
+They run interpreted on the CPU (a process of its own: the switch is read at import), compiled for sm_90 without a GPU, and
+on CUDA where there is one. Every block outside the tables, every place after a length and all memory not yet written is
+NaN; a table's entries after its row's blocks are invalid.
 """
 
 import os
@@ -100,7 +100,7 @@ class Sequences:
         return out
 
     def decode_alone(self, body: Any, qkv: Tensor, window: int | None, row: int) -> Tensor:
-        """One row with a table of its own width, as it comes when nobody shares the batch."""
+        """One row with a table of its own width, as in a batch without other rows."""
         length, out = self.lengths[row : row + 1], self.out(1)
         tables = self.tables[row : row + 1, : -(-int(length) // BLOCK_SIZE)].contiguous()
         body.decode_attention(qkv[row : row + 1], out, self.cache, tables, length, self.scale, window)

@@ -1,4 +1,4 @@
-"""The Triton body of quantized products: interpreted on the CPU (a process of its own: the switch is read at import),
+"""The Triton kernels of quantized products: interpreted on the CPU (a process of its own: the switch is read at import),
 compiled for sm_90 without a GPU, and on CUDA where there is one.
 """
 

@@ -34,8 +34,8 @@ QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 @pytest.fixture
 def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """With Triton's bodies for its tensors."""
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    """Use the Triton backend for the CPU's tensors."""
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     return device
 
 
@@ -106,7 +106,7 @@ def test_small_deltas_of_8_bits_keep_their_digits_in_float16(
     assert error.norm() < 1e-3 * expected[touched].norm()
 
 
-def test_row_is_bitwise_the_same_in_any_company(
+def test_row_is_bitwise_the_same_in_any_batch(
     problem_of: Any, shape: Any, kernel_dtype: torch.dtype, device: torch.device
 ) -> None:
     """In deterministic mode: alone, with others, as a part of a prompt, and wherever its pages lie."""

@@ -1,4 +1,6 @@
-"""`DeviceAdapterMemory` on an arena in host memory: every rank row costs itself, pages are where the table says, in every type."""
+"""`DeviceAdapterMemory` on an arena in host memory: bytes per rank row, and pages at the places in the table, in every
+type.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -123,7 +125,7 @@ def scales_of(pool: DeviceAdapterMemory, site: LoraSite, slot: int, s: int) -> t
 
 
 @pytest.mark.parametrize("page_dtype", [None, torch.int8, torch.float8_e4m3fn])
-def test_the_torch_body_reads_what_the_table_says(page_dtype: torch.dtype | None) -> None:
+def test_the_torch_backend_reads_what_the_table_says(page_dtype: torch.dtype | None) -> None:
     places = sites()
     pages = PageFormat(torch.float32, page_dtype)
     pool = memory(places, pages)

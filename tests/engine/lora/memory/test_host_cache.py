@@ -34,7 +34,7 @@ def test_the_least_recently_found_goes_first() -> None:
     assert (tier.nbytes, tier.num_hits, tier.find(key("b"))) == (8, 1, None)
 
 
-def test_what_is_larger_than_the_tier_drives_nobody_out() -> None:
+def test_a_blob_larger_than_the_cache_evicts_no_other() -> None:
     tier = HostCache(10)
     tier.keep(key("a"), blob(4))
     tier.keep(key("b"), blob(11))
@@ -47,7 +47,7 @@ def test_bytes_are_those_of_what_is_kept(steps: list[tuple[str, int]]) -> None:
     tier = HostCache(20)
     for name, nbytes in steps:
         tier.keep(key(name), blob(nbytes)) if nbytes else tier.forget(key(name))
-        assert tier.nbytes == sum(kept.blob.nbytes for kept in tier._kept.values()) <= 20
+        assert tier.nbytes == sum(kept.blob.nbytes for kept in tier._blobs.values()) <= 20
 
 
 def test_in_an_arena_the_tier_makes_room_for_a_blob_before_it_is_loaded() -> None:
@@ -68,8 +68,8 @@ def test_in_an_arena_the_tier_makes_room_for_a_blob_before_it_is_loaded() -> Non
     assert tier.find(key("e")) is not None
 
 
-def test_a_blob_longer_than_a_piece_drives_nobody_out() -> None:
-    arena = PinnedArena(64, pinned=False, piece_bytes=32)
+def test_a_blob_longer_than_a_chunk_evicts_no_other() -> None:
+    arena = PinnedArena(64, pinned=False, chunk_bytes=32)
     tier = HostCache(64, arena)
     for name in "ab":
         tier.keep(key(name), packed(tier.blob(30)))
@@ -82,9 +82,9 @@ def test_a_blob_longer_than_a_piece_drives_nobody_out() -> None:
 class ArenaMachine(RuleBasedStateMachine):
     """Any order of blobs made and let go."""
 
-    @initialize(nbytes=st.integers(0, 200), piece=st.sampled_from([16, 64]))
-    def start(self, nbytes: int, piece: int) -> None:
-        self.arena = PinnedArena(nbytes, pinned=False, piece_bytes=piece)
+    @initialize(nbytes=st.integers(0, 200), chunk=st.sampled_from([16, 64]))
+    def start(self, nbytes: int, chunk: int) -> None:
+        self.arena = PinnedArena(nbytes, pinned=False, chunk_bytes=chunk)
         assert self.arena.capacity_bytes <= nbytes
         self.live: list[tuple[torch.Tensor, int]] = []
         self.number = 0
@@ -93,7 +93,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def make(self, nbytes: int) -> None:
         blob = self.arena.allocate(nbytes)
         if blob is None:
-            assert self.live or all(nbytes > whole.nbytes for whole in self.arena._pieces)
+            assert self.live or all(nbytes > whole.nbytes for whole in self.arena._chunks)
             return
         assert self.arena.owns(blob) and blob.shape == (nbytes,)
         self.number = (self.number + 1) % 256
@@ -106,13 +106,13 @@ class ArenaMachine(RuleBasedStateMachine):
         del self.live[data.draw(st.integers(0, len(self.live) - 1))]
 
     @invariant()
-    def nobody_writes_over_another(self) -> None:
+    def no_blob_overwrites_another(self) -> None:
         assert all(bool((blob == number).all()) for blob, number in self.live)
 
     def teardown(self) -> None:
         """Everything comes together again."""
         self.live.clear()
-        whole = [self.arena.allocate(piece.nbytes) for piece in self.arena._pieces]
+        whole = [self.arena.allocate(chunk.nbytes) for chunk in self.arena._chunks]
         assert all(blob is not None for blob in whole)
 
 

@@ -1,4 +1,4 @@
-"""Copies on a side stream: paced by layers, after what was launched before, and an adapter is there with its last byte."""
+"""Copies on a side stream: paced by layers, after previously launched work; an adapter has arrived with its last byte."""
 
 import threading
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ class Stream:
         self.log.append("computed")
         return Point(self)
 
-    def follow(self, mark: Mark | None) -> None:
+    def start_after(self, mark: Mark | None) -> None:
         self.log.append("follow")
 
     def copy(self, target: Tensor, source: Tensor, spans: Iterable[Span]) -> None:
@@ -97,7 +97,7 @@ def adapter() -> LoraWeights:
     return LoraWeights("a", modules)
 
 
-def test_few_layers_are_in_flight_at_once_and_the_last_one_makes_it_there() -> None:
+def test_few_layers_are_in_flight_at_once_and_the_last_one_arrives() -> None:
     stream = Stream()
     pool, started = made(stream)
     placement = pool.place(0, pool.pack(adapter()))
@@ -117,7 +117,7 @@ def test_few_layers_are_in_flight_at_once_and_the_last_one_makes_it_there() -> N
     assert pool._sites[3].slots[0][0] is not None
 
 
-def test_an_adapter_on_its_way_is_loading_and_moves_nobody() -> None:
+def test_an_adapter_being_copied_is_loading_and_moves_no_other() -> None:
     """Through the whole pool: RESIDENT is an adapter all of which has come."""
     stream = Stream()
     copies = CopyThread(PageCopier(stream))

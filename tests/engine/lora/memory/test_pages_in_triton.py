@@ -1,4 +1,4 @@
-"""The arena's pages through the kernels that a GPU follows its table with, interpreted in a process of its own."""
+"""The arena's pages read by the Triton kernels through the tables, interpreted in a process of its own."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ expected = torch.zeros(5, 160).half()
 batch = group_rows(rows, CPU)
 assert isinstance(batch, HostLoraBatch)
 reference.sgmv(x, expected, places[0], batch.groups)
-dispatch._cpu_body = lambda: dispatch.Body.TRITON
+dispatch._cpu_backend = lambda: dispatch.KernelBackend.TRITON
 on_device = group_on_device(rows, CPU, None)
 assert isinstance(on_device, DeviceLoraBatch)
 for by_row in (False, True):

@@ -1,4 +1,4 @@
-"""8-bit rank rows: what they stand for is near the adapter, how near is known exactly, and what is not near is refused."""
+"""8-bit rank rows: their values are near the adapter, the error is known exactly, and a large error is refused."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_scales_meet_between_shrink_and_expand(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "least", "most"), [(INT8, 0.005, 0.02), (FP8, 0.02, 0.05)])
-def test_the_error_told_is_that_of_the_whole_delta(dtype: torch.dtype, least: float, most: float) -> None:
+def test_the_reported_error_is_that_of_the_whole_delta(dtype: torch.dtype, least: float, most: float) -> None:
     original = module(rank=20, inputs=300, outputs=200)
     quantized = quantize_module(original, dtype)
     stands_for = quantized.dequantized(torch.float64)

@@ -1,4 +1,4 @@
-"""`SlabAllocator`: no two pages overlap, the budget holds, what fits is known beforehand, and waste is what it is said to be."""
+"""`SlabAllocator`: pages never overlap, the budget is respected, fitting is known beforehand, and waste is as defined."""
 
 import itertools
 import random
@@ -52,7 +52,7 @@ class ArenaMachine(RuleBasedStateMachine):
                 self.arena.free(allocation)
 
     @rule(need=needs, data=st.data())
-    def as_many_as_are_told_must_go_and_no_fewer(self, need: dict[int, int], data: st.DataObject) -> None:
+    def exactly_the_reported_number_must_go(self, need: dict[int, int], data: st.DataObject) -> None:
         candidates = data.draw(st.lists(st.sampled_from(self.live), unique_by=id)) if self.live else []
         count = self.arena.victims(need, candidates)
         for number, allocation in enumerate(candidates):

@@ -1,6 +1,6 @@
 """Replayed decode steps against eager ones. The replay is simulated: the captured step runs again over the static buffers.
 
-Whatever a step does not write anew is poisoned before it, inputs and logits alike, so that nothing can be left over.
+Whatever a step does not write again is poisoned before it, inputs and logits alike, so that nothing can be left over.
 """
 
 import random
@@ -175,7 +175,7 @@ class Run:
         """Requests that join and leave: every bucket, every kind, mixed steps between."""
         for name in adapters:
             self.add(name, [5], name, max_tokens=1)
-        # From here on no load's time decides who is in a step.
+        # From here on the time of a load does not decide which rows are in a step.
         while self.engine.has_unfinished:
             self.step()
         choose = random.Random(seed)
@@ -273,13 +273,13 @@ def test_the_kinds_that_there_are(limits: AdapterKinds, rows: int, kinds: str) -
 
 
 @pytest.mark.skipif(not INTERPRETING, reason="the interpreter has a process of its own")
-def test_triton_bodies_are_replayed_as_they_are_run(
+def test_the_triton_backend_is_replayed_as_it_is_run(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of rows, table columns and lengths are read by the kernels themselves, from buffers full of poison."""
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.REFERENCE)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.REFERENCE)
     eager = Run(model, graphs=False, rows=4).play(3, requests=4, adapters=("a", "bb"))
-    monkeypatch.setattr(dispatch, "_cpu_body", lambda: dispatch.KernelBackend.TRITON)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
     grouping = StaticGroups(AdapterPath(), CPU)
     options: dict[str, Any] = {"overlap": "on", "few": 8, "rows": 4, "sizes": (4,)}
     replayed = Run(model, graphs=True, grouping=grouping, **options).play(3, requests=4, adapters=("a", "bb"))
@@ -288,6 +288,6 @@ def test_triton_bodies_are_replayed_as_they_are_run(
 
 
 @pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
-@pytest.mark.interpreted(f"{__file__}::test_triton_bodies_are_replayed_as_they_are_run", seconds=12)
+@pytest.mark.interpreted(f"{__file__}::test_the_triton_backend_is_replayed_as_it_is_run", seconds=12)
 def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
     assert interpreter_runs.passed(request.node) == 1

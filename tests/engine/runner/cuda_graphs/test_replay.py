@@ -1,4 +1,4 @@
-"""What `CudaReplayer` tells of the memory that captures hold, against a simulated caching allocator."""
+"""The memory that `CudaReplayer` reports for its captures, against a simulated caching allocator."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from loraplex.engine.runner.cuda_graphs.replay import CudaReplayer
 
 
 class SimulatedMemory:
-    """Reserved bytes: `cached` ones that nobody uses, and those of graphs. A step takes `step` bytes while it runs."""
+    """Reserved bytes: unused `cached` ones, and those of graphs. A step takes `step` bytes while it runs."""
 
     def __init__(self, cached: int, step: int) -> None:
         self.cached, self.step, self.graphs = cached, step, 0

@@ -1,4 +1,4 @@
-"""What a captured step asks of the kernels that group its rows; the kernels have tests of their own."""
+"""How a captured step calls the kernels that group its rows; the kernels have their own tests."""
 
 from typing import Any
 

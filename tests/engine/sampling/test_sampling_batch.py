@@ -1,4 +1,4 @@
-"""The uniform numbers are a fixed function and look uniform."""
+"""The random number of a draw is a fixed function of (seed, choice, position), and the numbers are uniform."""
 
 from loraplex.engine.sampling.sampling_batch import uniform
 
