@@ -99,7 +99,7 @@ class Authenticator:
         """
         return tenant_caller(await self._authentic(headers, address, cached=cached), address)
 
-    async def renewed(self, caller: Caller, scope: str | None = None) -> Caller:
+    async def renew(self, caller: Caller, scope: str | None = None) -> Caller:
         """The caller as the database knows its key now, for a caller that a younger policy has overtaken.
 
         Raises what `authenticate` does, and `InsufficientScope` when `scope` was taken from the key.

@@ -32,21 +32,21 @@ class RequestContext:
 
     caller: Caller
     request_id: str
-    renewed: Callable[[Caller], Awaitable[Caller]]
-    confirmed: Callable[[Caller], Awaitable[Caller]]
+    renew_caller: Callable[[Caller], Awaitable[Caller]]
+    confirm_caller: Callable[[Caller], Awaitable[Caller]]
     headers: dict[str, str] = field(default_factory=dict)
 
     async def renew(self) -> None:
         """From here on `caller` is what its key says now. Whoever is none any more is told nothing but that."""
-        self.caller = await self._asked(self.renewed)
+        self.caller = await self._reauthenticate(self.renew_caller)
 
     async def confirm(self) -> None:
         """As `renew`, where nothing says that anything has changed."""
-        self.caller = await self._asked(self.confirmed)
+        self.caller = await self._reauthenticate(self.confirm_caller)
 
-    async def _asked(self, ask: Callable[[Caller], Awaitable[Caller]]) -> Caller:
+    async def _reauthenticate(self, authenticate: Callable[[Caller], Awaitable[Caller]]) -> Caller:
         try:
-            return await ask(self.caller)
+            return await authenticate(self.caller)
         except Exception:
             self.headers.clear()
             raise
@@ -58,26 +58,26 @@ LOG = structlog.get_logger("loraplex.admission")
 class PendingAdmission:
     """A call that the counters have let in, and the books perhaps not yet."""
 
-    def __init__(self, call: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
-        self._call = call
+    def __init__(self, context: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
+        self._context = context
         self._admitting = admitting
 
-    async def admitted(self) -> Reservation:
+    async def reservation(self) -> Reservation:
         """To be awaited before anything of the answer leaves; then its headers are known. Raises what
         `InferenceAdmission.enter` does: a call may be refused after all.
         """
         try:
-            admission = await asyncio.shield(self._admitting)
+            reservation = await asyncio.shield(self._admitting)
         except LimitExceeded as error:
-            self._call.headers.update(refusal_headers(error))
+            self._context.headers.update(refusal_headers(error))
             raise
         except QuotaUnavailable as error:
-            self._call.headers.update(unavailable_headers(error))
+            self._context.headers.update(unavailable_headers(error))
             raise
-        self._call.headers.update(rate_headers(admission.rate, degraded=admission.degraded))
-        return admission
+        self._context.headers.update(rate_headers(reservation.rate, degraded=reservation.degraded))
+        return reservation
 
-    async def admitted_or_none(self) -> Reservation | None:
+    async def reservation_or_none(self) -> Reservation | None:
         """None: it was refused, as whoever awaited `admitted` has heard."""
         try:
             return await asyncio.shield(self._admitting)
@@ -89,79 +89,81 @@ class PendingAdmission:
 class InferenceAdmission:
     """Admits the calls of one gateway."""
 
-    def __init__(self, admissions: AdmissionController, detached: BackgroundTasks) -> None:
-        self._admissions = admissions
-        self._detached = detached
+    def __init__(self, controller: AdmissionController, background_tasks: BackgroundTasks) -> None:
+        self._controller = controller
+        self._background_tasks = background_tasks
 
-    async def enter(
-        self, call: RequestContext, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
+    async def admit(
+        self, context: RequestContext, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
     ) -> PendingAdmission:
         """`completion_tokens` is the most that all choices may have. A caller whose policy is stale is read anew, once.
 
         Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
         """
-        known = asyncio.get_running_loop().create_future()
+        decided = asyncio.get_running_loop().create_future()
 
-        def tell(_: object = None) -> None:
-            if not known.done():
-                known.set_result(None)
+        def decide(_: object = None) -> None:
+            if not decided.done():
+                decided.set_result(None)
 
-        admitting = self._detached.begin(self._admit(call, model, prompt_tokens, completion_tokens, tell))
-        admitting.add_done_callback(tell)
-        entry = PendingAdmission(call, admitting)
+        admitting = self._background_tasks.begin(
+            self._admit_renewing(context, model, prompt_tokens, completion_tokens, decide)
+        )
+        admitting.add_done_callback(decide)
+        pending = PendingAdmission(context, admitting)
         try:
-            await known
+            await decided
         except asyncio.CancelledError:
-            self._detached.begin(self._give_back(entry))
+            self._background_tasks.begin(self._cancel(pending))
             raise
         if admitting.done():
-            await entry.admitted()
-        return entry
+            await pending.reservation()
+        return pending
 
     @asynccontextmanager
-    async def given_back_on_error(self, entry: PendingAdmission) -> AsyncIterator[None]:
+    async def cancelled_on_error(self, pending: PendingAdmission) -> AsyncIterator[None]:
         """Gives the admission back when what it was for does not begin."""
         try:
             yield
         except BaseException:
-            await self._detached.finish(self._give_back(entry))
+            await self._background_tasks.finish(self._cancel(pending))
             raise
 
-    async def _admit(
+    async def _admit_renewing(
         self,
-        call: RequestContext,
+        context: RequestContext,
         model: ResolvedModel,
         prompt_tokens: int,
         completion_tokens: int,
-        let_in: OnProvisional,
+        on_provisional: OnProvisional,
     ) -> Reservation:
         try:
-            return await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
+            return await self._admit_once(context, model, prompt_tokens, completion_tokens, on_provisional)
         except PolicyStale:
-            await call.renew()
-            return await self._ask(call, model, prompt_tokens, completion_tokens, let_in)
+            await context.renew()
+            return await self._admit_once(context, model, prompt_tokens, completion_tokens, on_provisional)
 
-    async def _ask(
+    async def _admit_once(
         self,
-        call: RequestContext,
+        context: RequestContext,
         model: ResolvedModel,
         prompt_tokens: int,
         completion_tokens: int,
-        let_in: OnProvisional,
+        on_provisional: OnProvisional,
     ) -> Reservation:
         request = ReservationRequest(
             id=uuid7(),
-            request_id=call.request_id,
-            key=call.caller.key,
+            request_id=context.request_id,
+            key=context.caller.key,
             adapter_id=model.adapter_id,
             adapter_version=model.version,
             digest=model.digest,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
         )
-        return await self._admissions.admit(request, let_in)
+        return await self._controller.admit(request, on_provisional)
 
-    async def _give_back(self, entry: PendingAdmission) -> None:
-        admission = await entry.admitted_or_none()
-        if admission is not None:
-            await self._admissions.release(admission)
+    async def _cancel(self, pending: PendingAdmission) -> None:
+        reservation = await pending.reservation_or_none()
+        if reservation is not None:
+            await self._controller.release(reservation)

@@ -68,7 +68,7 @@ class RequestAnalysis(Protocol):
         """Raises what `parse_object` raises for this body, `Overloaded`, `WorkersUnavailable`."""
         ...
 
-    async def compose(self, namespace: bytes, packed: bytes) -> CachedPlan:
+    async def plan(self, namespace: bytes, packed: bytes) -> CachedPlan:
         """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`."""
         ...
 
@@ -98,18 +98,18 @@ class GatewayDependencies:
     prompts: PromptRenderer
     token_text: TokenText
     recorder: RequestRecorder
-    preparation: RequestAnalysis
-    trials: CompileChecks
-    judges: ValueValidation
-    admissions: AdmissionController
+    request_analysis: RequestAnalysis
+    compile_checks: CompileChecks
+    value_validation: ValueValidation
+    admission_controller: AdmissionController
     namespace_of: Callable[[UUID], bytes]
     derive_key: Callable[..., bytes]
     uploads: Uploads
     adapter_path: Callable[[UUID, str], Awaitable[str]]
-    limits: ServingConfig = field(default_factory=ServingConfig)
+    config: ServingConfig = field(default_factory=ServingConfig)
     fast_forward: bool = True
     currency: str = "USD"
-    policies: PolicyPublisher | None = None
+    policy_publisher: PolicyPublisher | None = None
     addresses: ClientAddresses = field(default_factory=ClientAddresses)
     key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
-    detached: BackgroundTasks = field(default_factory=BackgroundTasks)
+    background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)

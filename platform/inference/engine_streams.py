@@ -20,10 +20,10 @@ LOG = structlog.get_logger("loraplex.engine_streams")
 class EngineStreams:
     """One engine request per prompt, each submitted and read by a task of its own. For one listener."""
 
-    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], meter: UsageCounter) -> None:
+    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], usage: UsageCounter) -> None:
         self._engine = engine
         self._requests = requests
-        self._meter = meter
+        self._usage = usage
         self._events: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue(WAITING_EVENTS * len(requests))
         self._open = set(range(len(requests)))
         self._closing = False
@@ -62,7 +62,7 @@ class EngineStreams:
             # A task that was not begun before the abort must not submit after it.
             if not self._closing:
                 async for event in self._engine.submit(request):
-                    self._meter.see(prompt, event)
+                    self._usage.see(prompt, event)
                     await self._events.put((prompt, event))
         except Exception:
             LOG.exception("the engine's stream ended", engine_request=request.request_id)

@@ -32,30 +32,30 @@ class Generation:
 
     def __init__(
         self,
-        services: GatewayDependencies,
+        dependencies: GatewayDependencies,
         in_flight: InFlightLimiter,
         model: ResolvedModel,
         requests: list[EngineRequest],
-        entry: PendingAdmission,
+        pending: PendingAdmission,
         arrival: float,
-        answer: ConstrainedOutput | None = None,
+        output: ConstrainedOutput | None = None,
     ) -> None:
         self.model = model
-        self.answer = answer
+        self.output = output
         self.n = requests[0].sampling.n
         self.choices = len(requests) * self.n
-        self.timings = RequestStats(
+        self.stats = RequestStats(
             arrival=arrival,
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
             prompt_tokens=sum(len(request.prompt_token_ids) for request in requests),
         )
-        self._services = services
+        self._dependencies = dependencies
         self._in_flight = in_flight
-        self._entry = entry
+        self._pending = pending
         self._prompts = len(requests)
-        self._meter = UsageCounter([len(request.prompt_token_ids) for request in requests])
-        self._streams = EngineStreams(services.engine, requests, self._meter)
+        self._usage = UsageCounter([len(request.prompt_token_ids) for request in requests])
+        self._streams = EngineStreams(dependencies.engine, requests, self._usage)
         self._started: set[int] = set()
         self._finished = 0
         self._last: dict[int, float] = {}
@@ -64,7 +64,7 @@ class Generation:
 
     def headers(self) -> dict[str, str]:
         """What is said of the answer: the adapter, and how its schemas are held."""
-        enforcement = None if self.answer is None else self.answer.composition.enforcement
+        enforcement = None if self.output is None else self.output.plan.enforcement
         if enforcement is None:
             return self.model.headers()
         return {**self.model.headers(), ENFORCEMENT_HEADER: enforcement}
@@ -75,26 +75,26 @@ class Generation:
         Raises `EngineFailed`, `AdapterMismatch`, and what refuses the admission.
         """
         try:
-            await self._entry.admitted()
+            await self._pending.reservation()
         except Exception:
             self._refused = True
             raise
         prompt, event = await self._streams.next() or (0, None)
-        self._begin(prompt, event)
+        self._on_started(prompt, event)
 
     async def events(self) -> AsyncGenerator[tuple[int, ChoiceEvent], None]:
         """(choice, event) until every choice has finished. Raises `EngineFailed`, `AdapterMismatch`."""
-        while (told := await self._streams.next()) is not None:
-            prompt, event = told
+        while (received := await self._streams.next()) is not None:
+            prompt, event = received
             if prompt not in self._started:
-                self._begin(prompt, event)
+                self._on_started(prompt, event)
                 continue
             if isinstance(event, Delta):
                 choice = prompt * self.n + event.choice
-                self._time(choice, len(event.token_ids))
+                self._record_delta(choice, len(event.token_ids))
                 yield choice, event
             elif isinstance(event, Finished):
-                self._finish(event)
+                self._on_finished(event)
                 yield prompt * self.n + event.choice, event
             else:
                 raise _failure(event)
@@ -110,59 +110,59 @@ class Generation:
             return
         self._closed = True
         if isinstance(error, Exception):
-            self.timings.finish_reason = "error"
+            self.stats.finish_reason = "error"
         elif self._finished < self.choices:
-            self.timings.finish_reason = "abort"
+            self.stats.finish_reason = "abort"
         self._in_flight.leave(self._prompts)
-        self.timings.finished = time.monotonic()
+        self.stats.finished = time.monotonic()
         if not self._refused:
-            self._services.recorder.record(self.timings)
-        await self._services.detached.finish(self._settle(failed=isinstance(error, Exception)))
+            self._dependencies.recorder.record(self.stats)
+        await self._dependencies.background_tasks.finish(self._settle(failed=isinstance(error, Exception)))
 
     async def _settle(self, *, failed: bool) -> None:
-        meter = self._meter
+        usage_counter = self._usage
         try:
             await self._streams.close()
         finally:
-            done = meter.finished == self.choices
+            done = usage_counter.finished == self.choices
             usage = SettledUsage(
                 outcome="completed" if done else "failed" if failed else "aborted",
-                prompt_tokens=meter.prompt_tokens,
-                cached_tokens=meter.cached_tokens,
-                completion_tokens=meter.completion_tokens,
+                prompt_tokens=usage_counter.prompt_tokens,
+                cached_tokens=usage_counter.cached_tokens,
+                completion_tokens=usage_counter.completion_tokens,
             )
-            admission = await self._entry.admitted_or_none()
-            if admission is not None:
-                await self._services.admissions.settle(admission, usage)
+            reservation = await self._pending.reservation_or_none()
+            if reservation is not None:
+                await self._dependencies.admission_controller.settle(reservation, usage)
 
-    def _begin(self, prompt: int, event: Event | None) -> None:
+    def _on_started(self, prompt: int, event: Event | None) -> None:
         if not isinstance(event, Started):
             raise _failure(event)
         if event.digest != self.model.digest:
             raise AdapterMismatch(f"resolved {self.model.digest}, the engine used {event.digest}")
         self._started.add(prompt)
-        timings = self.timings
-        timings.cached_tokens += event.cached_tokens
-        timings.queue_s = max(timings.queue_s or 0.0, event.queue_s)
-        timings.prefill_s = max(timings.prefill_s or 0.0, event.prefill_s)
+        stats = self.stats
+        stats.cached_tokens += event.cached_tokens
+        stats.queue_s = max(stats.queue_s or 0.0, event.queue_s)
+        stats.prefill_s = max(stats.prefill_s or 0.0, event.prefill_s)
 
-    def _time(self, choice: int, tokens: int) -> None:
-        now, timings = time.monotonic(), self.timings
+    def _record_delta(self, choice: int, tokens: int) -> None:
+        now, stats = time.monotonic(), self.stats
         last = self._last.get(choice)
-        if timings.first_token is None:
-            timings.first_token = now
+        if stats.first_token is None:
+            stats.first_token = now
         if last is not None and tokens:
-            timings.token_gaps.extend([(now - last) / tokens] * tokens)
-        self._last[choice] = timings.last_token = now
+            stats.token_gaps.extend([(now - last) / tokens] * tokens)
+        self._last[choice] = stats.last_token = now
 
-    def _finish(self, event: Finished) -> None:
+    def _on_finished(self, event: Finished) -> None:
         if event.reason == "abort":
             raise _failure(None)
         self._finished += 1
         tokens = event.usage.completion_tokens
-        self.timings.completion_tokens += tokens
-        self.timings.largest_choice = max(self.timings.largest_choice, tokens)
-        self.timings.finish_reason = event.reason
+        self.stats.completion_tokens += tokens
+        self.stats.largest_choice = max(self.stats.largest_choice, tokens)
+        self.stats.finish_reason = event.reason
 
 
 def _failure(event: Event | None) -> EngineFailed:

@@ -42,15 +42,15 @@ class ResolvedModel:
 
 
 async def resolve_model(
-    services: GatewayDependencies, caller: Caller, name: str, sticky: str = ""
+    dependencies: GatewayDependencies, caller: Caller, name: str, sticky: str = ""
 ) -> ResolvedModel:
     """Where an alias splits its requests, those with the same `sticky` go the same way.
 
     Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants.
     """
-    if name == services.served_model_name:
+    if name == dependencies.served_model_name:
         return ResolvedModel(name)
-    async with services.database.as_tenant(caller.tenant_id) as session:
+    async with dependencies.database.as_tenant(caller.tenant_id) as session:
         adapter = await ModelResolver(session, caller.tenant_id).resolve(name, sticky)
     if adapter is None:
         raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
@@ -65,9 +65,9 @@ async def resolve_model(
     )
 
 
-async def list_models(services: GatewayDependencies, caller: Caller) -> list[ResolvedModel]:
+async def list_models(dependencies: GatewayDependencies, caller: Caller) -> list[ResolvedModel]:
     """The base model and the caller's aliases that have a ready version; `production` is listed by its adapter's name."""
-    async with services.database.as_tenant(caller.tenant_id) as session:
+    async with dependencies.database.as_tenant(caller.tenant_id) as session:
         adapters = await ModelResolver(session, caller.tenant_id).list()
     own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
-    return [ResolvedModel(services.served_model_name), *own]
+    return [ResolvedModel(dependencies.served_model_name), *own]

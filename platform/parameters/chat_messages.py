@@ -46,16 +46,16 @@ class ChatMessage:
 class Messages:
     """The kind of the `messages` parameter."""
 
-    most: int = MAX_MESSAGES
+    max_items: int = MAX_MESSAGES
 
     @property
     def allowed(self) -> str:
         roles = f"`role` ({', '.join(ROLES)}) and `content` (string or text parts)"
         calls = f"an assistant may have up to {MAX_CALLS} `tool_calls`, a tool has the `tool_call_id` of one"
-        return f"a list of 1..{self.most} messages with {roles}; {calls}"
+        return f"a list of 1..{self.max_items} messages with {roles}; {calls}"
 
     def read(self, name: str, value: object) -> list[ChatMessage]:
-        if not isinstance(value, list) or not 1 <= len(value) <= self.most:
+        if not isinstance(value, list) or not 1 <= len(value) <= self.max_items:
             refuse(name, value, self.allowed)
         messages = [_message(f"{name}[{index}]", each) for index, each in enumerate(value)]
         _check_results(name, messages)
@@ -122,7 +122,7 @@ def _call(path: str, value: object) -> ToolCall:
     if not isinstance(arguments, str):
         refuse(f"{where}.arguments", arguments, "a string")
     return ToolCall(
-        id=Text(longest=256).read(f"{path}.id", needed(fields, path, "id")),
+        id=Text(max_bytes=256).read(f"{path}.id", needed(fields, path, "id")),
         name=Identifier().read(f"{where}.name", needed(function, where, "name")),
         arguments=arguments,
     )
@@ -151,4 +151,4 @@ def _part(path: str, value: object) -> str:
 
 
 def _optional_text(path: str, value: object) -> str | None:
-    return None if value is None else Text(longest=256).read(path, value)
+    return None if value is None else Text(max_bytes=256).read(path, value)

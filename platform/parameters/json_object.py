@@ -14,15 +14,15 @@ from typing import Any, NoReturn
 from loraplex.platform.errors import InvalidBody, InvalidParameter
 
 
-def size_of(value: object, most: int) -> int:
+def size_of(value: object, limit: int) -> int:
     """Characters of all strings and names, and one for every value. Counting ends above `most`."""
     size, left = 0, [value]
-    while left and size <= most:
+    while left and size <= limit:
         inner = left.pop()
         size += 1
         if isinstance(inner, str):
             size += len(inner)
-        elif isinstance(inner, Mapping | Sequence) and size + len(inner) > most:
+        elif isinstance(inner, Mapping | Sequence) and size + len(inner) > limit:
             # Each counts one at least: not even a list of them is made.
             return size + len(inner)
         elif isinstance(inner, Mapping):

@@ -11,7 +11,7 @@ from loraplex.platform.parameters.tools import ToolChoice
 _NOTHING: Final = Structure(format=None, close=False)
 
 
-def answer_form(values: Values, *, fast_forward: bool = True) -> OutputConstraints | None:
+def build_output_constraints(values: Values, *, fast_forward: bool = True) -> OutputConstraints | None:
     """Raises `InvalidParameter` for parameters that do not go together and for a tool that is not there."""
     structure: Structure = values.get("structured_outputs") or _NOTHING
     wanted = _format(values.get("response_format"), structure)

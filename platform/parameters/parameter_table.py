@@ -148,7 +148,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     Parameter("cache_salt", Text(MAX_SALT_BYTES), GENERATE, "separates cached prefixes further"),
     Parameter("prompt_cache_key", Text(512), GENERATE, "accepted; prefixes are cached without it"),
     Parameter("user", Text(512), GENERATE, "accepted, not used"),
-    Parameter("metadata", Metadata(16, Text(64), Text(512, shortest=0)), CHAT, "accepted, not stored"),
+    Parameter("metadata", Metadata(16, Text(64), Text(512, min_bytes=0)), CHAT, "accepted, not stored"),
     Parameter("store", Boolean(only=False), CHAT, "answers are never stored", False),
     Parameter("service_tier", Choice(("auto", "default")), CHAT, "accepted; there is one tier"),
     Parameter("reasoning_effort", Choice(_EFFORTS), CHAT, "only where the model's chat template knows it"),
@@ -236,13 +236,13 @@ def render_markdown(rows: Iterable[Parameter] = PARAMETERS) -> str:
     lines = ["| Parameter | Endpoints | Must be | Default | Meaning |", "|---|---|---|---|---|"]
     for row in rows:
         endpoints = ", ".join(sorted(row.endpoints))
-        default = "required" if row.required == row.endpoints else _shown(row.default)
+        default = "required" if row.required == row.endpoints else _default_text(row.default)
         cells = (f"`{row.name}`", endpoints, row.kind.allowed, default, row.meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _shown(default: Any) -> str:
+def _default_text(default: Any) -> str:
     if default is None or default == () or default == {}:
         return ""
     return str(default).lower() if isinstance(default, bool) else f"{default:g}"

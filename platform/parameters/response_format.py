@@ -74,7 +74,7 @@ class StructuredOutputs:
 def _json_schema(name: str, value: object) -> JsonSchema:
     fields = closed_fields(name, value, ("name", "schema", "description", "strict"), _JSON_SCHEMA)
     Identifier().read(f"{name}.name", needed(fields, name, "name"))
-    Text(MAX_DESCRIPTION_BYTES, shortest=0).read(f"{name}.description", fields.get("description", ""))
+    Text(MAX_DESCRIPTION_BYTES, min_bytes=0).read(f"{name}.description", fields.get("description", ""))
     strict = Boolean().read(f"{name}.strict", fields.get("strict", False))
     schema = needed(fields, name, "schema")
     if not isinstance(schema, dict):
@@ -102,14 +102,14 @@ def _options(name: str, value: object) -> tuple[str, ...]:
     return tuple(option.read(f"{name}[{index}]", each) for index, each in enumerate(value))
 
 
-def _object(name: str, value: object, longest: int) -> dict[str, Any]:
+def _object(name: str, value: object, max_bytes: int) -> dict[str, Any]:
     """An object, or its JSON text of at most `longest` bytes."""
     if isinstance(value, dict):
         return value
-    allowed = f"an object or its JSON text of up to {longest} bytes"
-    if not isinstance(value, str) or len(value.encode()) > longest:
+    allowed = f"an object or its JSON text of up to {max_bytes} bytes"
+    if not isinstance(value, str) or len(value.encode()) > max_bytes:
         refuse(name, value, allowed)
     try:
-        return parse_object(value.encode(), BodyLimits(max_bytes=longest))
+        return parse_object(value.encode(), BodyLimits(max_bytes=max_bytes))
     except (InvalidBody, InvalidParameter) as error:
         raise InvalidParameter(f"`{name}` must be {allowed}: {error}", param=name) from error

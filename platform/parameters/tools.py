@@ -40,14 +40,14 @@ class ToolChoice:
 class ToolDefinitions:
     """The kind of `tools`."""
 
-    most: int = MAX_TOOLS
+    max_items: int = MAX_TOOLS
 
     @property
     def allowed(self) -> str:
-        return f"a list of up to {self.most} objects {_FUNCTION} with different names"
+        return f"a list of up to {self.max_items} objects {_FUNCTION} with different names"
 
     def read(self, name: str, value: object) -> tuple[Tool, ...]:
-        if not isinstance(value, list) or len(value) > self.most:
+        if not isinstance(value, list) or len(value) > self.max_items:
             refuse(name, value, self.allowed)
         tools = tuple(_tool(f"{name}[{index}]", each) for index, each in enumerate(value))
         seen = set[str]()
@@ -63,11 +63,11 @@ class ToolDefinitions:
 class ToolChoices:
     """The kind of `tool_choice`."""
 
-    most: int = MAX_TOOLS
+    max_items: int = MAX_TOOLS
 
     @property
     def allowed(self) -> str:
-        return f'"none", "auto", "required", {_NAMED} or {_ALLOWED_TOOLS} with 1..{self.most} tools'
+        return f'"none", "auto", "required", {_NAMED} or {_ALLOWED_TOOLS} with 1..{self.max_items} tools'
 
     def read(self, name: str, value: object) -> ToolChoice:
         if value == "none" or value == "auto" or value == "required":
@@ -85,8 +85,8 @@ class ToolChoices:
         tools = needed(fields, name, "tools")
         if mode != "auto" and mode != "required":
             refuse(f"{name}.mode", mode, '"auto" or "required"')
-        if not isinstance(tools, list) or not 1 <= len(tools) <= self.most:
-            refuse(f"{name}.tools", tools, f"a list of 1..{self.most} objects {_NAMED}")
+        if not isinstance(tools, list) or not 1 <= len(tools) <= self.max_items:
+            refuse(f"{name}.tools", tools, f"a list of 1..{self.max_items} objects {_NAMED}")
         names = [_named(f"{name}.tools[{index}]", each) for index, each in enumerate(tools)]
         return ToolChoice(mode, tuple(dict.fromkeys(names)))
 
@@ -97,7 +97,7 @@ def _tool(name: str, value: object) -> Tool:
     path = f"{name}.function"
     names = ("name", "description", "parameters", "strict")
     function = closed_fields(path, needed(fields, name, "function"), names, _FUNCTION)
-    description = Text(MAX_DESCRIPTION_BYTES, shortest=0)
+    description = Text(MAX_DESCRIPTION_BYTES, min_bytes=0)
     return Tool(
         name=Identifier().read(f"{path}.name", needed(function, path, "name")),
         description=description.read(f"{path}.description", function.get("description", "")),

@@ -43,7 +43,7 @@ class CheckBody(msgspec.Struct, frozen=True, tag=True):
     body: bytes
 
 
-class ComposeForm(msgspec.Struct, frozen=True, tag=True):
+class BuildPlan(msgspec.Struct, frozen=True, tag=True):
     """`packed` is what `pack_form` made."""
 
     packed: bytes
@@ -71,7 +71,7 @@ class Refusal(msgspec.Struct, frozen=True):
         return kind(self.message, param=self.param)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """`result` for a form that was composed. `broken`: the class of an error that no request should cause."""
 
     result: CachedPlan | None = None
@@ -79,14 +79,14 @@ class Answer(msgspec.Struct, frozen=True):
     broken: str | None = None
 
 
-Task: TypeAlias = CheckBody | ComposeForm
+Task: TypeAlias = CheckBody | BuildPlan
 
 decode_setup: Final = msgspec.msgpack.Decoder(Setup).decode
 decode_task: Final = msgspec.msgpack.Decoder(Task).decode
-decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
+decode_reply: Final = msgspec.msgpack.Decoder(Reply).decode
 
 
-def frame(message: Setup | Task | Answer) -> bytes:
+def frame(message: Setup | Task | Reply) -> bytes:
     """The message as it is written to a pipe."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data

@@ -15,13 +15,13 @@ from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.trial.confinement import yield_to_others
 from loraplex.platform.errors import GatewayError
 from loraplex.platform.parameters.json_object import parse_object
-from loraplex.platform.preparation.composed import compose_form
+from loraplex.platform.preparation.composed import build_plan
 from loraplex.platform.preparation.messages import (
     LENGTH_BYTES,
-    Answer,
+    BuildPlan,
     CheckBody,
-    ComposeForm,
     Refusal,
+    Reply,
     Setup,
     Task,
     decode_setup,
@@ -29,7 +29,7 @@ from loraplex.platform.preparation.messages import (
     frame,
     length,
 )
-from loraplex.platform.preparation.packed_form import unpack_form
+from loraplex.platform.preparation.packed_form import unpack_constraints
 
 MEMORY_BYTES = 2 << 30
 
@@ -46,34 +46,34 @@ def main(parent_pid: int) -> None:
     for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):
         resource.setrlimit(kind, (bound, bound))
     gc.freeze()
-    message = _next(sys.stdin.buffer)
+    message = _read_message(sys.stdin.buffer)
     if message is None:
         return
     setup = decode_setup(message)
-    while (message := _next(sys.stdin.buffer)) is not None:
-        sys.stdout.buffer.write(frame(answer(setup, decode_task(message))))
+    while (message := _read_message(sys.stdin.buffer)) is not None:
+        sys.stdout.buffer.write(frame(perform(setup, decode_task(message))))
         sys.stdout.buffer.flush()
 
 
-def answer(setup: Setup, task: Task) -> Answer:
+def perform(setup: Setup, task: Task) -> Reply:
     """Raises `MemoryError` only: then this process ends."""
     try:
         match task:
             case CheckBody(body=body):
                 parse_object(body, setup.body)
-                return Answer()
-            case ComposeForm(packed=packed):
-                form, style = unpack_form(packed)
-                return Answer(compose_form(form, style, setup.grammar, setup.control_tokens))
+                return Reply()
+            case BuildPlan(packed=packed):
+                constraints, style = unpack_constraints(packed)
+                return Reply(build_plan(constraints, style, setup.grammar, setup.control_tokens))
     except (GatewayError, GrammarRefused) as refusal:
-        return Answer(refusal=Refusal.of(refusal))
+        return Reply(refusal=Refusal.of(refusal))
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - reported; its text may show what a tenant wrote
-        return Answer(broken=type(error).__name__)
+        return Reply(broken=type(error).__name__)
 
 
-def _next(stream: BinaryIO) -> bytes | None:
+def _read_message(stream: BinaryIO) -> bytes | None:
     """The next message, None at the end."""
     head = stream.read(LENGTH_BYTES)
     return stream.read(length(head)) if len(head) == LENGTH_BYTES else None

@@ -33,13 +33,13 @@ class OperatorAuditDocument(AuditedChange):
     tenant_id: UUID | None
 
 
-def audit_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def audit_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     operator = Depends(authenticator.requires_operator())
 
     @router.get("/audit", **listed(OperatorAuditDocument, FILTERS))
     async def list_audit(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        return await plane.listing(request, caller, BY_ID, entries, shown, FILTERS)
+        return await endpoint.listing(request, caller, BY_ID, entries, to_response, FILTERS)
 
     return router
 
@@ -60,5 +60,5 @@ def filtered_tenant(text: str) -> UUID:
         raise InvalidParameter("`tenant_id` must be a UUID.", param="tenant_id") from None
 
 
-def shown(entry: AuditEntry) -> OperatorAuditDocument:
+def to_response(entry: AuditEntry) -> OperatorAuditDocument:
     return OperatorAuditDocument(**fields(entry), tenant_id=entry.tenant_id)

@@ -46,21 +46,21 @@ class TenantQuotaUpdate(QuotaLimitFields):
         return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
 
 
-def quotas_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def quotas_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter(prefix="/tenants/{tenant_id}/quotas")
     operator = Depends(authenticator.requires_operator())
 
-    @router.get("", responses=documented(answer=LimitsDocument))
+    @router.get("", responses=documented(response=LimitsDocument))
     async def get_quotas(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
             tenant = await TenantRepository(session).by_id(tenant_id_of(tenant_id))
-            return answer(*await TenantQuotas(session).get(tenant.id))
+            return api_response(*await TenantQuotas(session).get(tenant.id))
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
     @router.patch(
         "",
-        responses=documented(412, 428, answer=LimitsDocument),
+        responses=documented(412, 428, response=LimitsDocument),
         openapi_extra=described(TenantQuotaUpdate, if_match=True),
     )
     async def change_quotas(
@@ -81,12 +81,12 @@ def quotas_router(plane: ManagementEndpoint, authenticator: Authenticator) -> AP
             if before != dict(limits.items()):
                 target = f"tenants/{tenant.id}/quotas"
                 await audit.record("quotas.change", target, before, dict(limits.items()), tenant_id=tenant.id)
-            return answer(limits, quota.revision)
+            return api_response(limits, quota.revision)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     return router
 
 
-def answer(limits: QuotaLimits, revision: int) -> ApiResponse:
+def api_response(limits: QuotaLimits, revision: int) -> ApiResponse:
     return ApiResponse(200, LimitsDocument(**dict(limits.items())), revision)

@@ -12,12 +12,12 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 
 
 def operator_router(
-    services: GatewayDependencies, plane: ManagementEndpoint, authenticator: Authenticator
+    dependencies: GatewayDependencies, endpoint: ManagementEndpoint, authenticator: Authenticator
 ) -> APIRouter:
     """All routes of the operator plane."""
     router = APIRouter(prefix="/operator/v1", tags=["operator"])
-    router.include_router(tenants_router(plane, authenticator))
-    router.include_router(quotas_router(plane, authenticator))
-    router.include_router(engine_router(services, authenticator))
-    router.include_router(audit_router(plane, authenticator))
+    router.include_router(tenants_router(endpoint, authenticator))
+    router.include_router(quotas_router(endpoint, authenticator))
+    router.include_router(engine_router(dependencies, authenticator))
+    router.include_router(audit_router(endpoint, authenticator))
     return router

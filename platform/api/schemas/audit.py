@@ -27,5 +27,5 @@ class AuditedChange(ResponseModel):
 
 def fields(entry: AuditEntry) -> dict[str, Any]:
     """Of `AuditedChange`."""
-    shown = {name: getattr(entry, name) for name in AuditedChange.model_fields}
-    return {**shown, "address": None if entry.address is None else str(entry.address)}
+    values = {name: getattr(entry, name) for name in AuditedChange.model_fields}
+    return {**values, "address": None if entry.address is None else str(entry.address)}

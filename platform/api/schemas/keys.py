@@ -103,7 +103,7 @@ class NewKeyDocument(KeyDocument):
     api_key: str
 
 
-def shown(record: ApiKey) -> KeyDocument:
+def to_response(record: ApiKey) -> KeyDocument:
     return KeyDocument(
         id=record.key_id,
         name=record.name,
@@ -121,4 +121,4 @@ def shown(record: ApiKey) -> KeyDocument:
 
 def fields(record: ApiKey) -> dict[str, Any]:
     """For the audit log."""
-    return shown(record).model_dump(mode="json", exclude={"last_used_at"})
+    return to_response(record).model_dump(mode="json", exclude={"last_used_at"})

@@ -118,33 +118,33 @@ class EventDocument(ResponseModel):
     limit: int
 
 
-def shown_quota(
-    state: QuotaState, uses: Sequence[LimitUse], holdings: ResourceCounts | None
+def quota_response(
+    state: QuotaState, uses: Sequence[LimitUse], resource_counts: ResourceCounts | None
 ) -> QuotaDocument:
     """`uses` are those of this subject; `holdings` are the tenant's, and shown with its own limits."""
     known = {use.name: use for use in uses}
     limits: dict[str, LimitDocument] = {
         name: _limit(state.limits.get(name), known.get(name)) for name in COUNTED
     }
-    if state.level == "tenant" and holdings is not None:
-        limits |= _held(state.limits, holdings)
+    if state.level == "tenant" and resource_counts is not None:
+        limits |= _resource_limits(state.limits, resource_counts)
     return QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
 
 
-def shown_limits(limits: QuotaLimits) -> LimitsDocument:
+def limits_response(limits: QuotaLimits) -> LimitsDocument:
     return LimitsDocument(**{name: limits.get(name) for name in COUNTED})
 
 
-def shown_explanation(explanation: Explanation) -> ExplanationDocument:
+def explanation_response(explanation: Explanation) -> ExplanationDocument:
     return ExplanationDocument(
         request_id=explanation.request_id,
         at=explanation.at,
         mode="degraded" if explanation.degraded else "counted",
-        decisions=[*map(_decision, explanation.decisions), *map(_untold, explanation.untold)],
+        decisions=[*map(_decision, explanation.decisions), *map(_unknown, explanation.untold)],
     )
 
 
-def shown_event(event: Event) -> EventDocument:
+def event_response(event: Event) -> EventDocument:
     row, key_id, adapter = event
     return EventDocument(
         id=row.id,
@@ -159,7 +159,7 @@ def shown_event(event: Event) -> EventDocument:
     )
 
 
-def _held(limits: QuotaLimits, holdings: ResourceCounts) -> dict[str, LimitDocument]:
+def _resource_limits(limits: QuotaLimits, resource_counts: ResourceCounts) -> dict[str, LimitDocument]:
     in_force = {
         "max_adapters": adapter_limit(limits.max_adapters),
         "max_adapter_bytes": limits.max_adapter_bytes,
@@ -167,7 +167,7 @@ def _held(limits: QuotaLimits, holdings: ResourceCounts) -> dict[str, LimitDocum
     }
     return {
         name: LimitDocument(limit=in_force[name], used=used, reserved=0, resets_at=None)
-        for name, used in asdict(holdings).items()
+        for name, used in asdict(resource_counts).items()
     }
 
 
@@ -181,5 +181,5 @@ def _decision(decision: Decision) -> DecisionDocument:
     return DecisionDocument(**asdict(decision))
 
 
-def _untold(limit: UnknownLimit) -> DecisionDocument:
+def _unknown(limit: UnknownLimit) -> DecisionDocument:
     return DecisionDocument(**asdict(limit), used=None, reserved=None, passed=False, retry_after_s=RETRY_S)

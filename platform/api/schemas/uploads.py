@@ -94,7 +94,7 @@ class AcceptedVersion(ResponseModel):
     state: str
 
 
-def shown_upload(upload: Upload, adapter: str, parts: Sequence[UploadPart]) -> UploadDocument:
+def upload_response(upload: Upload, adapter: str, parts: Sequence[UploadPart]) -> UploadDocument:
     return UploadDocument(
         id=upload.id,
         adapter=adapter,
@@ -104,16 +104,16 @@ def shown_upload(upload: Upload, adapter: str, parts: Sequence[UploadPart]) -> U
         files=[
             FileDocument(**file, parts=part_count(file["size"], upload.part_size)) for file in upload.files
         ],
-        received=[shown_part(part.file, part.number, part.size_bytes, part.sha256) for part in parts],
+        received=[part_response(part.file, part.number, part.size_bytes, part.sha256) for part in parts],
         version=upload.version,
     )
 
 
-def shown_part(file: str, number: int, size: int, sha256: str) -> PartDocument:
+def part_response(file: str, number: int, size: int, sha256: str) -> PartDocument:
     return PartDocument(file=file, number=number, size=size, sha256=sha256)
 
 
-def accepted(name: str, version: AdapterVersion) -> AcceptedVersion:
+def accepted_version(name: str, version: AdapterVersion) -> AcceptedVersion:
     return AcceptedVersion(name=name, version=version.version, digest=version.digest, state=version.state)
 
 

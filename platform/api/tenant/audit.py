@@ -24,26 +24,26 @@ class AuditDocument(AuditedChange):
     """`before` and `after` hold the fields that changed. Where an operator or the system acted, no address is told."""
 
 
-def audit_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def audit_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     admin = Depends(authenticator.requires(TENANT_ADMIN))
 
     @router.get("/audit", **listed(AuditDocument, FILTERS))
     async def list_audit(request: Request, caller: Annotated[Caller, admin]) -> Response:
-        return await plane.listing(
+        return await endpoint.listing(
             request,
             caller,
             BY_ID,
             lambda session, page: audit_entries(
                 session, caller.tenant_id, page.filters, page.after, page.fetch
             ),
-            shown,
+            to_response,
             FILTERS,
         )
 
     return router
 
 
-def shown(entry: AuditEntry) -> AuditDocument:
-    told = fields(entry)
-    return AuditDocument(**told if entry.actor_kind == "key" else {**told, "address": None})
+def to_response(entry: AuditEntry) -> AuditDocument:
+    entry_fields = fields(entry)
+    return AuditDocument(**entry_fields if entry.actor_kind == "key" else {**entry_fields, "address": None})

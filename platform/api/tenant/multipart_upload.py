@@ -38,7 +38,7 @@ class FolderReceiver:
 
     def __init__(self, boundary: bytes, folder: Path, limits: AdapterLimits) -> None:
         self._folder = folder
-        self._most = {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
+        self._max_bytes = {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
         self._written: dict[str, WrittenFile] = {}
         self._name = ""
         self._file: HashedFile | None = None
@@ -98,7 +98,7 @@ class FolderReceiver:
             raise InvalidParameter(
                 f"`{self._name}` must come as it is, without a transfer encoding.", param=self._name
             )
-        self._file = HashedFile(self._folder / self._name, self._most[self._name], self._name)
+        self._file = HashedFile(self._folder / self._name, self._max_bytes[self._name], self._name)
 
     def _part_name(self) -> str:
         kind, options = parse_options_header(self._headers.get(_DISPOSITION))
@@ -106,8 +106,10 @@ class FolderReceiver:
         for name in given:
             if kind == b"form-data" and name in FILES:
                 return name
-        shown = given[0][:64]
-        raise UnknownParameter(f"Unknown part `{shown}`; the parts are {' and '.join(FILES)}.", param=shown)
+        name_excerpt = given[0][:64]
+        raise UnknownParameter(
+            f"Unknown part `{name_excerpt}`; the parts are {' and '.join(FILES)}.", param=name_excerpt
+        )
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._file is not None:

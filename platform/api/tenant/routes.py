@@ -18,12 +18,14 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 
 
 def tenant_router(
-    services: GatewayDependencies, plane: ManagementEndpoint, authenticator: Authenticator
+    dependencies: GatewayDependencies, endpoint: ManagementEndpoint, authenticator: Authenticator
 ) -> APIRouter:
     """All routes of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
     for nouns in (me_router, keys_router, adapters_router, versions_router, aliases_router, audit_router):
-        router.include_router(nouns(plane, authenticator))
-    router.include_router(uploads_router(plane, authenticator, services.uploads))
-    router.include_router(quotas_router(plane, authenticator, services.admissions, services.currency))
+        router.include_router(nouns(endpoint, authenticator))
+    router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
+    router.include_router(
+        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency)
+    )
     return router

@@ -48,7 +48,7 @@ class PromptRenderer:
         """`tokenizer` is a fast tokenizer of transformers."""
         self._tokenizer = tokenizer
         self._template: str | None = tokenizer.get_chat_template() if tokenizer.chat_template else None
-        self._plain = _own_copy(tokenizer.backend_tokenizer.to_str())
+        self._plain = _plain_copy(tokenizer.backend_tokenizer.to_str())
         special, control = _control_tokens(tokenizer, self._template or "")
         self.special_tokens = frozenset(special)
         self.style = style_of_template(
@@ -60,7 +60,7 @@ class PromptRenderer:
         self._encoder, self._alias_ids = _aliased(tokenizer.backend_tokenizer.to_str(), self._aliases)
         self._control_ids = frozenset(self._alias_ids.values())
         self._bos_id: int | None = tokenizer.bos_token_id
-        self._shows_system = self._template is not None and self._is_shown("system")
+        self._renders_system = self._template is not None and self._renders_role("system")
 
     def knows(self, word: str) -> bool:
         """Whether the chat template mentions `word` at all."""
@@ -84,7 +84,7 @@ class PromptRenderer:
         """
         style = style or self.style
         if self.writes_tools_as_text(style):
-            messages, tools = as_text(messages, tools, style, system=self._shows_system), ()
+            messages, tools = as_text(messages, tools, style, system=self._renders_system), ()
         names = called_names(messages)
         plain = [template_message(message, style, names) for message in messages]
         offered = [template_tool(tool) for tool in tools]
@@ -104,17 +104,17 @@ class PromptRenderer:
         fields: dict[str, Any] = _mapped(message, self._breaker(marks))
         # What an assistant said may hold the markup of its template (`</think>`), which templates look for.
         if role == "assistant":
-            fields["content"] = self._neutral(self._special_pattern, content, marks)
+            fields["content"] = self._neutralized(self._special_pattern, content, marks)
         fields["role"] = "system" if role == "developer" and not self.knows("developer") else role
         return fields
 
     def _breaker(self, marks: Marks) -> Callable[[str], str]:
-        return lambda text: self._neutral(self._control_pattern, text, marks)
+        return lambda text: self._neutralized(self._control_pattern, text, marks)
 
-    def _neutral(self, pattern: re.Pattern[str], text: str, marks: Marks) -> str:
-        return self._fragments.edged(_broken(pattern, text, marks.inside), marks.edge)
+    def _neutralized(self, pattern: re.Pattern[str], text: str, marks: Marks) -> str:
+        return self._fragments.edged(_broken_up(pattern, text, marks.inside), marks.edge)
 
-    def _is_shown(self, role: str) -> bool:
+    def _renders_role(self, role: str) -> bool:
         messages = [{"role": role, "content": _PROBE}, {"role": "user", "content": ""}]
         try:
             return _PROBE in self._render(messages, {})
@@ -172,7 +172,7 @@ def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
-def _broken(pattern: re.Pattern[str], text: str, marker: str) -> str:
+def _broken_up(pattern: re.Pattern[str], text: str, marker: str) -> str:
     """`text` with the marker behind every character of every control token, so that no part of one matches either."""
     return pattern.sub(lambda match: "".join(character + marker for character in match.group()), text)
 
@@ -210,7 +210,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _own_copy(serialized: str) -> Tokenizer:
+def _plain_copy(serialized: str) -> Tokenizer:
     """A tokenizer that nobody else switches to truncation or padding."""
     copy = Tokenizer.from_str(serialized)
     copy.no_truncation()
@@ -224,7 +224,7 @@ def _aliased(serialized: str, aliases: Mapping[str, str]) -> tuple[Tokenizer, di
     # Tokens marked special are the ones that `encode_special_tokens` stops matching.
     for token in spec["added_tokens"]:
         token["special"] = token["content"] in aliases
-    copy = _own_copy(json.dumps(spec))
+    copy = _plain_copy(json.dumps(spec))
     for token in [token for token in spec["added_tokens"] if token["special"]]:
         flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip")}
         copy.add_tokens([AddedToken(aliases[token["content"]], normalized=False, special=False, **flags)])

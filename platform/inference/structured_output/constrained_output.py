@@ -21,23 +21,23 @@ class ConstrainedOutput:
     Readers run on the event loop, so notes are taken by whom they are of.
     """
 
-    composition: OutputPlan
-    judge: ValidateValue
-    notes: list[tuple[str, str]] = field(default_factory=list)
+    plan: OutputPlan
+    validate: ValidateValue
+    values: list[tuple[str, str]] = field(default_factory=list)
 
-    def reader(self) -> OutputParser:
+    def parser(self) -> OutputParser:
         """A reader for one choice."""
-        return self.composition.reader(lambda schema, value: self.notes.append((schema, value)))
+        return self.plan.reader(lambda schema, value: self.values.append((schema, value)))
 
     async def finish(
-        self, reader: OutputParser, reason: EngineReason
+        self, parser: OutputParser, reason: EngineReason
     ) -> tuple[list[OutputDelta], AnswerReason]:
         """What the reader held back, and why its choice ended. Raises `SchemaNotSatisfied`."""
         try:
-            ended = reader.finish(reason)
+            ended = parser.finish(reason)
         finally:
-            notes = self.notes.copy()
-            self.notes.clear()
-        for schema, value in notes:
-            await self.judge(schema, value)
+            values = self.values.copy()
+            self.values.clear()
+        for schema, value in values:
+            await self.validate(schema, value)
         return ended

@@ -27,14 +27,14 @@ from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.inference.dependencies import CompileChecks, RequestAnalysis, ValueValidation
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.parameters.json_object import size_of
-from loraplex.platform.preparation.composed import CachedPlan, compose_form, form_size
-from loraplex.platform.preparation.packed_form import pack_form
+from loraplex.platform.preparation.composed import CachedPlan, build_plan, constraints_size
+from loraplex.platform.preparation.packed_form import pack_constraints
 
 INLINE_SIZE: Final = 512
 """Composed on the event loop, in a millisecond or two."""
 CACHE_BYTES: Final = 64 << 20
 TENANT_CACHE_BYTES: Final = 8 << 20
-PATIENCE_S: Final = 120.0
+QUEUE_TIMEOUT_S: Final = 120.0
 
 
 class OutputPlanner:
@@ -56,62 +56,66 @@ class OutputPlanner:
         self._cache: TenantCache[CachedPlan] = TenantCache(
             CACHE_BYTES, TENANT_CACHE_BYTES, attrgetter("size_bytes")
         )
-        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._tenant_locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
-    async def compose(self, namespace: bytes, form: OutputConstraints, style: ToolStyle) -> ConstrainedOutput:
+    async def plan(
+        self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle
+    ) -> ConstrainedOutput:
         """Raises `GrammarRefused`, or `WorkersUnavailable`."""
-        if form_size(form, INLINE_SIZE) <= INLINE_SIZE:
-            composed = compose_form(form, style, self._limits, self._control_tokens)
+        if constraints_size(constraints, INLINE_SIZE) <= INLINE_SIZE:
+            cached = build_plan(constraints, style, self._limits, self._control_tokens)
         else:
-            composed = await self._large(namespace, form, style)
-        spec = composed.composition.spec
+            cached = await self._large(namespace, constraints, style)
+        spec = cached.plan.spec
         if spec is not None:
-            await self._trials.check(namespace, spec, param=_param(form))
-        judge = partial(self._judges.judge, namespace)
-        return ConstrainedOutput(composed.composition, judge)
+            await self._trials.check(namespace, spec, param=_param(constraints))
+        validate = partial(self._judges.judge, namespace)
+        return ConstrainedOutput(cached.plan, validate)
 
-    async def _large(self, namespace: bytes, form: OutputConstraints, style: ToolStyle) -> CachedPlan:
-        turn = self._turns.setdefault(namespace, asyncio.Lock())
+    async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
+        lock = self._tenant_locks.setdefault(namespace, asyncio.Lock())
         try:
-            async with asyncio.timeout(PATIENCE_S), turn:
-                packed, key = await asyncio.to_thread(_packed, form, style, self._limits)
-                composed = self._cache.get(namespace, key)
-                if composed is None:
-                    composed = await self._preparation.compose(namespace, packed)
-                    self._cache.put(namespace, key, composed)
+            async with asyncio.timeout(QUEUE_TIMEOUT_S), lock:
+                packed, key = await asyncio.to_thread(_packed, constraints, style, self._limits)
+                cached = self._cache.get(namespace, key)
+                if cached is None:
+                    cached = await self._preparation.plan(namespace, packed)
+                    self._cache.put(namespace, key, cached)
         except TimeoutError:
-            raise WorkersUnavailable(f"no turn to compose this answer's form for {PATIENCE_S:g} s") from None
-        return composed
+            raise WorkersUnavailable(
+                f"no turn to compose this answer's form for {QUEUE_TIMEOUT_S:g} s"
+            ) from None
+        return cached
 
 
-def _packed(form: OutputConstraints, style: ToolStyle, limits: SchemaLimits) -> tuple[bytes, bytes]:
+def _packed(constraints: OutputConstraints, style: ToolStyle, limits: SchemaLimits) -> tuple[bytes, bytes]:
     """The form as another process reads it, and what tells it from others.
 
     Raises `GrammarTooLarge` for a schema above its bound in any spelling: a text of megabytes, written at once, would stop
     the interpreter.
     """
-    for value, param, most in _bounded(form, limits):
-        if size_of(value, most) > most:
-            raise GrammarTooLarge(f"{param} has more than {most} bytes", param=param, pointer="")
-    packed = pack_form(form, style)
+    for value, param, limit in _bounded(constraints, limits):
+        if size_of(value, limit) > limit:
+            raise GrammarTooLarge(f"{param} has more than {limit} bytes", param=param, pointer="")
+    packed = pack_constraints(constraints, style)
     return packed, blake2b(packed, digest_size=32).digest()
 
 
-def _bounded(form: OutputConstraints, limits: SchemaLimits) -> Iterator[tuple[object, str, int]]:
+def _bounded(constraints: OutputConstraints, limits: SchemaLimits) -> Iterator[tuple[object, str, int]]:
     """(value, its field, most bytes)."""
-    yield from ((tool.parameters, tool.param, limits.max_bytes) for tool in form.tools)
-    match form.format:
+    yield from ((tool.parameters, tool.param, limits.max_bytes) for tool in constraints.tools)
+    match constraints.format:
         case JsonSchema(schema=schema, param=param):
             yield schema, param, limits.max_bytes
         case StructuralTag(tag=tag):
             yield tag, "structured_outputs.structural_tag", limits.max_bytes
 
 
-def _param(form: OutputConstraints) -> str:
+def _param(constraints: OutputConstraints) -> str:
     """The field of the request that a grammar as a whole came from."""
-    if form.tools:
+    if constraints.tools:
         return "tools"
-    match form.format:
+    match constraints.format:
         case JsonSchema(param=param):
             return param
         case Regex():

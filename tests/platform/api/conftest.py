@@ -170,26 +170,26 @@ async def start_gateway(
             setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
             preparer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=os.environ))
             stack.push_async_callback(preparer.close)
-            services = GatewayDependencies(
+            dependencies = GatewayDependencies(
                 served_model_name=served_model_name,
                 database=other or database,
                 engine=engine,
                 prompts=prompts,
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
-                preparation=preparer,
-                trials=trials,
-                judges=judges,
-                admissions=admissions,
-                policies=admissions,
+                request_analysis=preparer,
+                compile_checks=trials,
+                value_validation=judges,
+                admission_controller=admissions,
+                policy_publisher=admissions,
                 namespace_of=namespace_of,
                 derive_key=partial(derive, SECRET),
                 adapter_path=adapter_path,
-                limits=limits,
+                config=limits,
                 fast_forward=fast_forward,
                 uploads=UploadHome(other or database, tmp_path / "gateway").uploads,
             )
-            app = create_app(services)
+            app = create_app(dependencies)
             url = await stack.enter_async_context(served(app))
             gateway = Gateway(app, url, engine, database, recorder, trials, admissions, "", stack)
             gateway.key = "" if other else await gateway.tenant("acme")

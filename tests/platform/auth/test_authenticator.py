@@ -196,14 +196,14 @@ async def test_a_gateway_that_is_told_of_a_younger_policy_sees_a_revocation_at_o
     await here.authenticate(bearer(key), cached=True)
     async with database.as_operator() as session:
         await session.execute(text("UPDATE api_keys SET scopes = '{inference}'"))
-    renewed = await there.renewed(stale, "inference")
+    renewed = await there.renew(stale, "inference")
     assert renewed.scopes == {"inference"} and renewed.policy_epoch == stale.policy_epoch + 1
     with pytest.raises(InsufficientScope):
-        await there.renewed(stale, "usage:read")
+        await there.renew(stale, "usage:read")
     async with database.as_operator() as session:
         await TenantRepository(session).suspend("acme")
     with pytest.raises(TenantSuspended):
-        await there.renewed(stale, "inference")
+        await there.renew(stale, "inference")
     async with database.as_operator() as session:
         await TenantRepository(session).resume("acme")
     await revoke(database, key)
@@ -211,7 +211,7 @@ async def test_a_gateway_that_is_told_of_a_younger_policy_sees_a_revocation_at_o
     here.forget(stale.tenant_id)
     for authenticator in (here, there):
         with pytest.raises(RevokedKey):
-            await authenticator.renewed(stale, "inference")
+            await authenticator.renew(stale, "inference")
         with pytest.raises(RevokedKey):
             await authenticator.authenticate(bearer(key), cached=True)
     await there._database.close()
@@ -239,7 +239,7 @@ async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every
         caller = await gateway.authenticate(bearer(key), cached=True)
         assert isinstance(await counters.admit(asked_by(caller)), PolicyOutdated)
         with pytest.raises(RevokedKey):
-            await gateway.renewed(caller, "inference")
+            await gateway.renew(caller, "inference")
         with pytest.raises(RevokedKey):
             await gateway.authenticate(bearer(key), cached=True)
     await client.aclose()

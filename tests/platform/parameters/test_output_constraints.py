@@ -14,7 +14,7 @@ from loraplex.grammar.constraints import (
     StructuralTag,
 )
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.output_constraints import answer_form
+from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.parameter_table import read_parameters
 
 USER: Any = [{"role": "user", "content": "hello"}]
@@ -30,7 +30,7 @@ TOOLS = [tool("f"), tool("g", parameters=SCHEMA, description="second", strict=Tr
 
 def form_of(**parameters: object) -> OutputConstraints | None:
     body = {"model": "m", "messages": USER, **parameters}
-    return answer_form(read_parameters("chat", body))
+    return build_output_constraints(read_parameters("chat", body))
 
 
 def named(**parameters: object) -> OutputConstraints:
@@ -148,5 +148,5 @@ def test_what_does_not_go_together(parameters: dict[str, Any], param: str, words
 
 def test_completions_have_formats_and_no_tools() -> None:
     body = {"model": "m", "prompt": "a", "structured_outputs": {"regex": "a", "close": True}}
-    form = answer_form(read_parameters("completions", body), fast_forward=False)
+    form = build_output_constraints(read_parameters("completions", body), fast_forward=False)
     assert form == OutputConstraints(format=Regex("a"), close=True, fast_forward=False)

@@ -23,7 +23,7 @@ from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import InvalidBody, InvalidParameter, Overloaded
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.packed_form import pack_form
+from loraplex.platform.preparation.packed_form import pack_constraints
 from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 
 ONE, OTHER = b"1" * 32, b"2" * 32
@@ -44,7 +44,7 @@ async def preparer() -> AsyncIterator[RequestAnalyzer]:
 
 
 def packed(schema: dict[str, Any], *, strict: bool = False) -> bytes:
-    return pack_form(OutputConstraints(format=JsonSchema(schema, strict, "p")), ToolStyle.GENERIC)
+    return pack_constraints(OutputConstraints(format=JsonSchema(schema, strict, "p")), ToolStyle.GENERIC)
 
 
 async def test_bodies_are_judged_as_they_are_here(preparer: RequestAnalyzer) -> None:
@@ -63,11 +63,11 @@ async def test_a_composition_reads_and_notes_as_one_made_here(preparer: RequestA
     )
     for style in ToolStyle:
         form = OutputConstraints(tools=tools, tool_choice="required")
-        composed = await preparer.compose(ONE, pack_form(form, style))
-        assert composed.composition.enforcement == "validated" and composed.composition.spec is not None
-    composed = await preparer.compose(ONE, pack_form(form, ToolStyle.GENERIC))
+        cached = await preparer.plan(ONE, pack_constraints(form, style))
+        assert cached.plan.enforcement == "validated" and cached.plan.spec is not None
+    cached = await preparer.plan(ONE, pack_constraints(form, ToolStyle.GENERIC))
     noted: list[tuple[str, str]] = []
-    reader = composed.composition.reader(lambda schema, value: noted.append((schema, value)))
+    reader = cached.plan.reader(lambda schema, value: noted.append((schema, value)))
     pieces = reader.feed('<tool_call>{"name": "g", "arguments": {"a": [1, 1]}}</tool_call>')
     assert len(pieces) >= 2 and reader.finish("stop")[1] == "tool_calls"
     assert [value for _, value in noted] == ['{"a": [1, 1]}']
@@ -75,21 +75,21 @@ async def test_a_composition_reads_and_notes_as_one_made_here(preparer: RequestA
 
 async def test_refusals_arrive_with_field_and_place(preparer: RequestAnalyzer) -> None:
     with pytest.raises(SchemaNotEnforceable) as refused:
-        await preparer.compose(ONE, packed({"items": {"uniqueItems": True}}, strict=True))
+        await preparer.plan(ONE, packed({"items": {"uniqueItems": True}}, strict=True))
     assert refused.value.param == "p" and refused.value.pointer == "/items/uniqueItems"
     with pytest.raises(GrammarTooLarge, match="at most 262144"):
-        await preparer.compose(ONE, packed({"enum": ["a" * 300_000]}))
+        await preparer.plan(ONE, packed({"enum": ["a" * 300_000]}))
 
 
 async def test_who_leaves_takes_nobody_elses_answer(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     for index in range(4):
-        left = asyncio.create_task(preparer.compose(ONE, packed({**SLOW, "title": str(index)})))
+        left = asyncio.create_task(preparer.plan(ONE, packed({**SLOW, "title": str(index)})))
         await asyncio.sleep(0.01)
         left.cancel()
-    composed = await preparer.compose(ONE, packed({"const": "mine"}))
-    assert composed.composition.spec is not None and "mine" in composed.composition.spec.source
+    cached = await preparer.plan(ONE, packed({"const": "mine"}))
+    assert cached.plan.spec is not None and "mine" in cached.plan.spec.source
     assert preparer.pid == pid
 
 
@@ -100,7 +100,7 @@ async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> N
         await preparer.start()
         pid = preparer.pid
         for delay_s in (0.01, 0.19, 0.2):
-            left = asyncio.create_task(preparer.compose(OTHER, packed({**SLOW, "title": str(delay_s)})))
+            left = asyncio.create_task(preparer.plan(OTHER, packed({**SLOW, "title": str(delay_s)})))
             await asyncio.sleep(delay_s)
             for _ in range(3):
                 left.cancel()
@@ -150,8 +150,8 @@ async def test_what_breaks_down_costs_one_request_and_not_the_process(preparer: 
     await preparer.start()
     pid = preparer.pid
     with pytest.raises(RuntimeError, match="broke down: JSONDecodeError"):
-        await preparer.compose(ONE, b"no form")
-    await preparer.compose(ONE, packed({"multipleOf": 10**400}))
+        await preparer.plan(ONE, b"no form")
+    await preparer.plan(ONE, packed({"multipleOf": 10**400}))
     assert preparer.pid == pid
 
 
@@ -159,12 +159,12 @@ async def test_one_tenants_tasks_keep_no_other_waiting(preparer: RequestAnalyzer
     await preparer.start()
     ended: list[str] = []
 
-    async def compose(namespace: bytes, schema: dict[str, Any], name: str) -> None:
-        await preparer.compose(namespace, packed(schema))
+    async def plan(namespace: bytes, schema: dict[str, Any], name: str) -> None:
+        await preparer.plan(namespace, packed(schema))
         ended.append(name)
 
-    greedy = [compose(ONE, {**SLOW, "title": str(index)}, "greedy") for index in range(4)]
-    await asyncio.gather(*greedy, compose(OTHER, {"const": 1}, "modest"))
+    greedy = [plan(ONE, {**SLOW, "title": str(index)}, "greedy") for index in range(4)]
+    await asyncio.gather(*greedy, plan(OTHER, {"const": 1}, "modest"))
     assert ended.index("modest") <= 1
 
 
@@ -180,7 +180,7 @@ async def test_a_killed_process_costs_its_task_alone(preparer: RequestAnalyzer) 
     old = preparer.pid
     assert old is not None
     os.kill(old, signal.SIGSTOP)
-    lost = asyncio.create_task(preparer.compose(ONE, packed(SLOW)))
+    lost = asyncio.create_task(preparer.plan(ONE, packed(SLOW)))
     await asyncio.sleep(0.05)
     os.kill(old, signal.SIGKILL)
     with pytest.raises(GrammarTooCostly):

@@ -65,7 +65,7 @@ class Policies:
 class Making:
     """Work that makes an adapter, notes it, and answers with a secret; `begun` and `go` hold it where a test wants."""
 
-    plane: ManagementEndpoint
+    endpoint: ManagementEndpoint
     caller: Caller
     policies: Policies
     runs: int = 0
@@ -97,17 +97,17 @@ class Making:
         headers = {} if key is None else {"idempotency-key": key}
         made = request("POST", path, headers=headers, body=body or {})
         await request_model(Anything).dependency(made)
-        return await self.plane.change(made, self.caller, self.work)
+        return await self.endpoint.change(made, self.caller, self.work)
 
 
-def plane(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> ManagementEndpoint:
-    services: Any = SimpleNamespace(
+def endpoint(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> ManagementEndpoint:
+    dependencies: Any = SimpleNamespace(
         database=database,
-        policies=policies,
+        policy_publisher=policies,
         derive_key=lambda *parts: derive(secret, *parts),
-        limits=ServingConfig(),
+        config=ServingConfig(),
     )
-    return ManagementEndpoint(services)
+    return ManagementEndpoint(dependencies)
 
 
 async def caller_of(database: Database, tenant_id: UUID) -> Caller:
@@ -120,7 +120,7 @@ async def caller_of(database: Database, tenant_id: UUID) -> Caller:
 async def making(database: Database) -> Making:
     policies = Policies()
     caller = await caller_of(database, await make_tenant(database))
-    made = Making(plane(database, policies), caller, policies)
+    made = Making(endpoint(database, policies), caller, policies)
     made.go.set()
     return made
 
@@ -159,7 +159,9 @@ async def test_a_repeated_post_is_answered_the_same(making: Making, database: Da
     assert first.headers.items() == [each for each in again.headers.items() if each[0] != REPLAYED_HEADER]
     assert again.headers[REPLAYED_HEADER] == "true"
     assert (await making.post("k-2")).body != first.body
-    other = Making(making.plane, await caller_of(database, making.caller.tenant_id), making.policies, runs=5)
+    other = Making(
+        making.endpoint, await caller_of(database, making.caller.tenant_id), making.policies, runs=5
+    )
     other.go.set()
     assert (await other.post()).body != first.body
 
@@ -209,7 +211,7 @@ async def test_a_crash_before_the_commit_leaves_the_key_free(making: Making, dat
 async def test_a_crash_after_the_commit_is_answered_the_same(making: Making, database: Database) -> None:
     """The gateway dies before it answers: another one, with the same secret, gives the answer."""
     lost = await making.post()
-    other = Making(plane(database, Policies()), making.caller, making.policies)
+    other = Making(endpoint(database, Policies()), making.caller, making.policies)
     assert (await other.post()).body == lost.body and other.runs == 0
 
 
@@ -222,7 +224,7 @@ async def test_a_kept_answer_is_sealed(making: Making, database: Database) -> No
         await session.execute(text("UPDATE idempotency_records SET idempotency_key = 'k-9'"))
     with pytest.raises(StoredResponseUnreadable):
         await making.post("k-9")
-    strange = Making(plane(database, Policies(), b"t" * 32), making.caller, making.policies)
+    strange = Making(endpoint(database, Policies(), b"t" * 32), making.caller, making.policies)
     with pytest.raises(StoredResponseUnreadable):
         await strange.post("k-9")
 
@@ -245,7 +247,7 @@ async def test_keys_that_are_refused(making: Making) -> None:
 async def test_only_a_post_is_kept(making: Making, database: Database) -> None:
     made: Request = request("PUT", headers={"idempotency-key": "k"})
     for _ in range(2):
-        await making.plane.change(made, making.caller, making.work)
+        await making.endpoint.change(made, making.caller, making.work)
     assert await counts(database) == (2, 2, 0)
 
 
@@ -262,7 +264,7 @@ async def letters(making: Making, caller: Caller, path: str, query: str) -> Any:
         return [letter for letter in "abc" if page.after is None or letter > page.after][: page.fetch]
 
     made = request(path=path, query=query)
-    answer = await making.plane.listing(
+    answer = await making.endpoint.listing(
         made, caller, BY_LETTER, rows, lambda letter: Made(name=letter, secret="")
     )
     return json.loads(bytes(answer.body))

@@ -51,7 +51,7 @@ def test_nothing_is_lost_or_doubled(
 def test_a_cursor_brings_its_filters() -> None:
     asked = page("colour=red")
     assert (asked.limit, asked.after, asked.filters) == (20, None, {"colour": "red"})
-    cursor = asked.cursors.seal(asked.filters, (7,))
+    cursor = asked.cursors.encode(asked.filters, (7,))
     for query in (f"cursor={cursor}", f"cursor={cursor}&colour=red&limit=3"):
         again = page(query)
         assert (again.after, again.filters) == (7, {"colour": "red"})
@@ -61,26 +61,26 @@ def test_a_cursor_brings_its_filters() -> None:
 
 
 def test_a_cursor_is_of_one_listing_caller_and_server() -> None:
-    cursor = CURSORS.seal({}, ("a",))
+    cursor = CURSORS.encode({}, ("a",))
     for other in (Cursors(b"x" * 32, CURSORS.scope), Cursors(CURSORS.key, b"rival /things")):
         with pytest.raises(InvalidParameter, match="cursor"):
-            other.open(cursor)
+            other.decode(cursor)
 
 
 @given(st.data())
 def test_a_changed_cursor_is_refused(data: st.DataObject) -> None:
-    cursor = CURSORS.seal({"colour": "red"}, ("name", 3))
+    cursor = CURSORS.encode({"colour": "red"}, ("name", 3))
     # The last character holds bits that belong to no byte.
     place = data.draw(st.integers(0, len(cursor) - 2))
     letter = data.draw(st.sampled_from("Aq7-_").filter(lambda each: each != cursor[place]))
     with pytest.raises(InvalidParameter):
-        CURSORS.open(cursor[:place] + letter + cursor[place + 1 :])
+        CURSORS.decode(cursor[:place] + letter + cursor[place + 1 :])
 
 
 @given(st.text(max_size=80))
 def test_any_text_as_a_cursor(text: str) -> None:
     with pytest.raises(InvalidParameter):
-        CURSORS.open(text)
+        CURSORS.decode(text)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from loraplex.tenants.errors import NotFound
 async def test_one_tenant_leaves_connections_to_the_others(database: Database) -> None:
     slow, quick = [await caller_of(database, await make_tenant(database, name)) for name in ("slow", "quick")]
     small = Database(database.url, pool_size=AT_ONCE + 1)
-    services: Any = SimpleNamespace(database=small, derive_key=lambda *parts: bytes(32))
-    plane, end, running = ManagementEndpoint(services), asyncio.Event(), 0
+    dependencies: Any = SimpleNamespace(database=small, derive_key=lambda *parts: bytes(32))
+    endpoint, end, running = ManagementEndpoint(dependencies), asyncio.Event(), 0
 
     async def wait(session: AsyncSession) -> ApiResponse:
         nonlocal running
@@ -37,10 +37,10 @@ async def test_one_tenant_leaves_connections_to_the_others(database: Database) -
     async def answer(session: AsyncSession) -> ApiResponse:
         return ApiResponse(204)
 
-    waiting = [asyncio.create_task(plane.read(slow, wait)) for _ in range(2 * AT_ONCE)]
+    waiting = [asyncio.create_task(endpoint.read(slow, wait)) for _ in range(2 * AT_ONCE)]
     while running < AT_ONCE:
         await asyncio.sleep(0.01)
-    assert (await asyncio.wait_for(plane.read(quick, answer), 4)).status_code == 204
+    assert (await asyncio.wait_for(endpoint.read(quick, answer), 4)).status_code == 204
     assert running == AT_ONCE
     end.set()
     assert {response.status_code for response in await asyncio.gather(*waiting)} == {204}

@@ -14,7 +14,7 @@ from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, WorkersUna
 from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.grammar.parsing.tool_call_parser import ToolCallParser
 from loraplex.grammar.spec import decode_spec
-from loraplex.platform.api.openai.parsed_output import READ_AT_ONCE
+from loraplex.platform.api.openai.parsed_output import PARSE_CHARACTERS
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.parameter_table import read_parameters
@@ -240,7 +240,7 @@ async def test_a_long_call_is_read_in_parts(start_gateway: Any, monkeypatch: pyt
     gateway = await start_gateway(FakeScript(answers=((*ONE[:2], f'"{city}"}}}}</tool_call>'),)))
     answer = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
     [call] = answer.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments) == {"city": city} and 0 < longest <= READ_AT_ONCE
+    assert json.loads(call.function.arguments) == {"city": city} and 0 < longest <= PARSE_CHARACTERS
 
 
 async def test_without_a_choice_to_call_the_text_is_left_alone(

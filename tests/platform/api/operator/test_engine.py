@@ -44,8 +44,8 @@ class Services:
 async def test_every_engine_of_a_pool_by_tier_queue_and_cache() -> None:
     well, lost = Managed(), Managed()
     well.last_stats, lost.connected, lost.failure = STATS, False, "it keeps failing"
-    services: Any = Services(EnginePool([well, lost]))
-    first, second = await engines_of(services, 16)
+    dependencies: Any = Services(EnginePool([well, lost]))
+    first, second = await engines_of(dependencies, 16)
     assert first.residency is not None and first.queues is not None and first.kv is not None
     assert first.residency.device.adapters == ["a" * 64]
     assert (first.residency.device.bytes, first.residency.host.bytes) == (10, 20)
@@ -61,6 +61,6 @@ async def test_an_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -
         raise EngineUnavailable("the engine does not answer")
 
     monkeypatch.setattr(engine, "stats", silent)
-    services: Any = Services(engine)
-    (document,) = await engines_of(services, 16)
+    dependencies: Any = Services(engine)
+    (document,) = await engines_of(dependencies, 16)
     assert (document.connected, document.failure) == (False, "the engine does not answer")

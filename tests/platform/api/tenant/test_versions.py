@@ -63,11 +63,11 @@ async def test_the_profile_reaches_the_request(start_gateway: Any, database: Dat
     key = await gateway.tenant("writer", ("tenant:admin",))
     await upload(database, "writer")
     await patch(gateway, PATH, {"tool_style": "llama3", "defaults": {"top_k": 7}}, key)
-    services: Any = SimpleNamespace(served_model_name="base", database=database)
+    dependencies: Any = SimpleNamespace(served_model_name="base", database=database)
     caller = await Authenticator(database, 0).authenticate([f"Bearer {key}"])
-    model = await resolve_model(services, caller, "pirate@1")
+    model = await resolve_model(dependencies, caller, "pirate@1")
     assert (model.tool_style, model.defaults) == ("llama3", {"top_k": 7})
-    base = await resolve_model(services, caller, "base")
+    base = await resolve_model(dependencies, caller, "base")
     assert (base.tool_style, base.defaults) == (None, {})
 
 

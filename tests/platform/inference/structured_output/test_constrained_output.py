@@ -36,7 +36,7 @@ async def test_every_call_is_judged_and_one_bad_one_is_enough() -> None:
     judge = Judge()
     tool = Tool("f", "", ARGUMENTS, False, "tools[0].function.parameters")
     answer = answer_of(OutputConstraints(tools=(tool,), tool_choice="required"), judge)
-    reader = answer.reader()
+    reader = answer.parser()
     reader.feed(
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "f", "arguments": '
     )
@@ -49,12 +49,12 @@ async def test_every_call_is_judged_and_one_bad_one_is_enough() -> None:
 async def test_choices_that_end_together_are_judged_by_their_own_values() -> None:
     judge = Judge()
     answer = answer_of(OutputConstraints(format=JsonSchema(UNIQUE, False, "p")), judge)
-    readers = [answer.reader() for _ in range(20)]
+    readers = [answer.parser() for _ in range(20)]
     for index, reader in enumerate(readers):
         reader.feed(f'["{"bad" if index % 2 else "good"}"]')
     ended = await asyncio.gather(*(answer.finish(each, "stop") for each in readers), return_exceptions=True)
     assert [isinstance(each, SchemaNotSatisfied) for each in ended] == [bool(i % 2) for i in range(20)]
-    assert len(judge.asked) == 20 and answer.notes == []
+    assert len(judge.asked) == 20 and answer.values == []
 
 
 def test_nothing_is_made_of_a_schema_that_takes_a_validator_minutes() -> None:
@@ -63,4 +63,4 @@ def test_nothing_is_made_of_a_schema_that_takes_a_validator_minutes() -> None:
     schema = {"$ref": "#/$defs/d0", "$defs": dict.fromkeys(names, everything)}
     started = time.process_time()
     answer = answer_of(OutputConstraints(format=JsonSchema(schema, False, "p")), Judge())
-    assert answer.composition.enforcement == "validated" and time.process_time() - started < 2
+    assert answer.plan.enforcement == "validated" and time.process_time() - started < 2
