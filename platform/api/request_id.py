@@ -45,5 +45,5 @@ def request_id_of(scope: Scope) -> str:
 
 def response_headers_of(scope: Scope) -> dict[str, str]:
     """Return the headers that go out with any response to this request. Add to them before the response begins."""
-    headers: dict[str, str] = scope["state"]["answer_headers"]
+    headers: dict[str, str] = scope["state"]["response_headers"]
     return headers

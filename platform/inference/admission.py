@@ -1,7 +1,8 @@
-"""Admission of one inference call, after all its sizes are known, and the call's caller and response headers.
+"""Admits inference requests once all of their sizes are known.
 
-The engine may start once the counters admit the call, while the ledger is written. Invariant: nothing of a response leaves
-before its reservation is in the ledger; what was admitted is settled or cancelled, also when the client leaves meanwhile.
+The engine may start once the counters admit a request, while its reservation is written to the ledger. Invariant: the
+reservation is in the ledger before any byte of the response is sent, and every reservation is settled or cancelled, also
+when the client leaves.
 """
 
 import asyncio
@@ -24,10 +25,10 @@ from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, Rese
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext:
-    """`request_id` is the id on the answer. `headers` go out with the answer, also with one that tells of an error.
+    """Caller, id and response headers of one request. `headers` are sent with any response, also with an error.
 
-    `renewed` and `confirmed` authenticate a caller once more, without any cache, and raise what a first authentication does;
-    `renewed` also has what is cached of its tenant forgotten.
+    `renew_caller` and `confirm_caller` authenticate the caller again without the cache and raise as the first
+    authentication; `renew_caller` also removes the tenant's keys from the cache.
     """
 
     caller: Caller
@@ -37,11 +38,14 @@ class RequestContext:
     headers: dict[str, str] = field(default_factory=dict)
 
     async def renew(self) -> None:
-        """From here on `caller` is what its key says now. Whoever is none any more is told nothing but that."""
+        """Authenticate the caller again without the cache, because its policy is outdated.
+
+        If the key no longer works, the response carries the authentication error and no other headers.
+        """
         self.caller = await self._reauthenticate(self.renew_caller)
 
     async def confirm(self) -> None:
-        """As `renew`, where nothing says that anything has changed."""
+        """Authenticate the caller again without the cache, when nothing indicates a change. Fails like `renew`."""
         self.caller = await self._reauthenticate(self.confirm_caller)
 
     async def _reauthenticate(self, authenticate: Callable[[Caller], Awaitable[Caller]]) -> Caller:
@@ -56,15 +60,16 @@ LOG = structlog.get_logger("loraplex.admission")
 
 
 class PendingAdmission:
-    """A call that the counters have let in, and the books perhaps not yet."""
+    """A provisional admission: counted in Valkey, not yet confirmed by the ledger."""
 
     def __init__(self, context: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
         self._context = context
         self._admitting = admitting
 
     async def reservation(self) -> Reservation:
-        """To be awaited before anything of the answer leaves; then its headers are known. Raises what
-        `InferenceAdmission.enter` does: a call may be refused after all.
+        """Wait for the ledger and add the rate-limit headers. Await it before any byte of the response is sent.
+
+        Raises as `InferenceAdmission.admit`: the request may still be refused.
         """
         try:
             reservation = await asyncio.shield(self._admitting)
@@ -78,16 +83,16 @@ class PendingAdmission:
         return reservation
 
     async def reservation_or_none(self) -> Reservation | None:
-        """None: it was refused, as whoever awaited `admitted` has heard."""
+        """Wait for the ledger; return None when the request was refused, which `reservation` has raised."""
         try:
             return await asyncio.shield(self._admitting)
         except (TenantsError, GatewayError) as error:
-            LOG.debug("a call was refused after it was let in", reason=type(error).__name__)
+            LOG.debug("a request was refused after its provisional admission", reason=type(error).__name__)
             return None
 
 
 class InferenceAdmission:
-    """Admits the calls of one gateway."""
+    """Admits the inference requests of one gateway."""
 
     def __init__(self, controller: AdmissionController, background_tasks: BackgroundTasks) -> None:
         self._controller = controller
@@ -96,9 +101,9 @@ class InferenceAdmission:
     async def admit(
         self, context: RequestContext, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
     ) -> PendingAdmission:
-        """`completion_tokens` is the most that all choices may have. A caller whose policy is stale is read anew, once.
+        """Reserve the tokens of a request. `completion_tokens` bounds those of all choices together.
 
-        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
+        A caller whose policy is outdated is authenticated again, once. Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
         """
         decided = asyncio.get_running_loop().create_future()
 
@@ -122,7 +127,7 @@ class InferenceAdmission:
 
     @asynccontextmanager
     async def cancelled_on_error(self, pending: PendingAdmission) -> AsyncIterator[None]:
-        """Gives the admission back when what it was for does not begin."""
+        """Cancel the reservation when the block fails, that is, when the request does not begin."""
         try:
             yield
         except BaseException:

@@ -1,4 +1,4 @@
-"""The parameters that shape an answer -> one `OutputConstraints`. None means plain text, for which nothing is compiled or parsed."""
+"""Combines `response_format`, `structured_outputs` and tools into one `OutputConstraints`."""
 
 from typing import Final
 
@@ -12,7 +12,10 @@ _NOTHING: Final = Structure(format=None, close=False)
 
 
 def build_output_constraints(values: Values, *, fast_forward: bool = True) -> OutputConstraints | None:
-    """Raises `InvalidParameter` for parameters that do not go together and for a tool that is not there."""
+    """Return the constraints; None means plain text, for which nothing is compiled or parsed.
+
+    Raises `InvalidParameter` for contradictory parameters and for an unknown tool.
+    """
     structure: Structure = values.get("structured_outputs") or _NOTHING
     wanted = _format(values.get("response_format"), structure)
     tools: tuple[Tool, ...] = values.get("tools") or ()

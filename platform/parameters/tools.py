@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of a chat request: functions a model may call, and which of them it may or must (OpenAI API)."""
+"""Parses `tools` and `tool_choice`: the functions that a model may call, and those that it must call (OpenAI API)."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -29,7 +29,7 @@ _TYPE: Final = Choice(("function",))
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`names` are the tools that may be called, None all of them. `single` allows one call only."""
+    """`names`: the tools that may be called, None for all. `single`: only one call is allowed."""
 
     mode: Mode
     names: tuple[str, ...] | None = None
@@ -38,7 +38,7 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinitions:
-    """The kind of `tools`."""
+    """The type of `tools`."""
 
     max_items: int = MAX_TOOLS
 
@@ -54,14 +54,16 @@ class ToolDefinitions:
         for index, tool in enumerate(tools):
             if tool.name in seen:
                 where = f"{name}[{index}].function.name"
-                raise InvalidParameter(f"`{where}` is {tool.name!r}, as an earlier tool's name.", param=where)
+                raise InvalidParameter(
+                    f"`{where}` is {tool.name!r}, the name of an earlier tool.", param=where
+                )
             seen.add(tool.name)
         return tools
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoices:
-    """The kind of `tool_choice`."""
+    """The type of `tool_choice`."""
 
     max_items: int = MAX_TOOLS
 
@@ -108,7 +110,7 @@ def _tool(name: str, value: object) -> Tool:
 
 
 def _parameters(name: str, value: object) -> JsonSchemaValue:
-    """Without a schema a function takes no arguments."""
+    """Parse the parameters of a function; without a schema it takes no arguments."""
     if value is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""The types of request parameters: each states what it allows in words and checks one JSON value.
+"""The types of request parameters: each describes its allowed values and checks one JSON value.
 
-Invariant: a value outside is refused with the parameter's name, the value and what is allowed; none is clamped or coerced.
+Invariant: any other value is refused with the parameter's name, the value and the allowed values; none is clamped or coerced.
 """
 
 import json
@@ -25,14 +25,14 @@ CONTENT: Final = frozenset(
         *("regex", "choice", "grammar", "json", "structural_tag"),
     }
 )
-"""Parameters that hold what a tenant writes rather than one of a few words."""
+"""Parameters whose values are a tenant's content: error messages do not quote them."""
 _INDEX: Final = re.compile(r"\[\d+\]")
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def excerpt_of(value: object) -> str:
-    """A JSON value for an error message, cut to `SHOWN` characters."""
+    """Describe a JSON value for an error message, with at most `MAX_EXCERPT` characters."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     text = json.dumps(value[:MAX_EXCERPT] if isinstance(value, str) else value, ensure_ascii=False)
@@ -40,7 +40,7 @@ def excerpt_of(value: object) -> str:
 
 
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
-    """Raise `InvalidParameter` for one value. What may be a tenant's content is not repeated, only what kind of value it is."""
+    """Raise `InvalidParameter` for one value. Possible content of a tenant is not quoted, only its type and length."""
     last = _INDEX.sub("", name).rpartition(".")[2]
     given_value = (
         f"a string of {len(value)}" if isinstance(value, str) and last in CONTENT else excerpt_of(value)
@@ -49,7 +49,7 @@ def refuse(name: str, value: object, allowed: str) -> NoReturn:
 
 
 def closed_fields(name: str, value: object, names: Collection[str], allowed: str) -> dict[str, Any]:
-    """The fields of an object that are not null. Raises `UnknownParameter` with the full path of another name."""
+    """Return the fields of an object that are not null. Raises `UnknownParameter` with the full path of another name."""
     if not isinstance(value, dict):
         refuse(name, value, allowed)
     for key in value:
@@ -60,22 +60,22 @@ def closed_fields(name: str, value: object, names: Collection[str], allowed: str
 
 
 def needed(fields: dict[str, Any], name: str, key: str) -> Any:
-    """Field `key` of the object at `name`. Raises `MissingParameter`."""
+    """Return field `key` of the object at `name`. Raises `MissingParameter`."""
     if key not in fields:
         raise MissingParameter(f"`{name}.{key}` is required.", param=f"{name}.{key}")
     return fields[key]
 
 
 class Kind(Protocol):
-    """One shape of parameter."""
+    """One type of parameter."""
 
     @property
     def allowed(self) -> str:
-        """What a value must be, to be read after "must be"."""
+        """The allowed values, as text that follows "must be"."""
         ...
 
     def read(self, name: str, value: object) -> object:
-        """The checked value. Raises `InvalidParameter`."""
+        """Return the checked value. Raises `InvalidParameter`."""
         ...
 
 
@@ -130,7 +130,7 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string; `longest` counts bytes of its UTF-8 form."""
+    """A string; its bounds count bytes in UTF-8."""
 
     max_bytes: int
     min_bytes: int = 1
@@ -196,7 +196,7 @@ class StopStrings:
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """Ids are checked against the model's vocabulary where the model is known."""
+    """A list of token ids. They are checked against the vocabulary later, where the model is known."""
 
     max_items: int
 
@@ -224,7 +224,7 @@ class LogitBias:
             refuse(name, value, self.allowed)
         biases = {}
         for key, bias in value.items():
-            # A leading zero would spell one id twice.
+            # With leading zeros, two keys could name the same id.
             if not _TOKEN_ID.fullmatch(key):
                 refuse(name, key, self.allowed)
             biases[int(key)] = self.bias.read(f"{name}.{key}", bias)
@@ -265,7 +265,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A known name whose feature is not offered; values that ask for nothing are let through."""
+    """A known name whose feature is not offered; values that do not request the feature are accepted."""
 
     reason: str
     harmless: tuple[object, ...] = ()
@@ -284,7 +284,7 @@ class Refused:
 
 
 def is_token_id(value: object) -> bool:
-    """A non-negative integer that fits 31 bits."""
+    """Whether `value` is a non-negative integer of at most 31 bits."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
@@ -293,7 +293,7 @@ Prompt: TypeAlias = str | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Reads every form into a list of prompts, none of them empty."""
+    """The type of `prompt`. Every form is read into a list of prompts, none of them empty."""
 
     max_items: int = 64
 

@@ -1,4 +1,7 @@
-"""An `OutputConstraints` and a tool style as one JSON text. Invariant: numbers keep their digits, which msgpack bounds at 64 bits."""
+"""Packs `OutputConstraints` and a tool style into one JSON text.
+
+Invariant: numbers keep all digits; msgpack would limit them to 64 bits.
+"""
 
 import json
 from dataclasses import fields
@@ -23,7 +26,7 @@ _FORMATS: Final[dict[str, type[OutputFormat]]] = {
 
 
 def pack_constraints(constraints: OutputConstraints, style: ToolStyle) -> bytes:
-    """Equal bytes mean equal forms, members of objects in the same order."""
+    """Pack the constraints. Equal bytes mean equal constraints, with the members of objects in the same order."""
     document = _members(constraints) | {
         "format": None
         if constraints.format is None
@@ -34,7 +37,7 @@ def pack_constraints(constraints: OutputConstraints, style: ToolStyle) -> bytes:
 
 
 def unpack_constraints(packed: bytes) -> tuple[OutputConstraints, ToolStyle]:
-    """What `pack_form` was given."""
+    """Unpack what `pack_constraints` has packed."""
     style, document = json.loads(packed)
     tools = tuple(Tool(**tool) for tool in document["tools"])
     constraints = OutputConstraints(**document | {"format": _format(document["format"]), "tools": tools})

@@ -1,7 +1,7 @@
-"""`RequestAnalyzer`: the preparing process as the gateway sees it: asked, bounded in time, started again when it died.
+"""Runs request analysis in one process: with a deadline per task, and a new process when it has died.
 
-Invariants: the next task begins when the one before has ended, never earlier, whoever left meanwhile; of one tenant one task
-at a time is in the queue, so that another waits for one task of each; a process that missed its deadline is never asked again.
+Invariants: a task begins only after the previous one has ended, also when its request has left. Each tenant has at most one
+task in the queue, so that a task waits for at most one of each other tenant. A process that missed a deadline is not reused.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ MODULE: Final = "loraplex.platform.preparation.process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzerConfig:
-    """`environment` is what the process sees. `deadline_s` bounds one task, `queue_timeout_s` the whole wait for it.
+    """`environment`: that of the process. `deadline_s` bounds one task, `queue_timeout_s` the whole wait for its result.
 
-    `waiting_bytes` bounds the bodies and forms that wait, `tenant_bytes` those of one tenant. After a start that failed
-    nobody is kept waiting for another one for `pause_s`.
+    `waiting_bytes` bounds the bodies and constraints that wait, `tenant_bytes` those of one tenant. For `pause_s` after a
+    failed start, tasks are refused at once.
     """
 
     setup: Setup
@@ -55,14 +55,14 @@ class AnalyzerConfig:
 
 @dataclass(slots=True)
 class _Job:
-    """A task and whether its turn has come: from then on it goes to its end, whoever waits for it."""
+    """A task and whether it has begun: from then on it runs to its end, also when its request has left."""
 
     task: Task
     begun: bool = False
 
 
 class RequestAnalyzer:
-    """Made and used on one event loop."""
+    """The analysis process of one gateway. Use it on one event loop."""
 
     def __init__(self, options: AnalyzerConfig) -> None:
         self._options = options
@@ -77,16 +77,16 @@ class RequestAnalyzer:
 
     @property
     def pid(self) -> int | None:
-        """The process id, None while there is no process."""
+        """The process id; None while there is no process."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start the process before anybody waits for it. Raises `WorkersUnavailable`."""
+        """Start the process before the first task. Raises `WorkersUnavailable`."""
         async with self._lock:
             await self._ready()
 
     async def close(self) -> None:
-        """End the process, in the middle of a task if need be; what is asked from now on is `WorkersUnavailable`."""
+        """End the process, also during a task. Later tasks raise `WorkersUnavailable`."""
         self._closed = True
         for job in self._jobs:
             job.cancel()
@@ -94,19 +94,19 @@ class RequestAnalyzer:
         await self._end()
 
     async def check_body(self, namespace: bytes, body: bytes) -> None:
-        """Raises `InvalidBody` or `InvalidParameter` as `parse_object` does, `Overloaded`, `WorkersUnavailable`."""
+        """Check a body. Raises `InvalidBody` or `InvalidParameter` as `parse_object`, `Overloaded`, `WorkersUnavailable`."""
         if await self._run(namespace, CheckBody(body), len(body)) is None:
-            raise InvalidBody("The body could not be read within the memory allowed.")
+            raise InvalidBody("The body could not be parsed within the allowed memory.")
 
     async def plan(self, namespace: bytes, packed: bytes) -> CachedPlan:
-        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`."""
+        """Build the output plan of packed constraints. Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`."""
         reply = await self._run(namespace, BuildPlan(packed), len(packed))
         if reply is None or reply.result is None:
             raise GrammarTooCostly("the schemas of this request take too much memory to analyse")
         return reply.result
 
     async def _run(self, namespace: bytes, task: Task, size: int) -> Reply | None:
-        """None when the process did not survive the task. Raises what the request deserves."""
+        """Run a task and return its reply; None when the process died during it. Raises the error of the request."""
         self._reserve_bytes(namespace, size)
         job = _Job(task)
         running = asyncio.create_task(self._process_job(namespace, job))
@@ -127,7 +127,7 @@ class RequestAnalyzer:
         if reply is not None and reply.refusal is not None:
             raise reply.refusal.error()
         if reply is not None and reply.broken is not None:
-            raise RuntimeError(f"the preparation of a request broke down: {reply.broken}")
+            raise RuntimeError(f"the analysis of a request failed: {reply.broken}")
         return reply
 
     def _reserve_bytes(self, namespace: bytes, size: int) -> None:
@@ -143,11 +143,11 @@ class RequestAnalyzer:
     def _forget(self, running: "asyncio.Task[Reply | None]") -> None:
         self._jobs.discard(running)
         if not running.cancelled():
-            # Whoever asked may have left; an error that nobody looks at would be told to the log.
+            # The request may have left; asyncio would log an exception that was never retrieved.
             running.exception()
 
     async def _process_job(self, namespace: bytes, job: _Job) -> Reply | None:
-        """The process answers in order, so nothing but the end of an errand gives its turn to the next."""
+        """Run one job. The process replies in order, so the lock is released only when the job has ended."""
         lock = self._tenant_locks.setdefault(namespace, asyncio.Lock())
         async with lock, self._lock:
             job.begun = True
@@ -171,7 +171,7 @@ class RequestAnalyzer:
                 raise
 
     async def _ready(self) -> Process:
-        """A process that has answered once, so that its start is not counted to a task."""
+        """Return a process that has replied once, so that no task's deadline includes the start."""
         process, now = self._process, asyncio.get_running_loop().time()
         if process is not None and process.returncode is None:
             return process
@@ -199,7 +199,10 @@ class RequestAnalyzer:
 
 
 async def _exchange(process: Process, data: bytes) -> Reply:
-    """Raises `OSError` or `EOFError` when the process has ended, `msgspec.DecodeError` for what is no answer."""
+    """Send a message and read the reply.
+
+    Raises `OSError` or `EOFError` when the process has ended, `msgspec.DecodeError` for an invalid reply.
+    """
     if process.stdin is None or process.stdout is None:
         raise BrokenPipeError("the process has no pipes")
     process.stdin.write(data)

@@ -1,6 +1,6 @@
-"""Entry point of the preparing process: `python -m loraplex.platform.preparation.process PARENT_PID`.
+"""Entry point of the analysis process: `python -m loraplex.platform.preparation.process PARENT_PID`.
 
-Invariant: one answer for each task, in order; it is nobody's rival for a core, and ends with its parent.
+Invariant: it sends one reply per task, in order. It yields its core to other processes, and ends with its parent.
 """
 
 import gc
@@ -35,13 +35,13 @@ MEMORY_BYTES = 2 << 30
 
 
 def main(parent_pid: int) -> None:
-    """Do what is asked until standard input ends."""
+    """Perform tasks until standard input ends."""
     die_with_parent(parent_pid)
-    # Whoever stops a server's processes all at once stops this one by stopping its parent, which may still have to ask.
+    # A signal to the process group must not end this process: its parent may still need it while draining, and ends it.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     yield_to_others()
-    # What breaks down inside a library may show what a tenant wrote.
+    # Messages of libraries may quote untrusted content.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, MEMORY_BYTES)):
         resource.setrlimit(kind, (bound, bound))
@@ -56,7 +56,7 @@ def main(parent_pid: int) -> None:
 
 
 def perform(setup: Setup, task: Task) -> Reply:
-    """Raises `MemoryError` only: then this process ends."""
+    """Perform one task. Raises `MemoryError` only: then this process ends."""
     try:
         match task:
             case CheckBody(body=body):
@@ -69,12 +69,12 @@ def perform(setup: Setup, task: Task) -> Reply:
         return Reply(refusal=Refusal.of(refusal))
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - reported; its text may show what a tenant wrote
+    except Exception as error:  # noqa: BLE001 - reported by class: its text may quote untrusted content
         return Reply(broken=type(error).__name__)
 
 
 def _read_message(stream: BinaryIO) -> bytes | None:
-    """The next message, None at the end."""
+    """Read the next message; None at the end of input."""
     head = stream.read(LENGTH_BYTES)
     return stream.read(length(head)) if len(head) == LENGTH_BYTES else None
 

@@ -1,5 +1,6 @@
-"""`GET /operator/v1/engine`: the model, and of each engine its adapters by tier, its queues and its cache. Nothing waits here
-for an engine that does not answer.
+"""`GET /operator/v1/engine`: the model, and the adapters by memory tier, queues and KV cache of each engine.
+
+Invariant: the route does not wait for an engine of the pool that does not respond; it reads the newest snapshots.
 """
 
 from typing import Annotated
@@ -48,7 +49,7 @@ class Residency(ResponseModel):
 
 
 class Queues(ResponseModel):
-    """Sequences. `heartbeat_age_s`: seconds since the last step."""
+    """Numbers of sequences. `heartbeat_age_s`: seconds since the last step."""
 
     running: int
     waiting: int
@@ -70,7 +71,7 @@ class KvCache(ResponseModel):
 
 
 class EngineDocument(ResponseModel):
-    """The parts are null while the engine does not answer. `failure`: why it is not started again."""
+    """The parts are null while the engine does not respond. `failure`: why it is not started again."""
 
     connected: bool
     draining: bool
@@ -102,7 +103,7 @@ def engine_router(dependencies: GatewayDependencies, authenticator: Authenticato
 
 
 async def engines_of(dependencies: GatewayDependencies, block_size: int) -> list[EngineDocument]:
-    """Every engine of a pool by its newest snapshot, else the one engine asked now."""
+    """Describe every engine of a pool by its newest snapshot, or the single engine by its current state."""
     engine = dependencies.engine
     if isinstance(engine, EnginePool):
         return [

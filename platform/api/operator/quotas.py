@@ -1,4 +1,4 @@
-"""`/operator/v1/tenants/{id}/quotas`: what a tenant may use at most. Null is no limit; budgets are in micro-units of money."""
+"""`/operator/v1/tenants/{id}/quotas`: the limits of a tenant. Null is no limit; budgets are in micro-units of money."""
 
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
 class LimitsDocument(ResponseModel):
-    """The limits of a tenant as set: where `max_keys` or `max_adapters` is null, 10,000 hold."""
+    """The limits of a tenant as set. Where `max_keys` or `max_adapters` is null, 10,000 apply."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -36,7 +36,7 @@ class LimitsDocument(ResponseModel):
 
 
 class TenantQuotaUpdate(QuotaLimitFields):
-    """What is not named stays; null takes a limit away, or leaves `max_keys` and `max_adapters` at 10,000."""
+    """Fields that are absent stay unchanged. Null removes a limit; for `max_keys` and `max_adapters` it means 10,000."""
 
     max_adapters: Count = None
     max_adapter_bytes: Count = None

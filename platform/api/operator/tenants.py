@@ -1,7 +1,7 @@
-"""`/operator/v1/tenants`: made, listed, suspended, resumed, deleted, and given a tier and a share of the engine.
+"""`/operator/v1/tenants`: create, list, suspend, resume and delete tenants, and set their tier and share of the engine.
 
-Invariant: what changes here decides the tenant's next request on every gateway; deleting ends the tenant at once, and the
-erasure of what it had follows in the background.
+Invariant: a change applies to the tenant's next request on every gateway. A deletion stops the tenant at once; its data is
+erased in the background.
 """
 
 from typing import Annotated, Final
@@ -46,14 +46,14 @@ class NewTenant(RequestModel):
 
 
 class Tier(RequestModel):
-    """What is not named stays."""
+    """Fields that are absent stay unchanged."""
 
     tier: Name | None = None
     weight: Weight | None = None
 
 
 class Nothing(RequestModel):
-    """No field at all."""
+    """A body without fields."""
 
 
 def tenants_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
@@ -187,7 +187,7 @@ def _add_tier(router: APIRouter, endpoint: ManagementEndpoint, operator: object)
 
 
 def target(tenant: Tenant) -> str:
-    """What the audit log calls it."""
+    """Return the tenant's name in the audit log."""
     return f"tenants/{tenant.id}"
 
 

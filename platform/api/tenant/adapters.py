@@ -1,4 +1,4 @@
-"""The routes of adapters: names for lines of versions, with a description."""
+"""Routes of adapters: a named series of versions with a description."""
 
 from typing import Annotated, Any, Final
 
@@ -35,7 +35,7 @@ class AdapterChange(RequestModel):
 
 
 class AdapterDocument(ResponseModel):
-    """`revision` is its ETag."""
+    """`revision` is the ETag of the adapter."""
 
     name: str
     description: str
@@ -124,7 +124,7 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
         openapi_extra=described(if_match=True, if_match_required=False),
     )
     async def delete_adapter(name: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
-        """Refused while it has an alias, a version is being validated, or requests run on one."""
+        """Delete an adapter. Refused while it has an alias, one of its versions is being validated, or requests use one."""
         seen = if_match_or_any(request)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:

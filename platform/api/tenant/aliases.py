@@ -1,4 +1,4 @@
-"""The routes of an adapter's aliases: movable names, for one version or a split of several."""
+"""Routes of an adapter's aliases: movable names for one version or a weighted split of several."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -31,7 +31,7 @@ class Share(RequestModel):
 
 
 class AliasTargets(RequestModel):
-    """Exactly one of the two. The weights of a split sum to 100."""
+    """Exactly one of `version` and `split`. The weights of a split sum to 100."""
 
     version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
     split: list[Share] | None = Field(default=None, min_length=1, max_length=MAX_TARGETS)
@@ -43,7 +43,7 @@ class ShareDocument(ResponseModel):
 
 
 class AliasDocument(ResponseModel):
-    """`version` is that of all requests, null where they are split; `previous` is where a rollback goes; `revision` its ETag."""
+    """`version`: the version of all requests, null for a split. `previous`: the target of a rollback. `revision`: the ETag."""
 
     name: str
     alias: str
@@ -98,7 +98,7 @@ def _add_moving(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) ->
         caller: Annotated[Caller, writer],
         body: Annotated[AliasTargets, request_model(AliasTargets)],
     ) -> Response:
-        """Makes it (`If-None-Match: *`) or moves it (If-Match); requests that run end on the version they began with."""
+        """Create the alias (`If-None-Match: *`) or move it (If-Match). Running requests end on the version they began with."""
         seen, targets = if_match_or_new(request), targets_of(body)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
@@ -118,7 +118,7 @@ def _add_moving(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) ->
     async def roll_back(
         name: str, alias: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
-        """Back to where it was before; twice in a row changes nothing."""
+        """Move the alias back to its previous targets; two rollbacks in a row change nothing."""
         seen = if_match_or_any(request)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
@@ -150,7 +150,7 @@ def _add_deletion(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) 
 
 
 def targets_of(body: AliasTargets) -> dict[int, int]:
-    """Version -> weight. Raises `InvalidParameter` unless the body says one thing."""
+    """Return version -> weight. Raises `InvalidParameter` unless the body has exactly one of the two fields."""
     if (body.version is None) == (body.split is None):
         raise InvalidParameter("Exactly one of `version` and `split` is needed.", param="version")
     if body.version is not None:
@@ -183,7 +183,7 @@ def shares(targets: Mapping[int, int]) -> list[ShareDocument]:
 
 
 def moved(state: AliasState) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """The audit's `before` and `after`."""
+    """Return `before` and `after` of the audit entry."""
     before = None if state.previous is None else {"targets": state.previous}
     return before, {"targets": state.targets}
 

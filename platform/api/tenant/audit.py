@@ -1,4 +1,4 @@
-"""`GET /tenant/v1/audit`: what was changed in the caller's tenant, by whom, newest first."""
+"""`GET /tenant/v1/audit`: changes in the caller's tenant and their actors, newest first."""
 
 from typing import Annotated, Final
 
@@ -15,13 +15,13 @@ from loraplex.tenants.models import AuditEntry
 
 FILTERS: Final = {
     "action": "Only this action, such as `alias.move`.",
-    "target": "Only what changed this, such as `adapters/support`.",
+    "target": "Only changes of this target, such as `adapters/support`.",
     "actor": "Only what the key with this public id did.",
 }
 
 
 class AuditDocument(AuditedChange):
-    """`before` and `after` hold the fields that changed. Where an operator or the system acted, no address is told."""
+    """`before` and `after` hold the fields that changed. The address is null where an operator or the system acted."""
 
 
 def audit_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:

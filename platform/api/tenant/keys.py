@@ -1,4 +1,4 @@
-"""`/tenant/v1/keys`: a tenant's keys, managed by its own keys. What another tenant owns is 404."""
+"""`/tenant/v1/keys`: a tenant's keys, managed with its own keys. A key of another tenant is 404."""
 
 from datetime import datetime
 from typing import Annotated, Any, Final

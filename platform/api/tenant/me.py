@@ -1,4 +1,4 @@
-"""`GET /tenant/v1/me`: which tenant and key a caller is, and what it may do. Any key of a tenant may ask."""
+"""`GET /tenant/v1/me`: the caller's tenant, key and scopes. Any key of a tenant may call it."""
 
 from typing import Annotated
 from uuid import UUID
@@ -21,7 +21,7 @@ class TenantDocument(ResponseModel):
 
 
 class MeDocument(ResponseModel):
-    """`scopes`: those of the key with what they imply."""
+    """`scopes`: those of the key and those that they imply."""
 
     tenant: TenantDocument
     key: KeyDocument

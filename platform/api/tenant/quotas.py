@@ -1,6 +1,4 @@
-"""`/tenant/v1/quotas` and its kin: what is limited and how much of it is used, narrower limits for keys and adapters, why a
-request was refused, and which budgets were crossed.
-"""
+"""Routes of limits: limits and their use, narrower limits of keys and adapters, explanations of refusals, threshold events."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -54,7 +52,7 @@ Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
 
 
 class DelegatedQuotaUpdate(QuotaLimitFields):
-    """All limits of a key or an adapter: one that is null or not named is the tenant's alone."""
+    """All limits of a key or an adapter. Where one is null or absent, only that of the tenant applies."""
 
     def limits(self) -> QuotaLimits:
         return QuotaLimits(**self.model_dump())
@@ -123,7 +121,7 @@ def quotas_router(
 def _narrowing(
     endpoint: ManagementEndpoint, authenticator: Authenticator, path: str, read: str, write: str
 ) -> APIRouter:
-    """`GET` and `PUT` of the limits of one key or one adapter."""
+    """Build the routes `GET` and `PUT` of the limits of one key or one adapter."""
     router = APIRouter()
     reader, writer = Depends(authenticator.requires(read)), Depends(authenticator.requires(write))
 
@@ -159,7 +157,7 @@ def _narrowing(
             quotas = QuotaRepository(session, caller.tenant_id)
             state = await find(quotas)
             if state.level == "key":
-                # Nobody slows down, or frees, a key that may do more than itself.
+                # A key must not change the limits of a key that has more rights than itself.
                 await KeyDelegation(session, caller.tenant_id, caller.api_key_id).locked(state.name)
             row = await quotas.locked(state)
             require_revision(seen, row.revision)

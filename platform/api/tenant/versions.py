@@ -1,4 +1,4 @@
-"""The routes of an adapter's versions: their state, the report of their validation check by check, and their profile."""
+"""Routes of an adapter's versions: their state, their validation report check by check, and their profile."""
 
 import re
 from functools import partial
@@ -29,7 +29,7 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")
 
 
 class CheckDocument(ResponseModel):
-    """One check of the validation; a `warning` passed, but deserves to be read."""
+    """One check of the validation. `warning`: the check passed, but its detail should be read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -40,13 +40,13 @@ class CheckDocument(ResponseModel):
 
 
 class ReportDocument(ResponseModel):
-    """In the order of checking, up to the first that failed."""
+    """The checks in their order, up to the first that failed."""
 
     checks: list[CheckDocument] = Field(default_factory=list)
 
 
 class VersionDocument(ResponseModel):
-    """`digest`, `rank` and `config` are null until the files were validated. `revision` is its ETag."""
+    """`digest`, `rank` and `config` are null until the files were validated. `revision` is the ETag."""
 
     name: str
     version: int
@@ -75,7 +75,7 @@ def versions_router(endpoint: ManagementEndpoint, authenticator: Authenticator) 
 def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, reader: Any) -> None:
     @router.get("/adapters/{name}/versions", **listed(VersionDocument))
     async def list_versions(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
-        """Newest first."""
+        """List the versions, newest first."""
         return await endpoint.listing(
             request,
             caller,
@@ -108,7 +108,7 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
         caller: Annotated[Caller, writer],
         change: Annotated[ProfileChange, body_read_by(read_profile_change)],
     ) -> Response:
-        """The profile, until the version's first alias fixes it."""
+        """Change the profile; it is fixed once an alias has pointed to the version."""
         seen = if_match(request)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
@@ -129,7 +129,7 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
     async def delete_version(
         name: str, version: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
-        """Refused while an alias points to it, it is being validated, or requests run on it."""
+        """Delete a version. Refused while an alias points to it, it is being validated, or requests use it."""
         seen = if_match_or_any(request)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
@@ -145,7 +145,7 @@ def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -
 
 
 def number_of(text: str) -> int:
-    """Raises `VersionNotFound` for what is no version's number."""
+    """Parse a version number. Raises `VersionNotFound` for any other text."""
     if not _VERSION.fullmatch(text):
         raise VersionNotFound(f"no version {text[:20]!r}: versions are numbers from 1")
     return int(text)

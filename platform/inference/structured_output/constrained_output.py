@@ -1,6 +1,6 @@
-"""`ConstrainedOutput`: how the text of an answer that was asked for in a form becomes content and calls.
+"""Turns constrained output into content and tool calls, and validates finished values.
 
-Invariant: a reader only notes what is to be judged; it is judged in another process before anybody hears how the answer ended.
+Invariant: a parser only collects the values to validate. A worker process validates them before the `finish_reason` is sent.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,9 +16,9 @@ ValidateValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedOutput:
-    """One request's composition and its way to a judge. `notes`: (schema, value), what its readers want judged.
+    """The output plan of one request and its validator. `values`: (schema, value) that its parsers have collected.
 
-    Readers run on the event loop, so notes are taken by whom they are of.
+    `finish` runs on the event loop and takes the values at once, so that they belong to its own choice.
     """
 
     plan: OutputPlan
@@ -26,13 +26,13 @@ class ConstrainedOutput:
     values: list[tuple[str, str]] = field(default_factory=list)
 
     def parser(self) -> OutputParser:
-        """A reader for one choice."""
+        """Create the parser of one choice."""
         return self.plan.reader(lambda schema, value: self.values.append((schema, value)))
 
     async def finish(
         self, parser: OutputParser, reason: EngineReason
     ) -> tuple[list[OutputDelta], AnswerReason]:
-        """What the reader held back, and why its choice ended. Raises `SchemaNotSatisfied`."""
+        """Return the remaining deltas of the parser and why its choice ended. Raises `SchemaNotSatisfied`."""
         try:
             ended = parser.finish(reason)
         finally:

@@ -1,7 +1,7 @@
-"""From the form of an answer to a grammar that was tried and a reader of the answer, remembered per tenant.
+"""Plans constrained output: a grammar that passed its compile check and the parser of its text, cached per tenant.
 
-Invariants: the engine hears of no grammar that its trial refused; what may take long is composed in another process, and
-once for all of a tenant who ask for it at the same time.
+Invariants: no grammar that its compile check refused is sent to the engine. Large plans are built in a worker process, and
+only once for the concurrent requests of a tenant with the same constraints.
 """
 
 import asyncio
@@ -31,28 +31,28 @@ from loraplex.platform.preparation.composed import CachedPlan, build_plan, const
 from loraplex.platform.preparation.packed_form import pack_constraints
 
 INLINE_SIZE: Final = 512
-"""Composed on the event loop, in a millisecond or two."""
+"""Up to this size a plan is built on the event loop, in one or two milliseconds."""
 CACHE_BYTES: Final = 64 << 20
 TENANT_CACHE_BYTES: Final = 8 << 20
 QUEUE_TIMEOUT_S: Final = 120.0
 
 
 class OutputPlanner:
-    """Composes for one gateway, on its event loop."""
+    """Plans the output of one gateway's requests, on its event loop."""
 
     def __init__(
         self,
         limits: SchemaLimits,
         control_tokens: Collection[str],
-        preparation: RequestAnalysis,
-        trials: CompileChecks,
-        judges: ValueValidation,
+        request_analysis: RequestAnalysis,
+        compile_checks: CompileChecks,
+        value_validation: ValueValidation,
     ) -> None:
         self._limits = limits
         self._control_tokens = control_tokens
-        self._preparation = preparation
-        self._trials = trials
-        self._judges = judges
+        self._request_analysis = request_analysis
+        self._compile_checks = compile_checks
+        self._value_validation = value_validation
         self._cache: TenantCache[CachedPlan] = TenantCache(
             CACHE_BYTES, TENANT_CACHE_BYTES, attrgetter("size_bytes")
         )
@@ -61,15 +61,15 @@ class OutputPlanner:
     async def plan(
         self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle
     ) -> ConstrainedOutput:
-        """Raises `GrammarRefused`, or `WorkersUnavailable`."""
+        """Build the output plan and check its grammar. Raises `GrammarRefused`, or `WorkersUnavailable`."""
         if constraints_size(constraints, INLINE_SIZE) <= INLINE_SIZE:
             cached = build_plan(constraints, style, self._limits, self._control_tokens)
         else:
             cached = await self._large(namespace, constraints, style)
         spec = cached.plan.spec
         if spec is not None:
-            await self._trials.check(namespace, spec, param=_param(constraints))
-        validate = partial(self._judges.judge, namespace)
+            await self._compile_checks.check(namespace, spec, param=_param(constraints))
+        validate = partial(self._value_validation.judge, namespace)
         return ConstrainedOutput(cached.plan, validate)
 
     async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
@@ -79,19 +79,19 @@ class OutputPlanner:
                 packed, key = await asyncio.to_thread(_packed, constraints, style, self._limits)
                 cached = self._cache.get(namespace, key)
                 if cached is None:
-                    cached = await self._preparation.plan(namespace, packed)
+                    cached = await self._request_analysis.plan(namespace, packed)
                     self._cache.put(namespace, key, cached)
         except TimeoutError:
             raise WorkersUnavailable(
-                f"no turn to compose this answer's form for {QUEUE_TIMEOUT_S:g} s"
+                f"the grammar of this request could not be built within {QUEUE_TIMEOUT_S:g} s"
             ) from None
         return cached
 
 
 def _packed(constraints: OutputConstraints, style: ToolStyle, limits: SchemaLimits) -> tuple[bytes, bytes]:
-    """The form as another process reads it, and what tells it from others.
+    """Return the packed constraints and their cache key.
 
-    Raises `GrammarTooLarge` for a schema above its bound in any spelling: a text of megabytes, written at once, would stop
+    Raises `GrammarTooLarge` for a schema that exceeds its bound in any spelling: encoding megabytes in one call would block
     the interpreter.
     """
     for value, param, limit in _bounded(constraints, limits):
@@ -102,7 +102,7 @@ def _packed(constraints: OutputConstraints, style: ToolStyle, limits: SchemaLimi
 
 
 def _bounded(constraints: OutputConstraints, limits: SchemaLimits) -> Iterator[tuple[object, str, int]]:
-    """(value, its field, most bytes)."""
+    """Yield (value, its field, maximum bytes)."""
     yield from ((tool.parameters, tool.param, limits.max_bytes) for tool in constraints.tools)
     match constraints.format:
         case JsonSchema(schema=schema, param=param):
@@ -112,7 +112,7 @@ def _bounded(constraints: OutputConstraints, limits: SchemaLimits) -> Iterator[t
 
 
 def _param(constraints: OutputConstraints) -> str:
-    """The field of the request that a grammar as a whole came from."""
+    """Return the field of the request that a whole grammar is attributed to."""
     if constraints.tools:
         return "tools"
     match constraints.format:
