@@ -1,11 +1,11 @@
-"""One answer in the making, from submission to its end: verifies, times, settles, and gives back what it holds.
+"""One running inference request, from submission to its end: checks the adapter, takes the times, settles the usage.
 
-Invariant: nothing is delivered before the engine has named the adapter it used and it is the resolved one, and before
-the request is in the books.
+Invariant: nothing is delivered before the engine has reported the resolved adapter as the one it uses, and before the
+reservation is in the ledger.
 """
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeAlias
 
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
@@ -16,7 +16,6 @@ from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.observability.request_stats import RequestStats, UsageCounter
-from loraplex.platform.tenant_limiter import InFlightLimiter
 from loraplex.tenants.quotas.reservation import SettledUsage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
@@ -25,15 +24,16 @@ ChoiceEvent: TypeAlias = Delta | Finished
 
 
 class Generation:
-    """One answer in the making: one engine request per prompt, `n` choices each. `close` ends it at any stage.
+    """One running request: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
-    Choice c of prompt p has the index p * n + c, as in the OpenAI API. `answer` None: the answers are plain text.
+    Choice c of prompt p has the index p * n + c, as in the OpenAI API. `output` is None for plain text.
+    `free_slots` frees the slots of its prompts.
     """
 
     def __init__(
         self,
         dependencies: GatewayDependencies,
-        in_flight: InFlightLimiter,
+        free_slots: Callable[[], None],
         model: ResolvedModel,
         requests: list[EngineRequest],
         pending: PendingAdmission,
@@ -51,9 +51,8 @@ class Generation:
             prompt_tokens=sum(len(request.prompt_token_ids) for request in requests),
         )
         self._dependencies = dependencies
-        self._in_flight = in_flight
+        self._free_slots = free_slots
         self._pending = pending
-        self._prompts = len(requests)
         self._usage = UsageCounter([len(request.prompt_token_ids) for request in requests])
         self._streams = EngineStreams(dependencies.engine, requests, self._usage)
         self._started: set[int] = set()
@@ -63,16 +62,16 @@ class Generation:
         self._refused = False
 
     def headers(self) -> dict[str, str]:
-        """What is said of the answer: the adapter, and how its schemas are held."""
+        """Return the response headers: the adapter, and how its schemas are enforced."""
         enforcement = None if self.output is None else self.output.plan.enforcement
         if enforcement is None:
             return self.model.headers()
         return {**self.model.headers(), ENFORCEMENT_HEADER: enforcement}
 
     async def start(self) -> None:
-        """Wait for the admission and the engine's first event, which come in any order.
+        """Wait for the reservation and the engine's first event, which come in any order.
 
-        Raises `EngineFailed`, `AdapterMismatch`, and what refuses the admission.
+        Raises `EngineFailed`, `AdapterMismatch`, and what `PendingAdmission.reservation` raises.
         """
         try:
             await self._pending.reservation()
@@ -83,7 +82,7 @@ class Generation:
         self._on_started(prompt, event)
 
     async def events(self) -> AsyncGenerator[tuple[int, ChoiceEvent], None]:
-        """(choice, event) until every choice has finished. Raises `EngineFailed`, `AdapterMismatch`."""
+        """Yield (choice, event) until every choice has finished. Raises `EngineFailed`, `AdapterMismatch`."""
         while (received := await self._streams.next()) is not None:
             prompt, event = received
             if prompt not in self._started:
@@ -102,9 +101,9 @@ class Generation:
             raise _failure(None)
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Abort what still runs, give the slots back, record the timings, and settle what the engine did.
+        """Abort the running engine requests, free the slots, record the stats, and settle the usage.
 
-        Harmless when repeated. Once begun it goes on to its end, also when its caller is cancelled.
+        May be repeated. Once begun it runs to its end, also when its caller is cancelled.
         """
         if self._closed:
             return
@@ -113,7 +112,7 @@ class Generation:
             self.stats.finish_reason = "error"
         elif self._finished < self.choices:
             self.stats.finish_reason = "abort"
-        self._in_flight.leave(self._prompts)
+        self._free_slots()
         self.stats.finished = time.monotonic()
         if not self._refused:
             self._dependencies.recorder.record(self.stats)

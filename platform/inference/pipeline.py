@@ -1,11 +1,13 @@
-"""The way of one inference request, without any web framework: resolve once, check, render, admit, submit.
+"""Processes one inference request: resolve the model, check the sizes, render the prompt, admit, submit.
 
-Invariant: the model name is resolved, every size checked and the request let in before the engine hears of it.
+Invariant: the model is resolved, every size checked and the request provisionally admitted before it is sent to the engine.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID, uuid4
 
 from msgspec.structs import replace
@@ -27,14 +29,14 @@ from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, sampling_fields
 from loraplex.platform.parameters.value_types import Prompt
-from loraplex.platform.tenant_limiter import InFlightLimiter, WaitingTenantLimiter
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
 INLINE_CHARACTERS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
 class _PreparedRequest:
-    """A request whose sizes are checked: `values` with the model's defaults, token ids and sampling of every prompt."""
+    """A request with checked sizes: `values` with the model's defaults, token ids and sampling of every prompt."""
 
     values: Values
     prompts: list[list[int]]
@@ -54,19 +56,21 @@ class InferencePipeline:
             dependencies.value_validation,
         )
         self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
-        self._encoding_limiter = WaitingTenantLimiter()
-        self.in_flight = InFlightLimiter(dependencies.config.max_in_flight)
+        self._encoding_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self._in_flight = TenantLimiter("prompts", total=dependencies.config.max_in_flight)
 
-    async def begin(self, call: RequestContext, endpoint: Endpoint, values: Values) -> "Generation":
-        """A generation whose first event has arrived. The owner must `close` it. Raises what the request deserves."""
+    async def begin(self, context: RequestContext, endpoint: Endpoint, values: Values) -> "Generation":
+        """Start a generation and wait for its first event. The caller must `close` it. Raises the error of the request."""
         arrival = time.monotonic()
         constraints = build_output_constraints(values, fast_forward=self._dependencies.fast_forward)
         prompts = len(values["prompt"]) if endpoint == "completions" else 1
-        self.in_flight.enter(prompts)
+        tenant_id = context.caller.tenant_id
+        self._in_flight.acquire(tenant_id, prompts)
+        free_slots = partial(self._in_flight.release, tenant_id, prompts)
         try:
-            generation = await self._admit(call, endpoint, values, constraints, arrival)
+            generation = await self._admit(context, endpoint, values, constraints, arrival, free_slots)
         except BaseException:
-            self.in_flight.leave(prompts)
+            free_slots()
             raise
         try:
             await generation.start()
@@ -77,38 +81,38 @@ class InferencePipeline:
 
     async def _admit(
         self,
-        call: RequestContext,
+        context: RequestContext,
         endpoint: Endpoint,
         values: Values,
         constraints: OutputConstraints | None,
         arrival: float,
+        free_slots: Callable[[], None],
     ) -> Generation:
-        """Let in once its sizes are known: while the counters refuse it, nothing is composed and no engine hears of it."""
-        sticky = values["user"] or call.request_id
-        model = await resolve_model(self._dependencies, call.caller, values["model"], sticky)
-        call.headers.update(model.headers())
+        """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
+        sticky = values["user"] or context.request_id
+        model = await resolve_model(self._dependencies, context.caller, values["model"], sticky)
+        context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
-        prompts = await self.prompt_ids(values, model, call.caller.tenant_id)
+        prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
         samplings = self._samplings(endpoint, values, prompts)
         completion_tokens = sum(each.max_tokens * each.n for each in samplings)
-        pending = await self._admission.admit(call, model, sum(map(len, prompts)), completion_tokens)
+        pending = await self._admission.admit(context, model, sum(map(len, prompts)), completion_tokens)
         async with self._admission.cancelled_on_error(pending):
             prepared = _PreparedRequest(values, prompts, samplings)
-            requests, output = await self._engine_requests(call.caller, prepared, model, constraints)
-            generation = Generation(
-                self._dependencies, self.in_flight, model, requests, pending, arrival, output
-            )
-            call.headers.update(generation.headers())
+            requests, output = await self._engine_requests(context.caller, prepared, model, constraints)
+            generation = Generation(self._dependencies, free_slots, model, requests, pending, arrival, output)
+            context.headers.update(generation.headers())
             return generation
 
     async def prompt_ids(self, values: Values, model: ResolvedModel, tenant_id: UUID) -> list[list[int]]:
-        """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread, a few of a tenant at once.
+        """Return the token ids of `messages` or of every `prompt`.
 
-        Raises `Overloaded` when too many of them wait.
+        Large prompts are counted and encoded on a thread, `AT_ONCE` of a tenant at a time. Raises `Overloaded` when too many
+        of the tenant's requests wait.
         """
         if _characters(values, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
             return self._encode(values, model)
-        async with self._encoding_limiter.taken(tenant_id):
+        async with self._encoding_limiter.slot(tenant_id):
             return await asyncio.to_thread(self._encode_large, values, model)
 
     def _encode_large(self, values: Values, model: ResolvedModel) -> list[list[int]]:
@@ -133,9 +137,9 @@ class InferencePipeline:
         return [prompts.chat_ids(values["messages"], options, self._prompt_tools(values, style), style)]
 
     def _prompt_tools(self, values: Values, style: ToolStyle) -> tuple[Tool, ...]:
-        """All tools, whichever of them may be called, so that the prompt's prefix stays the same.
+        """Return all tools, whichever of them may be called, so that the prompt's prefix stays the same.
 
-        Our own text teaches how to call, so it is left out when no call may be written.
+        Where tools are written as text, that text explains how to call, so it is omitted when no call is allowed.
         """
         choice = values.get("tool_choice")
         forbidden = choice is not None and choice.mode == "none"
@@ -186,7 +190,7 @@ class InferencePipeline:
     def _samplings(
         self, endpoint: Endpoint, values: Values, prompts: list[list[int]]
     ) -> list[SamplingParams]:
-        """Of every prompt, checked against the context and the vocabulary."""
+        """Return the sampling of every prompt, checked against the context length and the vocabulary."""
         name = _prompt_name(values)
         budgets = [self._max_tokens(ids, values, name) for ids in prompts]
         fields = sampling_fields(endpoint, values)
@@ -212,13 +216,13 @@ class InferencePipeline:
         requested = _requested_tokens(values)
         if left < 1 or (requested or 1) > left:
             raise ContextTooLong(
-                f"The context holds {info.max_model_len} tokens; the prompt has {len(ids)} and {requested or 1} more were asked.",
+                f"The context holds {info.max_model_len} tokens; the prompt has {len(ids)} and {requested or 1} more were requested.",
                 name,
             )
         return requested or min(values["max_tokens"] or self._dependencies.config.default_max_tokens, left)
 
     def _check_product(self, tokens: int, logprobs: int | None) -> None:
-        """`logprobs` alternatives are told per token; None means that no log-probabilities are."""
+        """Check the bounds of tokens and log-probabilities. `logprobs`: alternatives per token, None without any."""
         limit = self._dependencies.config.max_completion_tokens
         if tokens > limit:
             raise InvalidParameter(
@@ -234,7 +238,7 @@ class InferencePipeline:
 
 
 def _requested_tokens(values: Values) -> int | None:
-    """What the request itself asked for; a profile's `max_tokens` is a default."""
+    """Return the number of tokens that the request itself names; a profile's `max_tokens` is only a default."""
     older = values["max_tokens"] if "max_tokens" in values.given else None
     return older or values.get("max_completion_tokens")
 

@@ -25,7 +25,7 @@ from loraplex.platform.api.request_id import request_id_of
 from loraplex.platform.auth.authenticator import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.tenant_limiter import WaitingTenantLimiter
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.idempotency import IdempotencyRepository, RepeatableRequest
@@ -48,7 +48,7 @@ class ManagementEndpoint:
         self._dependencies = dependencies
         self._encrypted_responses = EncryptedResponses(dependencies.derive_key)
         self._cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
-        self._limiter = WaitingTenantLimiter()
+        self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
 
     @property
     def served_model_name(self) -> str:
@@ -146,7 +146,7 @@ class ManagementEndpoint:
 
     def transaction_slot(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
         """Take one of the tenant's slots, for transactions of its requests that do not run here. Raises `Overloaded`."""
-        return self._limiter.taken(tenant_id)
+        return self._limiter.slot(tenant_id)
 
     @asynccontextmanager
     async def _transaction(self, caller: ManagementCaller) -> AsyncIterator[AsyncSession]:

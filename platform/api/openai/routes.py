@@ -23,7 +23,7 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.model_resolution import list_models, resolve_model
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, read_parameters
-from loraplex.platform.tenant_limiter import RefusingTenantLimiter, WaitingTenantLimiter
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
 SCOPE = "inference"
 # Statuses of errors that may be found before the request is admitted.
@@ -39,9 +39,9 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
         Depends(authenticator.requires(SCOPE, cached=cached)) for cached in (False, True)
     )
     limits = dependencies.config
-    transactions = WaitingTenantLimiter()
-    tokenizing = RefusingTenantLimiter(
-        limits.max_tokenizing, limits.max_tokenizing_per_tenant, "calls of /v1/tokenize"
+    transactions = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+    tokenizing = TenantLimiter(
+        "calls of /v1/tokenize", total=limits.max_tokenizing, per_tenant=limits.max_tokenizing_per_tenant
     )
     started, base = int(time.time()), dependencies.served_model_name
 
@@ -60,7 +60,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
             return await _generate(dependencies, inference, request, context, endpoint)
         except Exception as error:
             if _needs_no_admission(error):
-                async with transactions.taken(caller.tenant_id):
+                async with transactions.slot(caller.tenant_id):
                     await context.confirm()
             raise
 
@@ -74,7 +74,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
 
     @router.get("/models", responses=LOOKUP_RESPONSES)
     async def models(caller: Annotated[Caller, authorized]) -> Response:
-        async with transactions.taken(caller.tenant_id):
+        async with transactions.slot(caller.tenant_id):
             found = await list_models(dependencies, caller)
         return json_response({"object": "list", "data": [each.card(started, base) for each in found]})
 
@@ -88,7 +88,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
         values = await _values(dependencies, request, caller, "tokenize")
         found = await resolve_model(dependencies, caller, values["model"])
         response_headers_of(request.scope).update(found.headers())
-        with tokenizing.taken(caller.tenant_id):
+        async with tokenizing.slot(caller.tenant_id):
             prompts = await inference.prompt_ids(values, found, caller.tenant_id)
         return json_response(_tokens(dependencies, prompts))
 

@@ -1,6 +1,6 @@
-"""Adapters on their way in: one multipart request, or parts that may be sent again, in any order and side by side.
+"""Routes of uploads: a whole adapter in one multipart request, or parts that may be repeated, in any order and in parallel.
 
-Invariant: bodies stream to disk, counted and hashed, and a request that fails leaves nothing behind.
+Invariant: bodies are streamed to disk, counted and hashed; a request that fails leaves no files behind.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from loraplex.platform.api.schemas.uploads import (
 )
 from loraplex.platform.api.tenant.multipart_upload import FRAME_BYTES, receive_folder
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.tenant_limiter import RefusingTenantLimiter
+from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import UploadNotFound
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
@@ -48,7 +48,7 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def uploads_router(endpoint: ManagementEndpoint, authenticator: Authenticator, uploads: Uploads) -> APIRouter:
-    """The routes of uploads in parts and of whole ones."""
+    """Build the routes of uploads in parts and of whole adapters."""
     router = APIRouter()
     writer = Depends(authenticator.requires(WRITE))
     uploads = uploads.in_turns(endpoint.transaction_slot)
@@ -146,18 +146,20 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
 
 
 class _Receiver:
-    """Bodies of one gateway."""
+    """Receives the upload bodies of one gateway."""
 
     def __init__(self, uploads: Uploads) -> None:
         self._uploads = uploads
         limits = uploads.limits
-        self._slots = RefusingTenantLimiter(limits.max_in_flight, limits.max_in_flight_per_tenant, "uploads")
+        self._limiter = TenantLimiter(
+            "uploads", total=limits.max_in_flight, per_tenant=limits.max_in_flight_per_tenant
+        )
 
     async def folder(self, name: str, request: Request, caller: Caller) -> AcceptedVersion:
-        """The same Idempotency-Key with the same files is the same version."""
+        """Receive a whole adapter. The same Idempotency-Key with the same files gives the same version."""
         uploads, key = self._uploads, idempotency_key(request)
         upload_id = uuid4() if key is None else uuid5(caller.api_key_id, key)
-        with self._slots.taken(caller.tenant_id):
+        async with self._limiter.slot(caller.tenant_id):
             await uploads.require_room(caller.tenant_id, name, _min_bytes(request), upload_id)
             staged = await on_thread(uploads.storage.make_staged)
             try:
@@ -174,7 +176,7 @@ class _Receiver:
         self, upload_id: UUID, file: str, number: int, request: Request, caller: Caller
     ) -> PartDocument:
         uploads, digest = self._uploads, content_digest(request)
-        with self._slots.taken(caller.tenant_id):
+        async with self._limiter.slot(caller.tenant_id):
             size = await uploads.expected_size(caller.tenant_id, upload_id, file, number)
             chunks = body_chunks(request, size, uploads.limits)
             stored = await uploads.receive_part(
@@ -196,18 +198,18 @@ def _actor(request: Request, caller: Caller) -> Actor:
 
 
 def _min_bytes(request: Request) -> int:
-    """What the files have at least, by what the client says of the body."""
+    """Return the least size of the files according to the Content-Length."""
     declared = request.headers.get("content-length", "0")
     return max(0, int(declared[:20]) - FRAME_BYTES) if declared.isdecimal() else 0
 
 
 def _upload_id(text: str) -> UUID:
-    """Raises `UploadNotFound`."""
+    """Parse an upload id. Raises `UploadNotFound`."""
     if not _UPLOAD_ID.fullmatch(text):
         raise UploadNotFound("no such upload")
     return UUID(text)
 
 
 def _part_number(text: str) -> int:
-    """0, which no part has, for what is no number."""
+    """Parse a part number; 0, which no part has, for any other text."""
     return int(text) if _NUMBER.fullmatch(text) else 0
