@@ -1,4 +1,4 @@
-"""Admissions without stores: they admit everything, or do what a test tells, and keep what they are given."""
+"""A fake admission controller without stores: it admits everything unless a test decides otherwise, and records its calls."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -19,8 +19,8 @@ from loraplex.tenants.rate_state import RateState
 
 
 class FakeAdmissions:
-    """`AdmissionController`. `refusals` are raised by the next admissions, one each. `booking`: what happens between letting
-    a request in and admitting it.
+    """`AdmissionController`. `refusals` are raised by the next admissions, one each. `booking` runs between the provisional
+    admission of a request and its reservation.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""A canary in all that tenants send, and the secrets of their keys: nowhere in logs at the level debug, error bodies, metrics,
-PostgreSQL (every column of every table, as its owner) or Valkey. `MARKER` is stored on purpose and must be found, until the
-tenant is deleted.
+"""Content of tenants and secrets of keys are in no log (level debug), error body, metric, PostgreSQL column or Valkey key.
+
+All content that tenants send contains a leak marker. Every column of every table is searched, as its owner. `MARKER` is stored
+on purpose and must be found until the tenant is deleted.
 """
 
 import json
@@ -82,7 +83,7 @@ REFUSED: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Watch:
-    """What clients were told when they were refused, and the secrets that were handed out."""
+    """The error bodies of clients, and the secrets that were handed out."""
 
     serve: Serve
     admin: str
@@ -146,7 +147,7 @@ def manage(watch: Watch) -> None:
 
 
 def upload(watch: Watch) -> None:
-    """Files full of the canary, whole and in a part; what is no adapter, and what is not what was declared."""
+    """Files full of the marker, whole and in a part; what is no adapter, and what is not what was declared."""
     header = json.dumps({"__metadata__": {CANARY: CANARY}}).encode()
     weights = struct.pack("<Q", len(header)) + header + CANARY.encode()
     config = json.dumps({"base_model_name_or_path": CANARY, "task_type": CANARY, "notes": CANARY}).encode()
@@ -204,7 +205,7 @@ def found(text: str, wanted: str) -> bool:
     return wanted in text or wanted.encode().hex() in text.lower()
 
 
-def test_what_tenants_send_is_written_nowhere(watch: Watch, stores: dict[str, str]) -> None:
+def test_content_of_tenants_is_written_nowhere(watch: Watch, stores: dict[str, str]) -> None:
     infer(watch)
     manage(watch)
     upload(watch)

@@ -51,7 +51,7 @@ async def blob_path(tenant_id: UUID, digest: str) -> str:
 
 @dataclass
 class Recorder:
-    """Keeps what it is given."""
+    """Records the stats of all requests."""
 
     timings: list[RequestStats] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class Trials:
 
 @dataclass
 class Gateway:
-    """A running gateway and what stands behind it."""
+    """A running gateway and its dependencies."""
 
     app: FastAPI
     url: str
@@ -149,7 +149,7 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
 async def start_gateway(
     database: Database, chat_tokenizer: Any, tmp_path: Path
 ) -> AsyncIterator[StartGateway]:
-    """A running gateway with the tenant `acme`, unless it is given another database. `refused`: what trials raise."""
+    """A running gateway with the tenant `acme`, unless another database is given. `refused`: the error of all compile checks."""
     async with AsyncExitStack() as stack:
 
         async def start(

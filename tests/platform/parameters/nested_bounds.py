@@ -1,4 +1,4 @@
-"""Values of the kinds that hold others (messages, prompts, formats, tools), at their bounds and one step outside."""
+"""Values of nested parameter types (messages, prompts, formats, tools), at their bounds and one step outside."""
 
 from typing import Any
 

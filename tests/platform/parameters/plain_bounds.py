@@ -1,4 +1,4 @@
-"""Values of the plain kinds of parameters, at their bounds and one step outside."""
+"""Values of plain parameter types, at their bounds and one step outside."""
 
 import math
 from typing import Any

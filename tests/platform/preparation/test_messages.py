@@ -1,4 +1,4 @@
-"""What crosses between a gateway and its preparing process."""
+"""Messages between a gateway and its analysis process."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from loraplex.platform.preparation.messages import (
 )
 
 
-def test_a_message_is_framed_by_its_length() -> None:
+def test_a_message_has_a_length_prefix() -> None:
     data = frame(CheckBody(b"{}"))
     assert length(data[:LENGTH_BYTES]) == len(data) - LENGTH_BYTES
     assert decode_task(data[LENGTH_BYTES:]) == CheckBody(b"{}")

@@ -1,4 +1,4 @@
-"""Large bodies and forms prepared in another process: right answers, in turn, whatever becomes of the process or of who asked."""
+"""Request analysis in another process: correct replies in order, also when the process or a request ends early."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def packed(schema: dict[str, Any], *, strict: bool = False) -> bytes:
     return pack_constraints(OutputConstraints(format=JsonSchema(schema, strict, "p")), ToolStyle.GENERIC)
 
 
-async def test_bodies_are_judged_as_they_are_here(preparer: RequestAnalyzer) -> None:
+async def test_bodies_are_checked_as_in_this_process(preparer: RequestAnalyzer) -> None:
     await preparer.check_body(ONE, json.dumps({"a": [0] * 40_000}).encode())
     with pytest.raises(InvalidBody, match="more than 50000"):
         await preparer.check_body(ONE, json.dumps({"a": [0] * 50_000}).encode())
@@ -56,7 +56,7 @@ async def test_bodies_are_judged_as_they_are_here(preparer: RequestAnalyzer) -> 
     assert twice.value.param == "model"
 
 
-async def test_a_composition_reads_and_notes_as_one_made_here(preparer: RequestAnalyzer) -> None:
+async def test_a_plan_parses_like_one_built_in_this_process(preparer: RequestAnalyzer) -> None:
     tools = tuple(
         Tool(name, "", {"type": "object", "properties": {"a": {"uniqueItems": True}}}, False, name)
         for name in ("f", "g")
@@ -81,7 +81,7 @@ async def test_refusals_arrive_with_field_and_place(preparer: RequestAnalyzer) -
         await preparer.plan(ONE, packed({"enum": ["a" * 300_000]}))
 
 
-async def test_who_leaves_takes_nobody_elses_answer(preparer: RequestAnalyzer) -> None:
+async def test_a_request_that_leaves_takes_no_other_reply(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     for index in range(4):
@@ -93,8 +93,8 @@ async def test_who_leaves_takes_nobody_elses_answer(preparer: RequestAnalyzer) -
     assert preparer.pid == pid
 
 
-async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> None:
-    """A disconnect and the end of patience are two cancellations of one request."""
+async def test_two_cancellations_of_a_request_take_no_other_reply() -> None:
+    """A disconnect and a timeout are two cancellations of one request."""
     preparer = RequestAnalyzer(options(queue_timeout_s=0.2))
     try:
         await preparer.start()
@@ -118,7 +118,7 @@ async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> N
         await preparer.close()
 
 
-async def test_a_start_that_was_left_leaves_no_unread_answer() -> None:
+async def test_a_cancelled_start_leaves_no_unread_reply() -> None:
     preparer = RequestAnalyzer(options())
     starting = asyncio.create_task(preparer.start())
     await asyncio.sleep(0.1)
@@ -134,7 +134,7 @@ async def test_a_start_that_was_left_leaves_no_unread_answer() -> None:
         await preparer.check_body(ONE, b"{}")
 
 
-async def test_what_waits_is_bounded_for_each_tenant_and_for_all() -> None:
+async def test_waiting_bytes_are_bounded_per_tenant_and_in_total() -> None:
     preparer = RequestAnalyzer(options(tenant_bytes=1_000, waiting_bytes=1_500))
     body = b"{" + b" " * 698 + b"}"
     try:
@@ -146,7 +146,7 @@ async def test_what_waits_is_bounded_for_each_tenant_and_for_all() -> None:
         await preparer.close()
 
 
-async def test_what_breaks_down_costs_one_request_and_not_the_process(preparer: RequestAnalyzer) -> None:
+async def test_an_internal_error_fails_one_request_and_not_the_process(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     with pytest.raises(RuntimeError, match="failed: JSONDecodeError"):
@@ -155,7 +155,7 @@ async def test_what_breaks_down_costs_one_request_and_not_the_process(preparer: 
     assert preparer.pid == pid
 
 
-async def test_one_tenants_tasks_keep_no_other_waiting(preparer: RequestAnalyzer) -> None:
+async def test_one_tenants_tasks_do_not_delay_other_tenants(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     ended: list[str] = []
 
@@ -168,14 +168,14 @@ async def test_one_tenants_tasks_keep_no_other_waiting(preparer: RequestAnalyzer
     assert ended.index("modest") <= 1
 
 
-async def test_the_process_has_no_priority_and_our_session(preparer: RequestAnalyzer) -> None:
+async def test_the_process_has_low_priority_and_the_session_of_the_server(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     assert preparer.pid is not None
     assert os.getpriority(os.PRIO_PROCESS, preparer.pid) == max(10, os.getpriority(os.PRIO_PROCESS, 0))
     assert os.getpgid(preparer.pid) == preparer.pid and os.getsid(preparer.pid) == os.getsid(0)
 
 
-async def test_a_killed_process_costs_its_task_alone(preparer: RequestAnalyzer) -> None:
+async def test_a_killed_process_fails_only_its_task(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     old = preparer.pid
     assert old is not None
@@ -204,7 +204,7 @@ async def test_a_task_has_a_deadline() -> None:
         await preparer.close()
 
 
-async def test_without_a_process_nothing_can_be_prepared() -> None:
+async def test_without_a_process_requests_are_refused() -> None:
     preparer = RequestAnalyzer(options(environment={"PYTHONHOME": "/nowhere"}))
     with pytest.raises(WorkersUnavailable):
         await preparer.check_body(ONE, b"{}")
@@ -212,7 +212,7 @@ async def test_without_a_process_nothing_can_be_prepared() -> None:
         await preparer.start()
 
 
-async def test_it_ends_with_the_preparer(preparer: RequestAnalyzer) -> None:
+async def test_the_process_ends_with_the_analyzer(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     await preparer.close()

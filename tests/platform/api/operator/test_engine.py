@@ -1,4 +1,4 @@
-"""`GET /operator/v1/engine`: the numbers of engines as an operator reads them, also of one that does not answer."""
+"""`GET /operator/v1/engine`: the figures of engines, also of one that does not respond."""
 
 from typing import Any
 
@@ -26,16 +26,16 @@ STATS = EngineStats(
 
 
 async def test_one_engine_over_http(operator: Any) -> None:
-    answer = await operator.get("/engine")
-    document = answer.json()
-    assert answer.status_code == 200
+    response = await operator.get("/engine")
+    document = response.json()
+    assert response.status_code == 200
     assert (document["model"]["served_name"], document["model"]["digest"]) == ("demo/base", "0" * 64)
     (engine,) = document["engines"]
     assert engine["connected"] and engine["queues"]["running"] == 0 and engine["kv"]["block_size"] == 16
 
 
 class Services:
-    """As much of the services as the route reads."""
+    """The dependencies that the route uses."""
 
     def __init__(self, engine: object) -> None:
         self.engine = engine
@@ -54,7 +54,7 @@ async def test_every_engine_of_a_pool_by_tier_queue_and_cache() -> None:
     assert (second.connected, second.failure, second.kv) == (False, "it keeps failing", None)
 
 
-async def test_an_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
 
     async def silent() -> EngineStats:

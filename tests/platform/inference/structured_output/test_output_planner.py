@@ -1,4 +1,4 @@
-"""Forms composed once per tenant, off the event loop where it may take long, and tried before anybody uses them."""
+"""Output plans: built once per tenant, large ones off the event loop, and compile-checked before use."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ def form_of(schema: dict[str, Any]) -> OutputConstraints:
     )
 
 
-async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time(
+async def test_a_large_plan_is_built_once_per_tenant_and_checked_each_time(
     make_planner: MakeComposer,
 ) -> None:
     trials = Trials()
@@ -95,30 +95,30 @@ async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time(
     assert [namespace for namespace, *_ in trials.checked] == [ONE, ONE, OTHER, ONE]
 
 
-async def test_who_asks_at_the_same_time_shares_one_composition(make_planner: MakeComposer) -> None:
+async def test_concurrent_requests_share_one_plan(make_planner: MakeComposer) -> None:
     planner = make_planner(Trials())
     forms = [planner.plan(ONE, form_of(LARGE), ToolStyle.GENERIC) for _ in range(5)]
     cached = await asyncio.gather(*forms)
     assert all(each.plan is cached[0].plan for each in cached)
 
 
-async def test_values_are_judged_elsewhere_for_the_tenant_and_only_whole_ones(
+async def test_only_complete_values_are_validated_and_for_their_tenant(
     make_planner: MakeComposer,
 ) -> None:
     judges = Judges()
     planner = make_planner(Trials(), judges)
     schema = {"type": "array", "uniqueItems": True}
-    answers = [await planner.plan(tenant, form_of(schema), ToolStyle.GENERIC) for tenant in (ONE, OTHER)]
-    for answer in answers:
-        first, second = answer.parser(), answer.parser()
+    responses = [await planner.plan(tenant, form_of(schema), ToolStyle.GENERIC) for tenant in (ONE, OTHER)]
+    for response in responses:
+        first, second = response.parser(), response.parser()
         first.feed("[1,")
         second.feed("[2]")
-        assert await answer.finish(second, "stop") == ([], "stop")
-        assert await answer.finish(first, "length") == ([], "length")
+        assert await response.finish(second, "stop") == ([], "stop")
+        assert await response.finish(first, "length") == ([], "length")
     assert judges.judged == [(ONE, json.dumps(schema), "[2]"), (OTHER, json.dumps(schema), "[2]")]
 
 
-async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed(make_planner: MakeComposer) -> None:
+async def test_the_event_loop_runs_while_a_slow_schema_is_planned(make_planner: MakeComposer) -> None:
     longest, done = 0.0, False
 
     async def tick() -> None:
@@ -137,7 +137,7 @@ async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed(make_plann
     assert longest < max(0.8 * took, 0.05)
 
 
-async def test_one_tenants_schemas_are_composed_one_at_a_time(make_planner: MakeComposer) -> None:
+async def test_one_tenants_schemas_are_planned_one_at_a_time(make_planner: MakeComposer) -> None:
     planner, ended = make_planner(Trials()), list[str]()
 
     async def plan(namespace: bytes, schema: dict[str, Any], name: str) -> None:
@@ -151,14 +151,14 @@ async def test_one_tenants_schemas_are_composed_one_at_a_time(make_planner: Make
 
 
 class Unwritten(dict[str, Any]):
-    """Writing megabytes in one go stops the interpreter."""
+    """Encoding megabytes in one call blocks the interpreter."""
 
     def items(self) -> Any:
         raise AssertionError("written before its size was looked at")
 
 
 @pytest.mark.parametrize("of", ["schema", "tag", "tool"])
-async def test_nothing_far_above_a_bound_is_written_out(make_planner: MakeComposer, of: str) -> None:
+async def test_a_schema_far_above_its_bound_is_not_encoded(make_planner: MakeComposer, of: str) -> None:
     large = Unwritten({"type": "object", "description": "d" * 1_000_000})
     form = form_of(large)
     if of == "tag":
@@ -171,14 +171,16 @@ async def test_nothing_far_above_a_bound_is_written_out(make_planner: MakeCompos
 
 
 @pytest.mark.parametrize("schema", [{"enum": list(range(10_001))}, {"enum": ["a" * 300_000]}])
-async def test_what_is_refused_reaches_no_trial(make_planner: MakeComposer, schema: dict[str, Any]) -> None:
+async def test_a_refused_schema_reaches_no_compile_check(
+    make_planner: MakeComposer, schema: dict[str, Any]
+) -> None:
     trials = Trials()
     with pytest.raises(GrammarTooLarge):
         await make_planner(trials).plan(ONE, form_of(schema), ToolStyle.GENERIC)
     assert trials.checked == []
 
 
-async def test_a_trial_without_a_verdict_ends_the_request(make_planner: MakeComposer) -> None:
+async def test_a_compile_check_without_a_result_ends_the_request(make_planner: MakeComposer) -> None:
     with pytest.raises(WorkersUnavailable):
         await make_planner(Trials(WorkersUnavailable("down"))).plan(ONE, form_of(LARGE), ToolStyle.GENERIC)
 
@@ -197,7 +199,7 @@ async def test_a_trial_without_a_verdict_ends_the_request(make_planner: MakeComp
         ),
     ],
 )
-async def test_a_trial_knows_the_field_of_its_grammar(
+async def test_a_compile_check_gets_the_field_of_its_grammar(
     make_planner: MakeComposer, format_: OutputFormat, param: str
 ) -> None:
     trials = Trials()
