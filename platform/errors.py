@@ -223,7 +223,7 @@ def describe(error: Exception) -> ClientError:
     if row.status == 500:
         return ClientError(row, f"The server could not complete the request ({row.code}).")
     if isinstance(error, tenants_errors.StoreUnavailable):
-        return ClientError(row, "A store this server depends on does not answer; try again.")
+        return ClientError(row, "A store that this server depends on does not respond; try again.")
     return ClientError(row, str(error), _param(error))
 
 

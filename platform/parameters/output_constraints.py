@@ -46,7 +46,7 @@ def _callable(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:
     if choice.mode == "none":
         return ()
     if not tools and (choice.mode == "required" or choice.names is not None):
-        raise InvalidParameter("`tool_choice` asks for a call, but `tools` is empty.", param="tool_choice")
+        raise InvalidParameter("`tool_choice` requires a call, but `tools` is empty.", param="tool_choice")
     if choice.names is None:
         return tools
     offered = {tool.name for tool in tools}

@@ -134,10 +134,10 @@ class RequestAnalyzer:
         options = self._options
         if self._waiting[namespace] + size > max(options.tenant_bytes, size):
             raise Overloaded(
-                f"More than {options.tenant_bytes} bytes of this tenant's requests wait to be read."
+                f"More than {options.tenant_bytes} bytes of this tenant's requests wait to be analysed."
             )
         if self._waiting.total() + size > max(options.waiting_bytes, size):
-            raise Overloaded(f"More than {options.waiting_bytes} bytes of requests wait to be read.")
+            raise Overloaded(f"More than {options.waiting_bytes} bytes of requests wait to be analysed.")
         self._waiting[namespace] += size
 
     def _forget(self, running: "asyncio.Task[Reply | None]") -> None:

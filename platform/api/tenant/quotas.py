@@ -59,7 +59,10 @@ class DelegatedQuotaUpdate(QuotaLimitFields):
 
 
 def quotas_router(
-    endpoint: ManagementEndpoint, authenticator: Authenticator, admissions: AdmissionController, currency: str
+    endpoint: ManagementEndpoint,
+    authenticator: Authenticator,
+    admission_controller: AdmissionController,
+    currency: str,
 ) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(READ))
@@ -81,7 +84,7 @@ def quotas_router(
             states, resource_counts = found
             used: dict[UUID, list[LimitUse]] = {}
             subjects = [state.subject for state in states[: page.limit]]
-            for use in await admissions.quotas(caller.tenant_id, subjects):
+            for use in await admission_controller.quotas(caller.tenant_id, subjects):
                 used.setdefault(use.subject_id, []).append(use)
             listing = page.listing(
                 states, lambda state: quota_response(state, used.get(state.subject_id, ()), resource_counts)
@@ -94,7 +97,7 @@ def quotas_router(
 
     @router.get("/limits/explain/{request_id}", responses=documented(404, response=ExplanationDocument))
     async def explain(request_id: str, caller: Annotated[Caller, reader]) -> Response:
-        found = await admissions.explain(caller.tenant_id, request_id[:MAX_REQUEST_ID])
+        found = await admission_controller.explain(caller.tenant_id, request_id[:MAX_REQUEST_ID])
         if found is None:
             raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
         return respond(ApiResponse(200, explanation_response(found)))
