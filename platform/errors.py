@@ -1,25 +1,25 @@
 """Every error of the gateway, and the single table error -> (status, OpenAI `type`, `code`).
 
 GatewayError
-├── InvalidParameter          a value outside what the parameter table allows: names the parameter
+├── InvalidParameter          a value that the parameter table does not allow; `param` names the parameter
 │   ├── MissingParameter
-│   ├── UnknownParameter      a name that the closed table does not hold
+│   ├── UnknownParameter      a name that is not in the closed table
 │   ├── UnsupportedParameter  a known name whose feature this server does not offer
 │   └── ContextTooLong        prompt and completion do not fit the model's context
 ├── InvalidBody               not JSON, not an object, too deep, too many values, not finite
 ├── BodyTooLarge
-├── BodyTimeout               the body takes longer than allowed to arrive
+├── BodyTimeout               the body arrived too slowly
 ├── InsufficientScope
-├── PreconditionRequired      a change without If-Match: it must name the revision its author has seen
-├── PreconditionFailed        what is to be changed has another revision by now
-├── AddressNotAllowed         the key may not be used from where the request comes from
+├── PreconditionRequired      a change without If-Match, which must name the revision that its author has seen
+├── PreconditionFailed        the resource has another revision than the change names
+├── AddressNotAllowed         the key may not be used from the address of the request
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
-├── AdapterMismatch           the engine used other weights than those resolved: nothing is delivered
+├── AdapterMismatch           the engine used other weights than the resolved ones: nothing is delivered
 ├── EngineFailed              a `Failed` event; its engine code selects the row
-└── ClientGone                nobody is left to answer
+└── ClientGone                the client closed the connection
 
-The table holds the errors of the floors below as well; those of unknown class are internal errors.
+The table also has the errors of the lower layers. An error of any other class is an internal error.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from loraplex.tenants import errors as tenants_errors
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """How one error looks to a client. `retry_after_s` goes out as the `Retry-After` header, in whole seconds."""
+    """The client's view of one class of errors. `retry_after_s` is sent as the `Retry-After` header, in whole seconds."""
 
     status: int
     type: str
@@ -43,7 +43,7 @@ class ErrorRow:
 
 
 class GatewayError(Exception):
-    """Base of all errors a client sees. `param` names the field of the request at fault."""
+    """Base of all errors that a client sees. `param` names the field of the request at fault."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -203,27 +203,27 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
 
 @dataclass(frozen=True, slots=True)
 class ClientError:
-    """What a client is told of one error: never the inside of a server fault, never why a key was refused."""
+    """The part of an error that a client sees: never the details of a server fault, never why a key was refused."""
 
     row: ErrorRow
     message: str
     param: str | None = None
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The OpenAI error object: `{"error": {"message", "type", "param", "code"}}`."""
+        """Build the OpenAI error object: `{"error": {"message", "type", "param", "code"}}`."""
         row = self.row
         return {"error": {"message": self.message, "type": row.type, "param": self.param, "code": row.code}}
 
 
 def describe(error: Exception) -> ClientError:
-    """The client's view of any exception."""
+    """Return the client's view of any exception."""
     row = _row(error)
     if row.status == 401:
         return ClientError(row, "The API key is missing, wrong, expired or revoked.")
     if row.status == 500:
         return ClientError(row, f"The server could not complete the request ({row.code}).")
     if isinstance(error, tenants_errors.StoreUnavailable):
-        return ClientError(row, "A store this server depends on does not answer; try again.")
+        return ClientError(row, "A store that this server depends on does not respond; try again.")
     return ClientError(row, str(error), _param(error))
 
 

@@ -1,90 +1,101 @@
-"""Concurrency limits per tenant and in total: `WaitingTenantLimiter` queues a tenant's transactions, `RefusingTenantLimiter` refuses what finds no slot.
+"""Limits how much of one kind of work runs at once, per tenant and in total.
 
-Invariant: a slow or busy tenant queues behind itself or is refused; it exhausts neither the connection pool, disk nor threads.
+Invariant: a slow or busy tenant waits behind its own work or is refused. It exhausts neither connections, disk nor threads.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 from uuid import UUID
 
 from loraplex.platform.errors import Overloaded
 
 AT_ONCE: Final = 4
+"""Requests of one tenant that use the database, or a thread, at once in one place."""
 MAX_WAITING: Final = 64
 
 
-@dataclass(slots=True)
-class _Turn:
-    """One tenant's; `users` have it or wait for it."""
+class TenantLimiter:
+    """Slots for one kind of work: `total` for all tenants, `per_tenant` for each; None is no bound.
 
-    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
-    users: int = 0
+    Up to `waiting` requests of a tenant wait for a slot, in order of arrival; further ones are refused. Free slots go to the
+    waiting tenants in turn. `work` names the work in error messages, in the plural.
+    """
 
-
-class WaitingTenantLimiter:
-    """Of all tenants that have a request here."""
-
-    def __init__(self) -> None:
-        self._turns: dict[UUID, _Turn] = {}
+    def __init__(
+        self, work: str, *, total: int | None = None, per_tenant: int | None = None, waiting: int = 0
+    ) -> None:
+        self._work = work
+        self._total = total
+        self._per_tenant = per_tenant
+        self._max_waiting = waiting
+        self._running: Counter[UUID] = Counter()
+        self._waiting: dict[UUID, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
-    async def taken(self, tenant_id: UUID) -> AsyncIterator[None]:
-        """Waits for one of the tenant's `AT_ONCE` turns. Raises `Overloaded` when `MAX_WAITING` of its requests wait."""
-        turn = self._turns.setdefault(tenant_id, _Turn())
-        if turn.users >= AT_ONCE + MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} requests of this tenant wait already; try again.")
-        turn.users += 1
-        try:
-            async with turn.free:
-                yield
-        finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[tenant_id]
-
-
-class RefusingTenantLimiter:
-    """`most` slots, `most_per_tenant` of them for one tenant; `work` says in the plural what they are for."""
-
-    def __init__(self, most: int, most_per_tenant: int, work: str) -> None:
-        self._most = most
-        self._most_per_tenant = most_per_tenant
-        self._work = work
-        self._taken: Counter[UUID] = Counter()
-
-    @contextmanager
-    def taken(self, tenant_id: UUID) -> Iterator[None]:
-        """Raises `Overloaded`."""
-        if self._taken[tenant_id] >= self._most_per_tenant:
-            raise Overloaded(
-                f"This tenant has {self._most_per_tenant} {self._work} under way, which is the most; try again."
-            )
-        if self._taken.total() >= self._most:
-            raise Overloaded(f"The server has as many {self._work} under way as it can; try again.")
-        self._taken[tenant_id] += 1
+    async def slot(self, tenant_id: UUID) -> AsyncIterator[None]:
+        """Take a slot for the block, waiting for it where the limiter allows that. Raises `Overloaded`."""
+        if self._max_waiting and (tenant_id in self._waiting or self._refusal(tenant_id, 1) is not None):
+            await self._wait(tenant_id)
+        else:
+            self.acquire(tenant_id)
         try:
             yield
         finally:
-            self._taken[tenant_id] -= 1
-            self._taken += Counter()
+            self.release(tenant_id)
 
+    def acquire(self, tenant_id: UUID, count: int = 1) -> None:
+        """Take `count` slots without waiting; `release` frees them. Raises `Overloaded`."""
+        refusal = self._refusal(tenant_id, count)
+        if refusal is not None:
+            raise Overloaded(refusal)
+        self._running[tenant_id] += count
 
-class InFlightLimiter:
-    """Counts prompts between acceptance and end; refuses beyond `limit`."""
+    def release(self, tenant_id: UUID, count: int = 1) -> None:
+        """Free `count` slots."""
+        self._running[tenant_id] -= count
+        if not self._running[tenant_id]:
+            del self._running[tenant_id]
+        while self._hand_over():
+            continue
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.count = 0
+    def _refusal(self, tenant_id: UUID, count: int) -> str | None:
+        if self._per_tenant is not None and self._running[tenant_id] + count > self._per_tenant:
+            return f"This tenant has {self._per_tenant} {self._work} in progress, the maximum; try again."
+        if self._total is not None and self._running.total() + count > self._total:
+            return f"The server has as many {self._work} in progress as it can; try again."
+        return None
 
-    def enter(self, prompts: int) -> None:
-        """Raises `Overloaded`."""
-        if self.count + prompts > self._limit:
-            raise Overloaded(f"More than {self._limit} prompts are in flight; try again.")
-        self.count += prompts
+    async def _wait(self, tenant_id: UUID) -> None:
+        queue = self._waiting.setdefault(tenant_id, deque())
+        if len(queue) >= self._max_waiting:
+            raise Overloaded(f"{self._max_waiting} {self._work} of this tenant wait already; try again.")
+        slot = asyncio.get_running_loop().create_future()
+        queue.append(slot)
+        try:
+            await slot
+        except asyncio.CancelledError:
+            if not slot.cancelled():
+                # The slot was handed over before the cancellation arrived.
+                self.release(tenant_id)
+            elif slot in queue:
+                queue.remove(slot)
+                if not queue:
+                    del self._waiting[tenant_id]
+            raise
 
-    def leave(self, prompts: int) -> None:
-        self.count -= prompts
+    def _hand_over(self) -> bool:
+        """Give one free slot to the first waiting tenant that may have one; that tenant is then the last in turn."""
+        for tenant_id, queue in self._waiting.items():
+            if self._refusal(tenant_id, 1) is None:
+                slot = queue.popleft()
+                del self._waiting[tenant_id]
+                if queue:
+                    self._waiting[tenant_id] = queue
+                if not slot.cancelled():
+                    self._running[tenant_id] += 1
+                    slot.set_result(None)
+                return True
+        return False

@@ -1,4 +1,4 @@
-"""The gateway's HTTP application: routes, request ids, and one way for every error to become an answer."""
+"""The gateway's HTTP application: routers, request ids, and the conversion of every error into a response."""
 
 from collections.abc import Sequence
 
@@ -27,19 +27,19 @@ from loraplex.tenants.errors import TenantsError
 LOG = structlog.get_logger("loraplex.gateway")
 
 
-def create_app(services: GatewayDependencies, routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """The inference, tenant and operator planes, and `routers` beside them. Interactive documentation is at `/docs`."""
+def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] = ()) -> FastAPI:
+    """Build the application: inference, tenant and operator plane, and `routers`. Its documentation is at `/docs`."""
     app = Application(title="loraplex", redirect_slashes=False, redoc_url=None)
     authenticator = Authenticator(
-        services.database,
-        services.limits.key_cache_s,
-        addresses=services.addresses,
-        key_use=services.key_use,
+        dependencies.database,
+        dependencies.config.key_cache_s,
+        addresses=dependencies.addresses,
+        key_use=dependencies.key_use,
     )
-    app.include_router(inference_router(services, authenticator))
-    plane = ManagementEndpoint(services)
-    app.include_router(tenant_router(services, plane, authenticator))
-    app.include_router(operator_router(services, plane, authenticator))
+    app.include_router(inference_router(dependencies, authenticator))
+    endpoint = ManagementEndpoint(dependencies)
+    app.include_router(tenant_router(dependencies, endpoint, authenticator))
+    app.include_router(operator_router(dependencies, endpoint, authenticator))
     for router in routers:
         app.include_router(router)
     for error in (GatewayError, EngineError, AdaptersError, GrammarError, TenantsError):
@@ -51,38 +51,41 @@ def create_app(services: GatewayDependencies, routers: Sequence[APIRouter] = ())
 
 
 class ErrorBoundary:
-    """ASGI middleware: an error nobody foresaw is an answer too, as long as none has begun."""
+    """ASGI middleware: turns an unexpected error into an error response, unless a response has already begun."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        started = False
 
-        async def send_and_note(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def send_and_mark(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await self._app(scope, receive, send_and_mark)
         except Exception as error:
-            if begun or scope["type"] != "http":
+            if started or scope["type"] != "http":
                 raise
             await (await _on_error(Request(scope), error))(scope, receive, send)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    seen = describe(error)
-    if seen.row.status == 500:
+    client_error = describe(error)
+    if client_error.row.status == 500:
         LOG.error(
-            "request failed", request_id=request_id_of(request.scope), code=seen.row.code, exc_info=error
+            "request failed",
+            request_id=request_id_of(request.scope),
+            code=client_error.row.code,
+            exc_info=error,
         )
-    return error_response(seen)
+    return error_response(client_error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """A path or method that does not exist."""
+    """Respond to a path or method that does not exist."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     row = ErrorRow(status, "invalid_request_error", code)
@@ -92,7 +95,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def error_response(error: ClientError) -> Response:
-    """The JSON answer of an error that came before the first byte."""
+    """Build the JSON response to an error that occurred before the first byte of a response."""
     headers = {}
     if error.row.retry_after_s is not None:
         headers["retry-after"] = str(error.row.retry_after_s)

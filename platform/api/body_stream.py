@@ -1,7 +1,7 @@
-"""A request's body as a stream of chunks, for bodies too large to hold: counted, and never waited for without end.
+"""Streams a request body in chunks, for bodies too large for memory, with bounds of size, time and rate.
 
-Whoever sends slower than the limits say is refused, however it spreads its bytes. Nothing is read ahead of its reader, so
-that a slow disk slows the sender down.
+A client that sends slower than `UploadConfig` allows is refused, however it spreads its bytes. Nothing is read ahead of the
+consumer, so that a slow disk slows the sender down.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
 async def body_chunks(
     request: Request, max_bytes: int, limits: UploadConfig, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[bytes]:
-    """At most `max_bytes`. Raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`."""
+    """Yield the body in chunks, at most `max_bytes` in total. Raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -41,7 +41,7 @@ async def body_chunks(
 
 
 def read_timeout(elapsed_s: float, received: int, limits: UploadConfig) -> float:
-    """How long the next chunk may take, in seconds; not above 0 when it is late already."""
+    """Return how many seconds the next chunk may take; 0 or less when it is late already."""
     slowest = limits.grace_s + received / limits.min_bytes_per_s
     return min(limits.stall_s, limits.body_s - elapsed_s, slowest - elapsed_s)
 

@@ -13,22 +13,22 @@ from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 T = TypeVar("T")
 LARGE_BODY = 65_536
 MANY_VALUES = 20_000
-"""Looking at each value takes half a microsecond of the interpreter: bodies that may hold more are looked through elsewhere, and
-parsed here in one call of a few milliseconds."""
-CheckElsewhere: TypeAlias = Callable[[bytes], Awaitable[None]]
-"""Raises what `parse_object` raises for a body."""
+"""Checking one value takes half a microsecond of the interpreter. Bodies that may hold more values are checked in a worker
+process, and then parsed here in one call of a few milliseconds."""
+CheckInWorker: TypeAlias = Callable[[bytes], Awaitable[None]]
+"""Checks a body in another process. Raises what `parse_object` raises for it."""
 
 
 async def read_object(
     request: Request,
     limits: BodyLimits,
     check: Callable[[dict[str, Any]], T],
-    check_elsewhere: CheckElsewhere,
+    check_in_worker: CheckInWorker,
 ) -> T:
-    """What `check` makes of the body's object; large bodies are parsed off the event loop, and those of many values are
-    looked through by `check_elsewhere`.
+    """Read the body and return what `check` makes of its object.
 
-    Raises what `check` does, and `BodyTooLarge`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client left before its end.
+    Large bodies are parsed off the event loop; `check_in_worker` checks those of many values first. Raises what `check`
+    raises, `BodyTooLarge`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client left before the body's end.
     """
     try:
         async with asyncio.timeout(limits.max_s):
@@ -37,16 +37,16 @@ async def read_object(
         raise BodyTimeout(f"The body did not arrive within {limits.max_s:g} s.") from None
     except ClientDisconnect as error:
         raise ClientGone("The client closed the connection within its request.") from error
-    if _most_values(body) > MANY_VALUES:
-        await check_elsewhere(body)
+    if _max_values(body) > MANY_VALUES:
+        await check_in_worker(body)
         return await asyncio.to_thread(lambda: check(json.loads(body.decode())))
     if len(body) > LARGE_BODY:
         return await asyncio.to_thread(_checked, body, limits, check)
     return _checked(body, limits, check)
 
 
-def _most_values(body: bytes) -> int:
-    """No JSON text of these bytes has more values, names not counted."""
+def _max_values(body: bytes) -> int:
+    """Return an upper bound of the values in a JSON text, names not counted."""
     return 1 + sum(map(body.count, (b",", b"[", b"{")))
 
 

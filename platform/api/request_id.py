@@ -1,6 +1,6 @@
-"""One id per request: a client's own `x-request-id` if it is harmless, else a new one; it is on every answer.
+"""Gives every request an id: the client's `x-request-id` if it is harmless, else a new one. Every response carries it.
 
-Invariant: the id names a request in logs and answers only; the engine gets ids of its own, which no client chooses.
+Invariant: the id names a request in logs and responses only; the engine gets ids that no client can choose.
 """
 
 import re
@@ -15,7 +15,7 @@ _HARMLESS: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestIds:
-    """ASGI middleware."""
+    """ASGI middleware: sets the request id and adds `response_headers_of` the request to its response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -24,10 +24,10 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = Headers(scope=scope).get(HEADER, "")
-        request_id = asked if _HARMLESS.fullmatch(asked) else uuid4().hex
+        requested = Headers(scope=scope).get(HEADER, "")
+        request_id = requested if _HARMLESS.fullmatch(requested) else uuid4().hex
         headers: dict[str, str] = {HEADER: request_id}
-        scope.setdefault("state", {}).update(request_id=request_id, answer_headers=headers)
+        scope.setdefault("state", {}).update(request_id=request_id, response_headers=headers)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -38,12 +38,12 @@ class RequestIds:
 
 
 def request_id_of(scope: Scope) -> str:
-    """The id the middleware chose."""
+    """Return the id that the middleware chose."""
     request_id: str = scope["state"]["request_id"]
     return request_id
 
 
-def answer_headers_of(scope: Scope) -> dict[str, str]:
-    """Headers that go out with the answer, whatever it is: what is added before it begins is among them."""
-    headers: dict[str, str] = scope["state"]["answer_headers"]
+def response_headers_of(scope: Scope) -> dict[str, str]:
+    """Return the headers that go out with any response to this request. Add to them before the response begins."""
+    headers: dict[str, str] = scope["state"]["response_headers"]
     return headers

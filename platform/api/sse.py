@@ -1,6 +1,6 @@
 """Server-sent events over ASGI (WHATWG HTML, 9.2): one `data:` line per event, the last one `[DONE]` unless it failed.
 
-Invariant: whatever ends the stream - its end, an error, a client that left - the generation behind it is closed.
+Invariant: the generation is closed however the stream ends: completely, with an error, or because the client left.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ LOG: Final = structlog.get_logger("loraplex.streaming")
 
 
 class ChunkEncoder(Protocol):
-    """The wire form of one streamed answer. Every method returns whole SSE events, or nothing to send."""
+    """Encodes one streamed response. Every method returns whole SSE events, or nothing to send."""
 
     def opening(self) -> bytes: ...
 
@@ -36,13 +36,13 @@ class ChunkEncoder(Protocol):
 
 
 def error_event(error: ClientError) -> bytes:
-    """An SSE event named `error` with the OpenAI error object."""
+    """Encode an SSE event named `error` with the OpenAI error object."""
     return b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends a generation as it runs. A client that takes nothing for `stall_s` seconds counts as gone: while it kept
-    its connection it would keep its place among the requests in flight.
+    """Sends a generation as it runs. A client that takes no data for `stall_s` seconds counts as gone: otherwise it would
+    keep its place among the requests in flight for as long as it kept its connection.
     """
 
     media_type = "text/event-stream"
@@ -64,7 +64,7 @@ class EventStream(Response):
             await unless_disconnected(receive, self._pump(send))
         except ClientGone:
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told and the generation closed
+        except Exception as error:  # noqa: BLE001 - every error is sent to the client, and the generation is closed
             failure = error
             with suppress(ClientGone):
                 await self._fail(error, send)
@@ -86,10 +86,10 @@ class EventStream(Response):
         await self._send(send, b"", more=False)
 
     async def _fail(self, error: Exception, send: Send) -> None:
-        seen = describe(error)
-        if seen.row.status == 500:
-            LOG.error("stream failed", code=seen.row.code, exc_info=error)
-        await self._send(send, error_event(seen))
+        client_error = describe(error)
+        if client_error.row.status == 500:
+            LOG.error("stream failed", code=client_error.row.code, exc_info=error)
+        await self._send(send, error_event(client_error))
         await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
@@ -101,7 +101,7 @@ class EventStream(Response):
 
 
 async def unless_disconnected(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves. Raises `ClientGone` then."""
+    """Return the result of `work`. When the client leaves, cancel `work` and raise `ClientGone`."""
     task = asyncio.create_task(work)
     left = asyncio.create_task(_disconnected(receive))
     try:

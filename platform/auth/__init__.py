@@ -1,1 +1,1 @@
-"""Authentication."""
+"""Authentication of API keys, and the client's address."""

@@ -1,7 +1,7 @@
-"""Who is calling: `Authorization: Bearer lpx_…` -> `Caller` or `OperatorCaller`, as a dependency of each route (RFC 6750).
+"""Authenticates callers: `Authorization: Bearer lpx_…` -> `Caller` or `OperatorCaller`, as a route dependency (RFC 6750).
 
-Format and checksum are judged before any I/O. A database that is down is a 503, never a 401. Planes that manage look a key
-up for every request; where keys are cached, admission refuses what was decided by an older policy (`renewed`).
+Format and checksum are checked before any I/O. A database that is down is a 503, never a 401. Management routes look a key
+up for every request; where keys are cached, admission refuses a caller with an outdated policy (`renew`).
 """
 
 import hmac
@@ -27,9 +27,9 @@ from loraplex.tenants.errors import MalformedKey, UnknownKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """An authenticated tenant key. `scopes` with what they imply; `weight` is the tenant's fair share relative to others.
+    """An authenticated tenant key. `scopes` include those they imply; `weight` is the tenant's share relative to other tenants.
 
-    `policy_epoch` says how new all this is. `address` is the client's, None when unknown.
+    `policy_epoch`: the version of the tenant's policy at the look-up. `address`: the client's, None when unknown.
     """
 
     tenant_id: UUID
@@ -54,7 +54,7 @@ class OperatorCaller:
 
 
 class Authenticator:
-    """Looks keys up. With `cached` at most once per `cache_s` seconds each, unknown ids as well."""
+    """Looks keys up. With `cached`, each key at most once per `cache_s` seconds, also unknown ids."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Authenticator:
     def requires(
         self, scope: str | None = None, *, cached: bool = False
     ) -> Callable[[Request], Awaitable[Caller]]:
-        """A dependency that lets a tenant's key with `scope` through; any key of a tenant for None."""
+        """Return a dependency that accepts a tenant's key with `scope`; with None any key of a tenant."""
 
         async def authorized(request: Request) -> Caller:
             headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
@@ -83,7 +83,7 @@ class Authenticator:
         return authorized
 
     def requires_operator(self) -> Callable[[Request], Awaitable[OperatorCaller]]:
-        """A dependency that lets an operator's key through."""
+        """Return a dependency that accepts an operator's key."""
 
         async def authorized(request: Request) -> OperatorCaller:
             headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
@@ -94,13 +94,15 @@ class Authenticator:
     async def authenticate(
         self, headers: list[str], address: str | None = None, *, cached: bool = False
     ) -> Caller:
-        """Raises `InvalidApiKey`, `TenantSuspended`, `AddressNotAllowed`, `DatabaseUnavailable`, or `InsufficientScope` for
-        an operator's key.
+        """Authenticate a tenant's key.
+
+        Raises `InvalidApiKey`, `TenantSuspended`, `AddressNotAllowed`, `DatabaseUnavailable`, or `InsufficientScope` for an
+        operator's key.
         """
         return tenant_caller(await self._authentic(headers, address, cached=cached), address)
 
-    async def renewed(self, caller: Caller, scope: str | None = None) -> Caller:
-        """The caller as the database knows its key now, for a caller that a younger policy has overtaken.
+    async def renew(self, caller: Caller, scope: str | None = None) -> Caller:
+        """Authenticate the caller again without the cache and forget the cached keys of its tenant: its policy is outdated.
 
         Raises what `authenticate` does, and `InsufficientScope` when `scope` was taken from the key.
         """
@@ -108,7 +110,7 @@ class Authenticator:
         return await self.confirm(caller, scope)
 
     async def confirm(self, caller: Caller, scope: str | None = None) -> Caller:
-        """As `renewed`, for a caller about whom nothing new is known."""
+        """Authenticate the caller again without the cache, when nothing indicates a change. Raises as `renew`."""
         found = await self._find(caller.key_id, cached=False)
         if found is None or not hmac.compare_digest(found.secret_sha256, caller.key.secret_sha256):
             raise UnknownKey("no such API key")
@@ -116,7 +118,7 @@ class Authenticator:
         return check_scope(tenant_caller(check_address(found, caller.address), caller.address), scope)
 
     def forget(self, tenant_id: UUID) -> None:
-        """Drops what is cached of the tenant's keys."""
+        """Remove the tenant's keys from the cache."""
         self._cache.forget(tenant_id)
 
     async def _authentic(self, headers: list[str], address: str | None, *, cached: bool) -> AuthenticatedKey:
@@ -139,7 +141,7 @@ class Authenticator:
 
 
 def bearer_token(headers: list[str]) -> str:
-    """The token of the one `Authorization` header. Raises `MalformedKey`."""
+    """Return the token of the only `Authorization` header. Raises `MalformedKey`."""
     if len(headers) != 1:
         raise MalformedKey("exactly one Authorization header is needed")
     scheme, _, token = headers[0].partition(" ")
@@ -149,7 +151,7 @@ def bearer_token(headers: list[str]) -> str:
 
 
 def check_address(found: AuthenticatedKey, address: str | None) -> AuthenticatedKey:
-    """A key without networks may be used from everywhere. Raises `AddressNotAllowed`."""
+    """Check the address against the key's networks; a key without networks allows all. Raises `AddressNotAllowed`."""
     networks = [parse_network(text) for text in found.allowed_cidrs]
     if networks and not is_within(None if address is None else parse_address(address), networks):
         raise AddressNotAllowed("This key may not be used from this address.")
@@ -163,7 +165,7 @@ def check_scope(caller: Caller, scope: str | None) -> Caller:
 
 
 def tenant_caller(found: AuthenticatedKey, address: str | None) -> Caller:
-    """Raises `InsufficientScope` for an operator's key."""
+    """Build the caller of a tenant's key. Raises `InsufficientScope` for an operator's key."""
     tenant_id, name, epoch = found.tenant_id, found.tenant_name, found.policy_epoch
     if tenant_id is None or name is None or epoch is None or found.weight is None or found.tier is None:
         raise InsufficientScope("An operator's key cannot act for a tenant.")
@@ -182,7 +184,7 @@ def tenant_caller(found: AuthenticatedKey, address: str | None) -> Caller:
 
 
 def operator_caller(found: AuthenticatedKey, address: str | None) -> OperatorCaller:
-    """Raises `InsufficientScope` for a tenant's key."""
+    """Build the caller of an operator's key. Raises `InsufficientScope` for a tenant's key."""
     if found.tenant_id is not None or OPERATOR not in found.scopes:
         raise InsufficientScope("This needs an operator's key.")
     return OperatorCaller(api_key_id=found.api_key_id, key_id=found.key_id, address=address)

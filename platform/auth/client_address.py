@@ -1,5 +1,7 @@
-"""Where a request comes from. Invariant: `X-Forwarded-For` is believed only as far as trusted proxies wrote it, read from
-its end, where the nearest proxy writes; what a client writes itself decides nothing.
+"""Determines the client's address of a request.
+
+Invariant: `X-Forwarded-For` is read from its end, where the nearest proxy writes, and only as far as trusted proxies wrote
+it. Entries that a client writes have no effect.
 """
 
 from collections.abc import Sequence
@@ -14,12 +16,12 @@ HEADER = "x-forwarded-for"
 
 @dataclass(frozen=True, slots=True)
 class ClientAddresses:
-    """`trusted`: the networks of the proxies before this server; none by default."""
+    """`trusted`: the networks of the proxies in front of this server; none by default."""
 
     trusted: Sequence[Network] = ()
 
     def of(self, request: Request) -> str | None:
-        """The client's address; None when it is unknown, as behind a proxy that names none that can be read."""
+        """Return the client's address; None when it is unknown, for example behind a proxy that writes no valid address."""
         address = None if request.client is None else parse_address(request.client.host)
         for hop in reversed(forwarded(request.headers.getlist(HEADER))):
             if not is_within(address, self.trusted):
@@ -33,7 +35,7 @@ def forwarded(headers: Sequence[str]) -> list[str]:
 
 
 def hop_address(text: str) -> Address | None:
-    """An address as proxies write it: bare, `address:port`, `[address]` or `[address]:port`."""
+    """Parse an address as proxies write it: bare, `address:port`, `[address]` or `[address]:port`."""
     if text.startswith("["):
         return parse_address(text[1:].partition("]")[0])
     return parse_address(text.partition(":")[0] if text.count(":") == 1 else text)

@@ -1,5 +1,7 @@
-"""Keys found a moment ago. Invariant: an entry is as old as the beginning of the query that found it, and never older than
-`seconds`; unknown ids, which anybody can make up, have a room of their own and push out no key that exists.
+"""Caches the look-ups of API keys.
+
+Invariants: the age of an entry counts from the beginning of its query, and is at most `seconds`. Unknown ids, which any
+client can invent, have their own space and displace no existing key.
 """
 
 from collections import OrderedDict, defaultdict
@@ -16,14 +18,14 @@ MAX_UNKNOWN: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a query found: a key, or that there is none."""
+    """The result of a query: a key, or None. It is valid until `until` on the cache's clock."""
 
     found: AuthenticatedKey | None
     until: float
 
 
 class KeyCache:
-    """By public id; a tenant's keys are forgotten together."""
+    """Look-ups by public id; the keys of a tenant are removed together."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -36,16 +38,16 @@ class KeyCache:
         return len(self._known) + len(self._unknown)
 
     def get(self, key_id: str) -> Lookup | None:
-        """None when nothing recent is known of the id."""
+        """Return a valid look-up of the id, or None."""
         lookup = self._known.get(key_id) or self._unknown.get(key_id)
         return lookup if lookup is not None and self._clock() < lookup.until else None
 
     def deadline(self) -> float:
-        """Until when a query that begins now may be believed."""
+        """Return until when the result of a query that begins now is valid."""
         return self._clock() + self._seconds
 
     def put(self, key_id: str, lookup: Lookup) -> None:
-        """An older query never replaces what a younger one found."""
+        """Store a look-up. An older query never replaces the result of a newer one."""
         before = self._known.get(key_id)
         if before is not None and before.until > lookup.until:
             return
@@ -61,7 +63,7 @@ class KeyCache:
             self._drop(next(iter(self._known)))
 
     def forget(self, tenant_id: UUID) -> None:
-        """Every key of the tenant is looked up anew."""
+        """Remove every key of the tenant."""
         for key_id in [*self._of_tenant.get(tenant_id, ())]:
             self._drop(key_id)
 

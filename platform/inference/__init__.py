@@ -1,1 +1,1 @@
-"""One inference request, framework-free."""
+"""The processing of one inference request, independent of the web framework."""

@@ -1,7 +1,8 @@
-"""Admission of one inference call, after all its sizes are known, and the call's caller and response headers.
+"""Admits inference requests once all of their sizes are known.
 
-The engine may start once the counters admit the call, while the ledger is written. Invariant: nothing of a response leaves
-before its reservation is in the ledger; what was admitted is settled or cancelled, also when the client leaves meanwhile.
+The engine may start once the counters admit a request, while its reservation is written to the ledger. Invariant: the
+reservation is in the ledger before any byte of the response is sent, and every reservation is settled or cancelled, also
+when the client leaves.
 """
 
 import asyncio
@@ -24,29 +25,32 @@ from loraplex.tenants.quotas.reservation import OnProvisional, Reservation, Rese
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext:
-    """`request_id` is the id on the answer. `headers` go out with the answer, also with one that tells of an error.
+    """Caller, id and response headers of one request. `headers` are sent with any response, also with an error.
 
-    `renewed` and `confirmed` authenticate a caller once more, without any cache, and raise what a first authentication does;
-    `renewed` also has what is cached of its tenant forgotten.
+    `renew_caller` and `confirm_caller` authenticate the caller again without the cache and raise as the first
+    authentication; `renew_caller` also removes the tenant's keys from the cache.
     """
 
     caller: Caller
     request_id: str
-    renewed: Callable[[Caller], Awaitable[Caller]]
-    confirmed: Callable[[Caller], Awaitable[Caller]]
+    renew_caller: Callable[[Caller], Awaitable[Caller]]
+    confirm_caller: Callable[[Caller], Awaitable[Caller]]
     headers: dict[str, str] = field(default_factory=dict)
 
     async def renew(self) -> None:
-        """From here on `caller` is what its key says now. Whoever is none any more is told nothing but that."""
-        self.caller = await self._asked(self.renewed)
+        """Authenticate the caller again without the cache, because its policy is outdated.
+
+        If the key no longer works, the response carries the authentication error and no other headers.
+        """
+        self.caller = await self._reauthenticate(self.renew_caller)
 
     async def confirm(self) -> None:
-        """As `renew`, where nothing says that anything has changed."""
-        self.caller = await self._asked(self.confirmed)
+        """Authenticate the caller again without the cache, when nothing indicates a change. Fails like `renew`."""
+        self.caller = await self._reauthenticate(self.confirm_caller)
 
-    async def _asked(self, ask: Callable[[Caller], Awaitable[Caller]]) -> Caller:
+    async def _reauthenticate(self, authenticate: Callable[[Caller], Awaitable[Caller]]) -> Caller:
         try:
-            return await ask(self.caller)
+            return await authenticate(self.caller)
         except Exception:
             self.headers.clear()
             raise
@@ -56,94 +60,97 @@ LOG = structlog.get_logger("loraplex.admission")
 
 
 class PendingAdmission:
-    """A call that the counters have let in, and the books perhaps not yet."""
+    """A provisional admission: counted in Valkey, not yet confirmed by the ledger."""
 
-    def __init__(self, call: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
-        self._call = call
+    def __init__(self, context: RequestContext, admitting: "asyncio.Task[Reservation]") -> None:
+        self._context = context
         self._admitting = admitting
 
-    async def admitted(self) -> Reservation:
-        """To be awaited before anything of the answer leaves; then its headers are known. Raises what
-        `InferenceAdmission.enter` does: a call may be refused after all.
+    async def reservation(self) -> Reservation:
+        """Wait for the ledger and add the rate-limit headers. Await it before any byte of the response is sent.
+
+        Raises as `InferenceAdmission.admit`: the request may still be refused.
         """
         try:
-            admission = await asyncio.shield(self._admitting)
+            reservation = await asyncio.shield(self._admitting)
         except LimitExceeded as error:
-            self._call.headers.update(refusal_headers(error))
+            self._context.headers.update(refusal_headers(error))
             raise
         except QuotaUnavailable as error:
-            self._call.headers.update(unavailable_headers(error))
+            self._context.headers.update(unavailable_headers(error))
             raise
-        self._call.headers.update(rate_headers(admission.rate, degraded=admission.degraded))
-        return admission
+        self._context.headers.update(rate_headers(reservation.rate, degraded=reservation.degraded))
+        return reservation
 
-    async def admitted_or_none(self) -> Reservation | None:
-        """None: it was refused, as whoever awaited `admitted` has heard."""
+    async def reservation_or_none(self) -> Reservation | None:
+        """Wait for the ledger; return None when the request was refused, which `reservation` has raised."""
         try:
             return await asyncio.shield(self._admitting)
         except (TenantsError, GatewayError) as error:
-            LOG.debug("a call was refused after it was let in", reason=type(error).__name__)
+            LOG.debug("a request was refused after its provisional admission", reason=type(error).__name__)
             return None
 
 
 class InferenceAdmission:
-    """Admits the calls of one gateway."""
+    """Admits the inference requests of one gateway."""
 
-    def __init__(self, admissions: AdmissionController, detached: BackgroundTasks) -> None:
-        self._admissions = admissions
-        self._detached = detached
+    def __init__(self, controller: AdmissionController, background_tasks: BackgroundTasks) -> None:
+        self._controller = controller
+        self._background_tasks = background_tasks
 
-    async def enter(
-        self, call: RequestContext, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
+    async def admit(
+        self, context: RequestContext, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
     ) -> PendingAdmission:
-        """`completion_tokens` is the most that all choices may have. A caller whose policy is stale is read anew, once.
+        """Reserve the tokens of a request. `completion_tokens` bounds those of all choices together.
 
-        Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
+        A caller whose policy is outdated is authenticated again, once. Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
         """
-        known = asyncio.get_running_loop().create_future()
+        decided = asyncio.get_running_loop().create_future()
 
-        def tell(_: object = None) -> None:
-            if not known.done():
-                known.set_result(None)
+        def decide(_: object = None) -> None:
+            if not decided.done():
+                decided.set_result(None)
 
-        admitting = self._detached.begin(self._admit(call, model, prompt_tokens, completion_tokens, tell))
-        admitting.add_done_callback(tell)
-        entry = PendingAdmission(call, admitting)
+        admitting = self._background_tasks.begin(
+            self._admit_renewing(context, model, prompt_tokens, completion_tokens, decide)
+        )
+        admitting.add_done_callback(decide)
+        pending = PendingAdmission(context, admitting)
         try:
-            await known
+            await decided
         except asyncio.CancelledError:
-            self._detached.begin(self._give_back(entry))
+            self._background_tasks.begin(self._cancel(pending))
             raise
         if admitting.done():
-            await entry.admitted()
-        return entry
+            await pending.reservation()
+        return pending
 
     @asynccontextmanager
-    async def given_back_on_error(self, entry: PendingAdmission) -> AsyncIterator[None]:
-        """Gives the admission back when what it was for does not begin."""
+    async def cancelled_on_error(self, pending: PendingAdmission) -> AsyncIterator[None]:
+        """Cancel the reservation when the block fails, that is, when the request does not begin."""
         try:
             yield
         except BaseException:
-            await self._detached.finish(self._give_back(entry))
+            await self._background_tasks.finish(self._cancel(pending))
             raise
 
-    async def _admit(
+    async def _admit_renewing(
         self,
-        call: RequestContext,
+        context: RequestContext,
         model: ResolvedModel,
         prompt_tokens: int,
         completion_tokens: int,
         on_provisional: OnProvisional,
     ) -> Reservation:
         try:
-            return await self._ask(call, model, prompt_tokens, completion_tokens, on_provisional)
+            return await self._admit_once(context, model, prompt_tokens, completion_tokens, on_provisional)
         except PolicyStale:
-            await call.renew()
-            return await self._ask(call, model, prompt_tokens, completion_tokens, on_provisional)
+            await context.renew()
+            return await self._admit_once(context, model, prompt_tokens, completion_tokens, on_provisional)
 
-    async def _ask(
+    async def _admit_once(
         self,
-        call: RequestContext,
+        context: RequestContext,
         model: ResolvedModel,
         prompt_tokens: int,
         completion_tokens: int,
@@ -151,17 +158,17 @@ class InferenceAdmission:
     ) -> Reservation:
         request = ReservationRequest(
             id=uuid7(),
-            request_id=call.request_id,
-            key=call.caller.key,
+            request_id=context.request_id,
+            key=context.caller.key,
             adapter_id=model.adapter_id,
             adapter_version=model.version,
             digest=model.digest,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
         )
-        return await self._admissions.admit(request, on_provisional)
+        return await self._controller.admit(request, on_provisional)
 
-    async def _give_back(self, entry: PendingAdmission) -> None:
-        admission = await entry.admitted_or_none()
-        if admission is not None:
-            await self._admissions.cancel(admission)
+    async def _cancel(self, pending: PendingAdmission) -> None:
+        reservation = await pending.reservation_or_none()
+        if reservation is not None:
+            await self._controller.cancel(reservation)

@@ -1,4 +1,4 @@
-"""What the gateway's routes are given: everything from outside, frozen, in one place; and the numbers that bound them."""
+"""The dependencies that the gateway's routes receive, and the configuration that bounds their work."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -23,10 +23,11 @@ from loraplex.tenants.database import Database
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
-    """Times in seconds. A gateway tokenizes for `max_tokenizing` calls of `/v1/tokenize` at once, `max_tokenizing_per_tenant`
-    of one tenant. `max_in_flight` counts prompts; `max_completion_tokens` is prompts x n x max_tokens.
+    """Bounds of one gateway; times in seconds. `max_tokenizing` calls of `/v1/tokenize` run at once,
+    `max_tokenizing_per_tenant` of one tenant. `max_in_flight` counts prompts.
 
-    `max_logprobs` is that times (1 + top_logprobs): a whole answer is held in memory, about 0.5 KB for each.
+    `max_completion_tokens` bounds prompts x n x max_tokens. `max_logprobs` bounds that times (1 + top_logprobs): a whole
+    response is kept in memory, about 0.5 KB for each log-probability.
     """
 
     body: BodyLimits = field(default_factory=BodyLimits)
@@ -46,49 +47,53 @@ class ServingConfig:
 
 
 class CompileChecks(Protocol):
-    """Compiles a grammar where it can do no harm before an engine hears of it."""
+    """Compiles a grammar in a sandbox before an engine receives it."""
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
-        """Raises `GrammarRefused` naming `param`, or `WorkersUnavailable` when nobody can tell."""
+        """Compile the grammar. Raises `GrammarRefused` naming `param`, or `WorkersUnavailable` when no check is possible."""
         ...
 
 
 class ValueValidation(Protocol):
-    """Judges finished values where it can hold up nobody."""
+    """Validates finished values in a worker process, off the event loop."""
 
     async def validate(self, namespace: bytes, schema: str, value: str) -> None:
-        """`schema` and `value` are JSON texts. Raises `SchemaNotSatisfied`, `WorkersUnavailable`."""
+        """Validate `value` against `schema`, both JSON texts. Raises `SchemaNotSatisfied`, `WorkersUnavailable`."""
         ...
 
 
 class RequestAnalysis(Protocol):
-    """Does what a request may make long where it holds up nobody."""
+    """Analyses large requests in a worker process, off the event loop."""
 
     def check_body(self, namespace: bytes, body: bytes) -> Coroutine[Any, Any, None]:
-        """Raises what `parse_object` raises for this body, `Overloaded`, `WorkersUnavailable`."""
+        """Check a body. Raises what `parse_object` raises for it, `Overloaded`, `WorkersUnavailable`."""
         ...
 
-    async def compose(self, namespace: bytes, packed: bytes) -> CachedPlan:
-        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`."""
+    async def plan(self, namespace: bytes, packed: bytes) -> CachedPlan:
+        """Build the output plan of constraints packed by `pack_constraints`.
+
+        Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`.
+        """
         ...
 
 
 class PolicyPublisher(Protocol):
-    """Tells every gateway that what decides a tenant's requests has changed."""
+    """Notifies every gateway that a tenant's policy has changed."""
 
     async def publish(self, tenant_id: UUID) -> None:
-        """After the change's commit. Raises `StoreUnavailable` of tenants."""
+        """Notify the gateways; call it after the commit. Raises `StoreUnavailable` of tenants."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayDependencies:
-    """`namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append what must follow.
-    `detached` is to be joined before the stores are closed.
+    """What the routes of one gateway use. Join `background_tasks` before the stores are closed.
 
-    `derive_key`: parts as bytes, the first of which names the purpose -> 32 bytes keyed by the server secret.
+    `namespace_of`: tenant -> its 32-byte cache namespace. `fast_forward`: engines may append forced tokens.
 
-    `adapter_path`: (tenant, digest) -> folder of the blob, fetched to this machine first where it is not here; raises
+    `derive_key`: byte strings, the first of which names the purpose -> 32 bytes keyed by the server secret.
+
+    `adapter_path`: (tenant, digest) -> folder of the blob, which is first fetched to this machine where needed; raises
     `StorageError` of adapters.
     """
 
@@ -98,18 +103,18 @@ class GatewayDependencies:
     prompts: PromptRenderer
     token_text: TokenText
     recorder: RequestRecorder
-    preparation: RequestAnalysis
-    trials: CompileChecks
-    judges: ValueValidation
-    admissions: AdmissionController
+    request_analysis: RequestAnalysis
+    compile_checks: CompileChecks
+    value_validation: ValueValidation
+    admission_controller: AdmissionController
     namespace_of: Callable[[UUID], bytes]
     derive_key: Callable[..., bytes]
     uploads: Uploads
     adapter_path: Callable[[UUID, str], Awaitable[str]]
-    limits: ServingConfig = field(default_factory=ServingConfig)
+    config: ServingConfig = field(default_factory=ServingConfig)
     fast_forward: bool = True
     currency: str = "USD"
-    policies: PolicyPublisher | None = None
+    policy_publisher: PolicyPublisher | None = None
     addresses: ClientAddresses = field(default_factory=ClientAddresses)
     key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
-    detached: BackgroundTasks = field(default_factory=BackgroundTasks)
+    background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)

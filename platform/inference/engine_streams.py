@@ -1,6 +1,6 @@
-"""The engine's events of one answer, read for as long as the engine works on it, whoever still listens.
+"""Reads the engine's events of one request until the engine has ended it, also after the client has left.
 
-Invariant: every event is metered, also those between a client's leaving and the engine's last word on the aborted request.
+Invariant: every event is counted, also those between the client's leaving and the end of the aborted request.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ LOG = structlog.get_logger("loraplex.engine_streams")
 
 
 class EngineStreams:
-    """One engine request per prompt, each submitted and read by a task of its own. For one listener."""
+    """One engine request per prompt; a task of its own submits and reads each. `next` is for a single consumer."""
 
-    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], meter: UsageCounter) -> None:
+    def __init__(self, engine: EngineClient, requests: Sequence[EngineRequest], usage: UsageCounter) -> None:
         self._engine = engine
         self._requests = requests
-        self._meter = meter
+        self._usage = usage
         self._events: asyncio.Queue[tuple[int, Event | None]] = asyncio.Queue(WAITING_EVENTS * len(requests))
         self._open = set(range(len(requests)))
         self._closing = False
         self._readers = [asyncio.create_task(self._read(prompt)) for prompt in self._open]
 
     async def next(self) -> tuple[int, Event] | None:
-        """(prompt, event) in the order of arrival; None once every request has ended."""
+        """Return (prompt, event) in the order of arrival; None once every request has ended."""
         while self._open:
             prompt, event = await self._events.get()
             if event is not None:
@@ -39,7 +39,7 @@ class EngineStreams:
         return None
 
     async def close(self) -> None:
-        """Abort what still runs and meter it to its end, for `ABORT_S` seconds at most; harmless when repeated."""
+        """Abort the running requests and count their events to the end, for at most `ABORT_S` seconds. May be repeated."""
         self._closing = True
         try:
             async with asyncio.timeout(ABORT_S):
@@ -59,10 +59,10 @@ class EngineStreams:
     async def _read(self, prompt: int) -> None:
         request = self._requests[prompt]
         try:
-            # A task that was not begun before the abort must not submit after it.
+            # A task that has not begun before the abort must not submit after it.
             if not self._closing:
                 async for event in self._engine.submit(request):
-                    self._meter.see(prompt, event)
+                    self._usage.see(prompt, event)
                     await self._events.put((prompt, event))
         except Exception:
             LOG.exception("the engine's stream ended", engine_request=request.request_id)

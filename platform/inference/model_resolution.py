@@ -1,6 +1,6 @@
-"""`model` -> base or one immutable adapter version, within the caller's tenant only, once per request.
+"""Resolves `model` to the base model or one immutable adapter version, within the caller's tenant, once per request.
 
-What another tenant owns does not exist here: the answer is the same as for a name nobody ever used.
+Invariant: the error for an adapter of another tenant is the same as for a name that does not exist.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from loraplex.tenants.registry.resolution import ModelResolver
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """`name` as the caller wrote it; `adapter` is `name@version`; all fields of an adapter are None for the base model.
+    """`name` as the caller wrote it; `adapter` is `name@version`. All adapter fields are None for the base model.
 
-    `tool_style` and `defaults` are the adapter version's profile: None and nothing where it has none.
+    `tool_style` and `defaults` are the adapter version's profile: None and empty without one.
     """
 
     name: str
@@ -29,28 +29,28 @@ class ResolvedModel:
     version: int | None = None
 
     def headers(self) -> dict[str, str]:
-        """`x-loraplex-adapter` and its digest; none for the base model."""
+        """Return `x-loraplex-adapter` and its digest; no headers for the base model."""
         if self.adapter is None or self.digest is None:
             return {}
         return {"x-loraplex-adapter": self.adapter, "x-loraplex-adapter-digest": self.digest}
 
     def card(self, created: int, base: str) -> dict[str, object]:
-        """The model object of the OpenAI API; `parent` names the base model of an adapter."""
+        """Build the model object of the OpenAI API; `parent` names the base model of an adapter."""
         parent = None if self.adapter is None else base
         card = {"id": self.name, "object": "model", "created": created, "owned_by": "loraplex"}
         return card | {"root": self.adapter or self.name, "parent": parent}
 
 
 async def resolve_model(
-    services: GatewayDependencies, caller: Caller, name: str, sticky: str = ""
+    dependencies: GatewayDependencies, caller: Caller, name: str, sticky: str = ""
 ) -> ResolvedModel:
-    """Where an alias splits its requests, those with the same `sticky` go the same way.
+    """Resolve a name. Where an alias splits its requests, those with the same `sticky` get the same version.
 
     Raises `ModelNotFound`, or `DatabaseUnavailable` of tenants.
     """
-    if name == services.served_model_name:
+    if name == dependencies.served_model_name:
         return ResolvedModel(name)
-    async with services.database.as_tenant(caller.tenant_id) as session:
+    async with dependencies.database.as_tenant(caller.tenant_id) as session:
         adapter = await ModelResolver(session, caller.tenant_id).resolve(name, sticky)
     if adapter is None:
         raise ModelNotFound(f"The model `{name}` does not exist or you have no access to it.", param="model")
@@ -65,9 +65,9 @@ async def resolve_model(
     )
 
 
-async def list_models(services: GatewayDependencies, caller: Caller) -> list[ResolvedModel]:
-    """The base model and the caller's aliases that have a ready version; `production` is listed by its adapter's name."""
-    async with services.database.as_tenant(caller.tenant_id) as session:
+async def list_models(dependencies: GatewayDependencies, caller: Caller) -> list[ResolvedModel]:
+    """List the base model and the caller's aliases with a ready version; `production` is listed by its adapter's name."""
+    async with dependencies.database.as_tenant(caller.tenant_id) as session:
         adapters = await ModelResolver(session, caller.tenant_id).list()
     own = [ResolvedModel(each.reference, f"{each.name}@{each.version}", each.digest) for each in adapters]
-    return [ResolvedModel(services.served_model_name), *own]
+    return [ResolvedModel(dependencies.served_model_name), *own]

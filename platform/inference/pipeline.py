@@ -1,11 +1,13 @@
-"""The way of one inference request, without any web framework: resolve once, check, render, admit, submit.
+"""Processes one inference request: resolve the model, check the sizes, render the prompt, admit, submit.
 
-Invariant: the model name is resolved, every size checked and the request let in before the engine hears of it.
+Invariant: the model is resolved, every size checked and the request provisionally admitted before it is sent to the engine.
 """
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID, uuid4
 
 from msgspec.structs import replace
@@ -24,17 +26,17 @@ from loraplex.platform.inference.model_resolution import ResolvedModel, resolve_
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.parameters.json_object import size_of
-from loraplex.platform.parameters.output_constraints import answer_form
+from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, sampling_fields
 from loraplex.platform.parameters.value_types import Prompt
-from loraplex.platform.tenant_limiter import InFlightLimiter, WaitingTenantLimiter
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
 INLINE_CHARACTERS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
 class _PreparedRequest:
-    """A request whose sizes are checked: `values` with the model's defaults, token ids and sampling of every prompt."""
+    """A request with checked sizes: `values` with the model's defaults, token ids and sampling of every prompt."""
 
     values: Values
     prompts: list[list[int]]
@@ -44,29 +46,31 @@ class _PreparedRequest:
 class InferencePipeline:
     """Turns checked parameters into a running `Generation`."""
 
-    def __init__(self, services: GatewayDependencies) -> None:
-        self._services = services
-        self._composer = OutputPlanner(
-            services.limits.grammar,
-            services.prompts.special_tokens,
-            services.preparation,
-            services.trials,
-            services.judges,
+    def __init__(self, dependencies: GatewayDependencies) -> None:
+        self._dependencies = dependencies
+        self._planner = OutputPlanner(
+            dependencies.config.grammar,
+            dependencies.prompts.special_tokens,
+            dependencies.request_analysis,
+            dependencies.compile_checks,
+            dependencies.value_validation,
         )
-        self._admission = InferenceAdmission(services.admissions, services.detached)
-        self._encoding = WaitingTenantLimiter()
-        self.in_flight = InFlightLimiter(services.limits.max_in_flight)
+        self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
+        self._encoding_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self._in_flight = TenantLimiter("prompts", total=dependencies.config.max_in_flight)
 
-    async def begin(self, call: RequestContext, endpoint: Endpoint, values: Values) -> "Generation":
-        """A generation whose first event has arrived. The owner must `close` it. Raises what the request deserves."""
+    async def begin(self, context: RequestContext, endpoint: Endpoint, values: Values) -> "Generation":
+        """Start a generation and wait for its first event. The caller must `close` it. Raises the error of the request."""
         arrival = time.monotonic()
-        form = answer_form(values, fast_forward=self._services.fast_forward)
+        constraints = build_output_constraints(values, fast_forward=self._dependencies.fast_forward)
         prompts = len(values["prompt"]) if endpoint == "completions" else 1
-        self.in_flight.enter(prompts)
+        tenant_id = context.caller.tenant_id
+        self._in_flight.acquire(tenant_id, prompts)
+        free_slots = partial(self._in_flight.release, tenant_id, prompts)
         try:
-            generation = await self._admitted(call, endpoint, values, form, arrival)
+            generation = await self._admit(context, endpoint, values, constraints, arrival, free_slots)
         except BaseException:
-            self.in_flight.leave(prompts)
+            free_slots()
             raise
         try:
             await generation.start()
@@ -75,42 +79,44 @@ class InferencePipeline:
             raise
         return generation
 
-    async def _admitted(
+    async def _admit(
         self,
-        call: RequestContext,
+        context: RequestContext,
         endpoint: Endpoint,
         values: Values,
-        form: OutputConstraints | None,
+        constraints: OutputConstraints | None,
         arrival: float,
+        free_slots: Callable[[], None],
     ) -> Generation:
-        """Let in once its sizes are known: while the counters refuse it, nothing is composed and no engine hears of it."""
-        sticky = values["user"] or call.request_id
-        model = await resolve_model(self._services, call.caller, values["model"], sticky)
-        call.headers.update(model.headers())
+        """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
+        sticky = values["user"] or context.request_id
+        model = await resolve_model(self._dependencies, context.caller, values["model"], sticky)
+        context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
-        prompts = await self.prompt_ids(values, model, call.caller.tenant_id)
+        prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
         samplings = self._samplings(endpoint, values, prompts)
         completion_tokens = sum(each.max_tokens * each.n for each in samplings)
-        entry = await self._admission.enter(call, model, sum(map(len, prompts)), completion_tokens)
-        async with self._admission.given_back_on_error(entry):
-            asked = _PreparedRequest(values, prompts, samplings)
-            requests, answer = await self._engine_requests(call.caller, asked, model, form)
-            generation = Generation(self._services, self.in_flight, model, requests, entry, arrival, answer)
-            call.headers.update(generation.headers())
+        pending = await self._admission.admit(context, model, sum(map(len, prompts)), completion_tokens)
+        async with self._admission.cancelled_on_error(pending):
+            prepared = _PreparedRequest(values, prompts, samplings)
+            requests, output = await self._engine_requests(context.caller, prepared, model, constraints)
+            generation = Generation(self._dependencies, free_slots, model, requests, pending, arrival, output)
+            context.headers.update(generation.headers())
             return generation
 
     async def prompt_ids(self, values: Values, model: ResolvedModel, tenant_id: UUID) -> list[list[int]]:
-        """Ids of `messages` or of every `prompt`; large ones are counted and encoded on a thread, a few of a tenant at once.
+        """Return the token ids of `messages` or of every `prompt`.
 
-        Raises `Overloaded` when too many of them wait.
+        Large prompts are counted and encoded on a thread, `AT_ONCE` of a tenant at a time. Raises `Overloaded` when too many
+        of the tenant's requests wait.
         """
         if _characters(values, INLINE_CHARACTERS) <= INLINE_CHARACTERS:
             return self._encode(values, model)
-        async with self._encoding.taken(tenant_id):
+        async with self._encoding_limiter.slot(tenant_id):
             return await asyncio.to_thread(self._encode_large, values, model)
 
     def _encode_large(self, values: Values, model: ResolvedModel) -> list[list[int]]:
-        limit = self._services.limits.max_prompt_characters
+        limit = self._dependencies.config.max_prompt_characters
         size = _characters(values, limit)
         if size > limit:
             raise ContextTooLong(
@@ -119,7 +125,7 @@ class InferencePipeline:
         return self._encode(values, model)
 
     def _encode(self, values: Values, model: ResolvedModel) -> list[list[int]]:
-        prompts = self._services.prompts
+        prompts = self._dependencies.prompts
         if values.get("messages") is None:
             return [prompts.text_ids(each) if isinstance(each, str) else each for each in values["prompt"]]
         effort = values.get("reasoning_effort")
@@ -128,34 +134,42 @@ class InferencePipeline:
             raise UnsupportedParameter(message, param="reasoning_effort")
         options = {} if effort is None else {"reasoning_effort": effort}
         style = self._style(model)
-        return [prompts.chat_ids(values["messages"], options, self._shown_tools(values, style), style)]
+        return [prompts.chat_ids(values["messages"], options, self._prompt_tools(values, style), style)]
 
-    def _shown_tools(self, values: Values, style: ToolStyle) -> tuple[Tool, ...]:
-        """All tools, whichever of them may be called, so that the prompt's prefix stays the same.
+    def _prompt_tools(self, values: Values, style: ToolStyle) -> tuple[Tool, ...]:
+        """Return all tools, whichever of them may be called, so that the prompt's prefix stays the same.
 
-        Our own text teaches how to call, so it is left out when no call may be written.
+        Where tools are written as text, that text explains how to call, so it is omitted when no call is allowed.
         """
         choice = values.get("tool_choice")
         forbidden = choice is not None and choice.mode == "none"
-        return () if forbidden and self._services.prompts.writes_tools_as_text(style) else values["tools"]
+        return () if forbidden and self._dependencies.prompts.writes_tools_as_text(style) else values["tools"]
 
     def _style(self, model: ResolvedModel) -> ToolStyle:
-        return self._services.prompts.style if model.tool_style is None else ToolStyle(model.tool_style)
+        return self._dependencies.prompts.style if model.tool_style is None else ToolStyle(model.tool_style)
 
     async def _engine_requests(
-        self, caller: Caller, asked: "_PreparedRequest", model: ResolvedModel, form: OutputConstraints | None
+        self,
+        caller: Caller,
+        prepared: "_PreparedRequest",
+        model: ResolvedModel,
+        constraints: OutputConstraints | None,
     ) -> tuple[list[EngineRequest], ConstrainedOutput | None]:
-        samplings = asked.samplings
-        namespace = self._services.namespace_of(caller.tenant_id)
+        samplings = prepared.samplings
+        namespace = self._dependencies.namespace_of(caller.tenant_id)
         adapter = await self._adapter_ref(caller, model, namespace)
-        grammar, answer = None, None
-        if form is not None:
-            answer = await self._composer.compose(namespace, form, self._style(model))
-            spec = answer.composition.spec
+        grammar, output = None, None
+        if constraints is not None:
+            output = await self._planner.plan(namespace, constraints, self._style(model))
+            spec = output.plan.spec
             grammar = None if spec is None else encode_spec(spec)
-            if answer.composition.keep_special_tokens:
+            if output.plan.keep_special_tokens:
                 samplings = [replace(each, skip_special_tokens=False) for each in samplings]
-        limits, salt, run = self._services.limits, (asked.values["cache_salt"] or "").encode(), uuid4().hex
+        limits, salt, run = (
+            self._dependencies.config,
+            (prepared.values["cache_salt"] or "").encode(),
+            uuid4().hex,
+        )
         requests = [
             EngineRequest(
                 request_id=f"{run}-{index}",
@@ -169,62 +183,62 @@ class InferencePipeline:
                 queue_timeout_s=limits.queue_timeout_s,
                 total_timeout_s=limits.total_timeout_s,
             )
-            for index, (ids, sampling) in enumerate(zip(asked.prompts, samplings, strict=True))
+            for index, (ids, sampling) in enumerate(zip(prepared.prompts, samplings, strict=True))
         ]
-        return requests, answer
+        return requests, output
 
     def _samplings(
         self, endpoint: Endpoint, values: Values, prompts: list[list[int]]
     ) -> list[SamplingParams]:
-        """Of every prompt, checked against the context and the vocabulary."""
+        """Return the sampling of every prompt, checked against the context length and the vocabulary."""
         name = _prompt_name(values)
         budgets = [self._max_tokens(ids, values, name) for ids in prompts]
         fields = sampling_fields(endpoint, values)
         self._check_product(sum(budgets) * values["n"], fields["logprobs"])
         samplings = [SamplingParams(max_tokens=budget, **fields) for budget in budgets]
         for sampling in samplings:
-            sampling.validate(self._services.engine.info().vocab_size)
+            sampling.validate(self._dependencies.engine.info().vocab_size)
         return samplings
 
     async def _adapter_ref(self, caller: Caller, model: ResolvedModel, namespace: bytes) -> AdapterRef | None:
         if model.digest is None:
             return None
-        path = await self._services.adapter_path(caller.tenant_id, model.digest)
+        path = await self._dependencies.adapter_path(caller.tenant_id, model.digest)
         return AdapterRef(namespace=namespace, digest=model.digest, blob_path=path)
 
     def _max_tokens(self, ids: list[int], values: Values, name: str) -> int:
-        info = self._services.engine.info()
+        info = self._dependencies.engine.info()
         if not ids:
             raise InvalidParameter(f"`{name}` holds no token.", param=name)
         if max(ids) >= info.vocab_size:
             raise InvalidParameter(f"`{name}` must hold token ids in 0..{info.vocab_size - 1}.", param=name)
         left = info.max_model_len - len(ids)
-        asked = _asked_tokens(values)
-        if left < 1 or (asked or 1) > left:
+        requested = _requested_tokens(values)
+        if left < 1 or (requested or 1) > left:
             raise ContextTooLong(
-                f"The context holds {info.max_model_len} tokens; the prompt has {len(ids)} and {asked or 1} more were asked.",
+                f"The context holds {info.max_model_len} tokens; the prompt has {len(ids)} and {requested or 1} more were requested.",
                 name,
             )
-        return asked or min(values["max_tokens"] or self._services.limits.default_max_tokens, left)
+        return requested or min(values["max_tokens"] or self._dependencies.config.default_max_tokens, left)
 
     def _check_product(self, tokens: int, logprobs: int | None) -> None:
-        """`logprobs` alternatives are told per token; None means that no log-probabilities are."""
-        limit = self._services.limits.max_completion_tokens
+        """Check the bounds of tokens and log-probabilities. `logprobs`: alternatives per token, None without any."""
+        limit = self._dependencies.config.max_completion_tokens
         if tokens > limit:
             raise InvalidParameter(
                 f"prompts x `n` x `max_tokens` is {tokens}, but must be at most {limit}.", param="max_tokens"
             )
         entries = 0 if logprobs is None else tokens * (1 + logprobs)
-        if entries > self._services.limits.max_logprobs:
+        if entries > self._dependencies.config.max_logprobs:
             raise InvalidParameter(
                 f"prompts x `n` x `max_tokens` x log-probabilities per token is {entries}, "
-                f"but must be at most {self._services.limits.max_logprobs}.",
+                f"but must be at most {self._dependencies.config.max_logprobs}.",
                 param="max_tokens",
             )
 
 
-def _asked_tokens(values: Values) -> int | None:
-    """What the request itself asked for; a profile's `max_tokens` is a default."""
+def _requested_tokens(values: Values) -> int | None:
+    """Return the number of tokens that the request itself names; a profile's `max_tokens` is only a default."""
     older = values["max_tokens"] if "max_tokens" in values.given else None
     return older or values.get("max_completion_tokens")
 
@@ -233,12 +247,12 @@ def _prompt_name(values: Values) -> str:
     return "messages" if values.get("messages") is not None else "prompt"
 
 
-def _characters(values: Values, most: int) -> int:
+def _characters(values: Values, limit: int) -> int:
     if values.get("messages") is None:
         return sum(map(_length, values["prompt"]))
     tools = [(tool.description, tool.parameters) for tool in values["tools"]]
     calls = (len(call.arguments) for message in values["messages"] for call in message.tool_calls)
-    return sum(len(message.content) for message in values["messages"]) + sum(calls) + size_of(tools, most)
+    return sum(len(message.content) for message in values["messages"]) + sum(calls) + size_of(tools, limit)
 
 
 def _length(prompt: Prompt) -> int:

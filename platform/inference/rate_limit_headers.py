@@ -1,6 +1,6 @@
-"""The headers by which a client learns of its limits: those of the OpenAI API, and which limit at which level refused.
+"""Rate-limit headers: those of the OpenAI API, and the limit and the level that refused a request.
 
-Invariant: a number never falls below zero, and what nothing limits has no header.
+Invariant: no number is below zero, and a quantity without a limit has no header.
 """
 
 import math
@@ -17,7 +17,10 @@ RETRY_HEADER: Final = "x-should-retry"
 
 
 def rate_headers(rate: RateState, *, degraded: bool) -> dict[str, str]:
-    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}` of the tightest level; `degraded`: by this gateway's share."""
+    """Build `x-ratelimit-{limit,remaining,reset}-{requests,tokens}` of the tightest level.
+
+    `degraded`: the numbers are of this gateway's share.
+    """
     headers: dict[str, str] = {}
     for name, state in (("requests", rate.requests), ("tokens", rate.tokens)):
         if state is not None:
@@ -28,26 +31,27 @@ def rate_headers(rate: RateState, *, degraded: bool) -> dict[str, str]:
 
 
 def refusal_headers(error: LimitExceeded) -> dict[str, str]:
-    """Which limit refused, the rates where they are known, and whether trying again helps: SDKs repeat every 429 unless they
-    are told not to.
+    """Build the headers of a refusal: its limit, the rates where known, and `x-should-retry: false` where a retry is useless.
+
+    Without that header the SDKs repeat every 429.
     """
     headers = {LIMIT_HEADER: error.limit, LEVEL_HEADER: error.level}
     headers |= rate_headers(error.rate or RateState(), degraded=error.degraded)
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    in_vain = error.retry_after_s is None or isinstance(error, QuotaExhausted)
-    return headers | ({RETRY_HEADER: "false"} if in_vain else {})
+    is_useless = error.retry_after_s is None or isinstance(error, QuotaExhausted)
+    return headers | ({RETRY_HEADER: "false"} if is_useless else {})
 
 
 def unavailable_headers(error: QuotaUnavailable) -> dict[str, str]:
-    """Which limit it is that nobody can tell."""
+    """Build the headers that name the limit whose state is unknown."""
     if error.limit is None or error.level is None:
         return {}
     return {LIMIT_HEADER: error.limit, LEVEL_HEADER: error.level}
 
 
 def duration_text(seconds: float) -> str:
-    """As the OpenAI API writes it: `20ms`, `1.5s`, `6m0s`, `2h0m1s`; rounded up to the millisecond."""
+    """Format a duration as the OpenAI API does: `20ms`, `1.5s`, `6m0s`, `2h0m1s`; rounded up to the millisecond."""
     milliseconds = max(0, math.ceil(seconds * 1000))
     if milliseconds < 1000:
         return f"{milliseconds}ms"

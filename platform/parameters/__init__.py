@@ -1,1 +1,1 @@
-"""Request parameters, checked."""
+"""Request parameters: their types, bounds and checks."""

@@ -1,6 +1,6 @@
-"""An adapter version's profile as a caller writes it -> a checked `ProfileChange`.
+"""Parses an adapter version's profile into a checked `ProfileChange`.
 
-Closed like the parameter table, whose bounds the defaults share: a name outside is refused, above all a template.
+The profile is closed like the parameter table, whose bounds its defaults share: an unknown name is refused, also a chat template.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _DEFAULTS: Final = f"an object with any of {', '.join(f'`{name}`' for name in DE
 
 
 def read_profile_change(body: Mapping[str, object]) -> ProfileChange:
-    """The fields that `body` names; null is none of it. `defaults` replaces all defaults. Raises `InvalidParameter`."""
+    """Return the fields that `body` names; null removes a value. `defaults` replaces all defaults. Raises `InvalidParameter`."""
     for name in body:
         if name not in FIELDS:
             raise UnknownParameter(
@@ -55,7 +55,7 @@ def _read_defaults(value: object) -> dict[str, Any]:
 
 
 def profile_schema() -> dict[str, Any]:
-    """The `requestBody` of the operation that changes a profile."""
+    """Build the `requestBody` of the operation that changes a profile."""
     defaults = {name: {"description": f"Must be {row.kind.allowed}."} for name, row in _ROWS.items()}
     properties = {
         "tool_style": {"enum": [*TOOL_STYLES, None]},

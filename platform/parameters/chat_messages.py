@@ -1,6 +1,6 @@
-"""Chat messages: role, plain text, the calls of an assistant and the results of tools (OpenAI chat API).
+"""Parses chat messages: role, plain text, the calls of an assistant and the results of tools (OpenAI chat API).
 
-Parts that are not text are refused by name. What clients send back with an answer of ours is read and left out.
+Parts that are not text are refused by name. Fields that clients return from an earlier response are accepted and ignored.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 4096
 MAX_CALLS: Final = 128
 _LATER: Final = ("function_call", "audio", "refusal")
-# `annotations` and `parsed`, and `index` and `parsed_arguments` of a call, are what the `openai` client puts into answers.
+# `annotations` and `parsed`, and `index` and `parsed_arguments` of a call: the `openai` client adds them to responses.
 _ECHOED: Final = ("annotations", "parsed")
 _NAMES: Final = ("role", "content", "name", "tool_calls", "tool_call_id")
 _MESSAGE: Final = "a message with " + ", ".join(_NAMES)
@@ -24,7 +24,7 @@ _PART: Final = '{"type": "text", "text": …}'
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of an assistant. `arguments` is the text it wrote, an object in JSON unless it was cut off."""
+    """One call of an assistant. `arguments` is its text: a JSON object unless it was truncated."""
 
     id: str
     name: str
@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message; text parts are joined, an assistant's content may be empty."""
+    """One message. Text parts are joined; an assistant's content may be empty."""
 
     role: str
     content: str
@@ -44,18 +44,18 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The kind of the `messages` parameter."""
+    """The type of `messages`."""
 
-    most: int = MAX_MESSAGES
+    max_items: int = MAX_MESSAGES
 
     @property
     def allowed(self) -> str:
         roles = f"`role` ({', '.join(ROLES)}) and `content` (string or text parts)"
         calls = f"an assistant may have up to {MAX_CALLS} `tool_calls`, a tool has the `tool_call_id` of one"
-        return f"a list of 1..{self.most} messages with {roles}; {calls}"
+        return f"a list of 1..{self.max_items} messages with {roles}; {calls}"
 
     def read(self, name: str, value: object) -> list[ChatMessage]:
-        if not isinstance(value, list) or not 1 <= len(value) <= self.most:
+        if not isinstance(value, list) or not 1 <= len(value) <= self.max_items:
             refuse(name, value, self.allowed)
         messages = [_message(f"{name}[{index}]", each) for index, each in enumerate(value)]
         _check_results(name, messages)
@@ -69,11 +69,13 @@ def _message(path: str, value: object) -> ChatMessage:
     for key in _LATER:
         if key in fields:
             where = f"{path}.{key}"
-            raise UnsupportedParameter(f"`{where}` is not supported: messages hold text only.", param=where)
+            raise UnsupportedParameter(
+                f"`{where}` is not supported: messages contain text only.", param=where
+            )
     role = Choice(ROLES).read(f"{path}.role", needed(fields, path, "role"))
     _check_role(path, role, fields)
     calls = _calls(f"{path}.tool_calls", fields.get("tool_calls", []))
-    # An answer without text comes back as null, also one that holds no call.
+    # A response without text has the content null, also one without a call.
     content = "" if role == "assistant" and "content" not in fields else needed(fields, path, "content")
     return ChatMessage(
         role=role,
@@ -122,7 +124,7 @@ def _call(path: str, value: object) -> ToolCall:
     if not isinstance(arguments, str):
         refuse(f"{where}.arguments", arguments, "a string")
     return ToolCall(
-        id=Text(longest=256).read(f"{path}.id", needed(fields, path, "id")),
+        id=Text(max_bytes=256).read(f"{path}.id", needed(fields, path, "id")),
         name=Identifier().read(f"{where}.name", needed(function, where, "name")),
         arguments=arguments,
     )
@@ -151,4 +153,4 @@ def _part(path: str, value: object) -> str:
 
 
 def _optional_text(path: str, value: object) -> str | None:
-    return None if value is None else Text(longest=256).read(path, value)
+    return None if value is None else Text(max_bytes=256).read(path, value)

@@ -1,6 +1,6 @@
 """Parses a request body into one JSON object within bounds: size, depth, number of values, finite numbers (RFC 8259).
 
-Invariant: a name that occurs twice in an object is refused, so that no two readers of one body can disagree about it.
+Invariant: a name that occurs twice in an object is refused, so that two parsers cannot read one body differently.
 """
 
 import json
@@ -14,16 +14,16 @@ from typing import Any, NoReturn
 from loraplex.platform.errors import InvalidBody, InvalidParameter
 
 
-def size_of(value: object, most: int) -> int:
-    """Characters of all strings and names, and one for every value. Counting ends above `most`."""
+def size_of(value: object, limit: int) -> int:
+    """Count the characters of all strings and names, and one for every value. Counting ends above `limit`."""
     size, left = 0, [value]
-    while left and size <= most:
+    while left and size <= limit:
         inner = left.pop()
         size += 1
         if isinstance(inner, str):
             size += len(inner)
-        elif isinstance(inner, Mapping | Sequence) and size + len(inner) > most:
-            # Each counts one at least: not even a list of them is made.
+        elif isinstance(inner, Mapping | Sequence) and size + len(inner) > limit:
+            # Each counts at least one, so they need not be visited.
             return size + len(inner)
         elif isinstance(inner, Mapping):
             size += sum(map(len, inner))
@@ -35,9 +35,9 @@ def size_of(value: object, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """`max_bytes` of the body within `max_s` seconds, `max_depth` of nesting; `max_values` counts names as well.
+    """Bounds of a body: `max_bytes` within `max_s` seconds, nesting of `max_depth`. `max_values` counts names as well.
 
-    `max_digits` of a whole number: reading one takes the square of their number.
+    `max_digits` of a whole number: the time to parse one grows with the square of its digits.
     """
 
     max_bytes: int = 10 * 1024 * 1024
@@ -48,7 +48,7 @@ class BodyLimits:
 
 
 def parse_object(body: bytes, limits: BodyLimits) -> dict[str, Any]:
-    """`body` as a JSON object within `limits`. Raises `InvalidBody`, or `InvalidParameter` for a name given twice."""
+    """Parse `body` as a JSON object within `limits`. Raises `InvalidBody`, or `InvalidParameter` for a name given twice."""
     try:
         value = json.loads(
             body.decode(),
@@ -117,7 +117,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _check_encodable(text: str) -> None:
-    """JSON can spell lone surrogates (RFC 8259, 8.2), which have no UTF-8 form."""
+    """Raise for a lone surrogate, which JSON can spell (RFC 8259, 8.2) and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

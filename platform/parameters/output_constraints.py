@@ -1,4 +1,4 @@
-"""The parameters that shape an answer -> one `OutputConstraints`. None means plain text, for which nothing is compiled or parsed."""
+"""Combines `response_format`, `structured_outputs` and tools into one `OutputConstraints`."""
 
 from typing import Final
 
@@ -11,8 +11,11 @@ from loraplex.platform.parameters.tools import ToolChoice
 _NOTHING: Final = Structure(format=None, close=False)
 
 
-def answer_form(values: Values, *, fast_forward: bool = True) -> OutputConstraints | None:
-    """Raises `InvalidParameter` for parameters that do not go together and for a tool that is not there."""
+def build_output_constraints(values: Values, *, fast_forward: bool = True) -> OutputConstraints | None:
+    """Return the constraints; None means plain text, for which nothing is compiled or parsed.
+
+    Raises `InvalidParameter` for contradictory parameters and for an unknown tool.
+    """
     structure: Structure = values.get("structured_outputs") or _NOTHING
     wanted = _format(values.get("response_format"), structure)
     tools: tuple[Tool, ...] = values.get("tools") or ()
@@ -43,7 +46,7 @@ def _callable(tools: tuple[Tool, ...], choice: ToolChoice) -> tuple[Tool, ...]:
     if choice.mode == "none":
         return ()
     if not tools and (choice.mode == "required" or choice.names is not None):
-        raise InvalidParameter("`tool_choice` asks for a call, but `tools` is empty.", param="tool_choice")
+        raise InvalidParameter("`tool_choice` requires a call, but `tools` is empty.", param="tool_choice")
     if choice.names is None:
         return tools
     offered = {tool.name for tool in tools}

@@ -1,6 +1,6 @@
-"""The closed table of request parameters: name, what is allowed, default, endpoints, and where the value goes.
+"""The closed table of request parameters: name, allowed values, default, endpoints, and sampling field.
 
-A name outside the table is refused; the documentation is generated from it, and the tests walk it.
+An unknown name is refused. The documentation is generated from the table, and tests check every row.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,7 +43,7 @@ MAX_SALT_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One row. `sampling` names the field of `SamplingParams` the value goes to; null counts as absent."""
+    """One row. `sampling` names the field of `SamplingParams` that gets the value; null counts as absent."""
 
     name: str
     kind: Kind
@@ -55,14 +55,14 @@ class Parameter:
 
 
 class Values(dict[str, Any]):
-    """The checked value or default of every parameter. `given` are the names the request gave a value."""
+    """The checked value or default of every parameter. `given`: the names to which the request gave a value."""
 
     def __init__(self, values: Mapping[str, Any], given: frozenset[str]) -> None:
         super().__init__(values)
         self.given = given
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "Values":
-        """The same with other defaults where the request was silent; what is no parameter here is left out."""
+        """Apply other defaults to parameters that the request omits; names that are no parameters here are ignored."""
         if not defaults:
             return self
         silent = {name: each for name, each in defaults.items() if name in self and name not in self.given}
@@ -90,13 +90,28 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
     ),
     Parameter("min_p", Number(0, 1), GENERATE, "least probability relative to the best token", 0.0, "min_p"),
     Parameter(
-        "presence_penalty", Number(-2, 2), GENERATE, "on tokens generated before", 0.0, "presence_penalty"
+        "presence_penalty",
+        Number(-2, 2),
+        GENERATE,
+        "penalty on tokens that were generated before",
+        0.0,
+        "presence_penalty",
     ),
     Parameter(
-        "frequency_penalty", Number(-2, 2), GENERATE, "per occurrence so far", 0.0, "frequency_penalty"
+        "frequency_penalty",
+        Number(-2, 2),
+        GENERATE,
+        "penalty per earlier occurrence of the token",
+        0.0,
+        "frequency_penalty",
     ),
     Parameter(
-        "repetition_penalty", Number(0.01, 10), GENERATE, "factor; 1 is off", 1.0, "repetition_penalty"
+        "repetition_penalty",
+        Number(0.01, 10),
+        GENERATE,
+        "factor on tokens that occurred before; 1 is off",
+        1.0,
+        "repetition_penalty",
     ),
     Parameter(
         "logit_bias",
@@ -110,17 +125,27 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         "min_tokens",
         Integer(0, MAX_TOKENS),
         GENERATE,
-        "no stop before; at most `max_tokens`",
+        "tokens before a choice may end; at most `max_tokens`",
         0,
         "min_tokens",
     ),
     Parameter(
-        "stop", StopStrings(MAX_STOP_STRINGS, MAX_STOP_BYTES), GENERATE, "ends the text before it", (), "stop"
+        "stop",
+        StopStrings(MAX_STOP_STRINGS, MAX_STOP_BYTES),
+        GENERATE,
+        "the text ends before the first of these strings",
+        (),
+        "stop",
     ),
     Parameter(
-        "stop_token_ids", TokenIds(MAX_STOP_TOKENS), GENERATE, "tokens that end it", (), "stop_token_ids"
+        "stop_token_ids",
+        TokenIds(MAX_STOP_TOKENS),
+        GENERATE,
+        "tokens that end a choice",
+        (),
+        "stop_token_ids",
     ),
-    Parameter("ignore_eos", Boolean(), GENERATE, "go on after the end token", False, "ignore_eos"),
+    Parameter("ignore_eos", Boolean(), GENERATE, "continue after the end token", False, "ignore_eos"),
     Parameter(
         "include_stop_str_in_output",
         Boolean(),
@@ -137,36 +162,36 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
         True,
         "skip_special_tokens",
     ),
-    Parameter("seed", Integer(-(2**63), 2**63 - 1), GENERATE, "repeats the same draw", None, "seed"),
+    Parameter("seed", Integer(-(2**63), 2**63 - 1), GENERATE, "same seed, same sampling", None, "seed"),
     Parameter("logprobs", Boolean(), CHAT, "log-probabilities of the chosen tokens", False),
     Parameter("top_logprobs", Integer(0, MAX_TOP_LOGPROBS), CHAT, "best alternatives; needs `logprobs`"),
     Parameter(
         "logprobs", Integer(0, 5), COMPLETIONS, "log-probabilities and best alternatives", None, "logprobs"
     ),
-    Parameter("stream", Boolean(), GENERATE, "answer as server-sent events", False),
+    Parameter("stream", Boolean(), GENERATE, "send the response as server-sent events", False),
     Parameter("stream_options", Flags(("include_usage",)), GENERATE, "needs `stream`"),
-    Parameter("cache_salt", Text(MAX_SALT_BYTES), GENERATE, "separates cached prefixes further"),
+    Parameter("cache_salt", Text(MAX_SALT_BYTES), GENERATE, "separates cached prefixes within the tenant"),
     Parameter("prompt_cache_key", Text(512), GENERATE, "accepted; prefixes are cached without it"),
     Parameter("user", Text(512), GENERATE, "accepted, not used"),
-    Parameter("metadata", Metadata(16, Text(64), Text(512, shortest=0)), CHAT, "accepted, not stored"),
-    Parameter("store", Boolean(only=False), CHAT, "answers are never stored", False),
+    Parameter("metadata", Metadata(16, Text(64), Text(512, min_bytes=0)), CHAT, "accepted, not stored"),
+    Parameter("store", Boolean(only=False), CHAT, "responses are never stored", False),
     Parameter("service_tier", Choice(("auto", "default")), CHAT, "accepted; there is one tier"),
     Parameter("reasoning_effort", Choice(_EFFORTS), CHAT, "only where the model's chat template knows it"),
     Parameter(
         "response_format",
         ResponseFormat(),
         CHAT,
-        "the form of the text; not beside a format in `structured_outputs`",
+        "format of the text; not together with a format in `structured_outputs`",
     ),
     Parameter(
         "structured_outputs",
         StructuredOutputs(),
         GENERATE,
-        "the same as vLLM names it; `close` ends the document within `max_tokens`",
+        "the same with vLLM's names; `close` ends the document within `max_tokens`",
     ),
     Parameter("tools", ToolDefinitions(), ALL - COMPLETIONS, "functions the model may call", ()),
     Parameter("tool_choice", ToolChoices(), CHAT, "default auto with `tools`; a named tool is called once"),
-    Parameter("parallel_tool_calls", Boolean(), CHAT, "false: one call per answer", True),
+    Parameter("parallel_tool_calls", Boolean(), CHAT, "false: one call per response", True),
     Parameter("echo", Refused("prompts are not repeated", (False,)), COMPLETIONS, "not offered"),
     Parameter("suffix", Refused("the model does not insert text", ("",)), COMPLETIONS, "not offered"),
     Parameter("best_of", Refused("use `n`", (1,)), COMPLETIONS, "not offered"),
@@ -174,7 +199,7 @@ PARAMETERS: Final[tuple[Parameter, ...]] = (
 
 
 def table(endpoint: Endpoint) -> dict[str, Parameter]:
-    """The rows of one endpoint by name."""
+    """Return the rows of one endpoint by name."""
     return {row.name: row for row in PARAMETERS if endpoint in row.endpoints}
 
 
@@ -184,7 +209,7 @@ _TABLES: Final[Mapping[Endpoint, Mapping[str, Parameter]]] = {
 
 
 def read_parameters(endpoint: Endpoint, body: Mapping[str, object]) -> Values:
-    """Every parameter of the endpoint with its checked value or default. Raises `InvalidParameter`."""
+    """Return every parameter of the endpoint with its checked value or default. Raises `InvalidParameter`."""
     rows = _TABLES[endpoint]
     for name in body:
         if name not in rows:
@@ -221,7 +246,7 @@ def _check_together(endpoint: Endpoint, values: Values) -> None:
 
 
 def sampling_fields(endpoint: Endpoint, values: Values) -> dict[str, Any]:
-    """The values of `SamplingParams` fields, `max_tokens` apart."""
+    """Return the values of all `SamplingParams` fields except `max_tokens`."""
     fields = {
         row.sampling: values[row.name] for row in _TABLES[endpoint].values() if row.sampling is not None
     }
@@ -232,17 +257,17 @@ def sampling_fields(endpoint: Endpoint, values: Values) -> dict[str, Any]:
 
 
 def render_markdown(rows: Iterable[Parameter] = PARAMETERS) -> str:
-    """The table as Markdown, one line per row."""
+    """Render the table as Markdown, one line per row."""
     lines = ["| Parameter | Endpoints | Must be | Default | Meaning |", "|---|---|---|---|---|"]
     for row in rows:
         endpoints = ", ".join(sorted(row.endpoints))
-        default = "required" if row.required == row.endpoints else _shown(row.default)
+        default = "required" if row.required == row.endpoints else _default_text(row.default)
         cells = (f"`{row.name}`", endpoints, row.kind.allowed, default, row.meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _shown(default: Any) -> str:
+def _default_text(default: Any) -> str:
     if default is None or default == () or default == {}:
         return ""
     return str(default).lower() if isinstance(default, bool) else f"{default:g}"

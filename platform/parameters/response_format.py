@@ -1,4 +1,4 @@
-"""`response_format` (OpenAI API) and `structured_outputs` (vLLM's): the form of an answer's text, read but not judged."""
+"""Parses `response_format` (OpenAI API) and `structured_outputs` (vLLM); schemas are not analysed here."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,7 +26,7 @@ _FORMATS: Final = ("json", "regex", "choice", "grammar", "structural_tag")
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The kind of `response_format`. Plain text reads as None."""
+    """The type of `response_format`. Plain text is None."""
 
     @property
     def allowed(self) -> str:
@@ -47,7 +47,7 @@ class ResponseFormat:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """`close`: the document is ended within the last tokens instead of truncated."""
+    """`close`: the document is completed within the last tokens instead of truncated."""
 
     format: OutputFormat | None
     close: bool
@@ -55,12 +55,12 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputs:
-    """The kind of `structured_outputs`."""
+    """The type of `structured_outputs`."""
 
     @property
     def allowed(self) -> str:
-        forms = ", ".join(f"`{name}`" for name in _FORMATS)
-        return f"an object with one of {forms}, and `close` (true or false) beside it or alone"
+        formats = ", ".join(f"`{name}`" for name in _FORMATS)
+        return f"an object with one of {formats}, and `close` (true or false) together with it or alone"
 
     def read(self, name: str, value: object) -> Structure:
         fields = closed_fields(name, value, (*_FORMATS, "close"), self.allowed)
@@ -74,7 +74,7 @@ class StructuredOutputs:
 def _json_schema(name: str, value: object) -> JsonSchema:
     fields = closed_fields(name, value, ("name", "schema", "description", "strict"), _JSON_SCHEMA)
     Identifier().read(f"{name}.name", needed(fields, name, "name"))
-    Text(MAX_DESCRIPTION_BYTES, shortest=0).read(f"{name}.description", fields.get("description", ""))
+    Text(MAX_DESCRIPTION_BYTES, min_bytes=0).read(f"{name}.description", fields.get("description", ""))
     strict = Boolean().read(f"{name}.strict", fields.get("strict", False))
     schema = needed(fields, name, "schema")
     if not isinstance(schema, dict):
@@ -102,14 +102,14 @@ def _options(name: str, value: object) -> tuple[str, ...]:
     return tuple(option.read(f"{name}[{index}]", each) for index, each in enumerate(value))
 
 
-def _object(name: str, value: object, longest: int) -> dict[str, Any]:
-    """An object, or its JSON text of at most `longest` bytes."""
+def _object(name: str, value: object, max_bytes: int) -> dict[str, Any]:
+    """Parse an object, or its JSON text of at most `max_bytes` bytes."""
     if isinstance(value, dict):
         return value
-    allowed = f"an object or its JSON text of up to {longest} bytes"
-    if not isinstance(value, str) or len(value.encode()) > longest:
+    allowed = f"an object or its JSON text of up to {max_bytes} bytes"
+    if not isinstance(value, str) or len(value.encode()) > max_bytes:
         refuse(name, value, allowed)
     try:
-        return parse_object(value.encode(), BodyLimits(max_bytes=longest))
+        return parse_object(value.encode(), BodyLimits(max_bytes=max_bytes))
     except (InvalidBody, InvalidParameter) as error:
         raise InvalidParameter(f"`{name}` must be {allowed}: {error}", param=name) from error

@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of a chat request: functions a model may call, and which of them it may or must (OpenAI API)."""
+"""Parses `tools` and `tool_choice`: the functions that a model may call, and those that it must call (OpenAI API)."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -29,7 +29,7 @@ _TYPE: Final = Choice(("function",))
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`names` are the tools that may be called, None all of them. `single` allows one call only."""
+    """`names`: the tools that may be called, None for all. `single`: only one call is allowed."""
 
     mode: Mode
     names: tuple[str, ...] | None = None
@@ -38,36 +38,38 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinitions:
-    """The kind of `tools`."""
+    """The type of `tools`."""
 
-    most: int = MAX_TOOLS
+    max_items: int = MAX_TOOLS
 
     @property
     def allowed(self) -> str:
-        return f"a list of up to {self.most} objects {_FUNCTION} with different names"
+        return f"a list of up to {self.max_items} objects {_FUNCTION} with different names"
 
     def read(self, name: str, value: object) -> tuple[Tool, ...]:
-        if not isinstance(value, list) or len(value) > self.most:
+        if not isinstance(value, list) or len(value) > self.max_items:
             refuse(name, value, self.allowed)
         tools = tuple(_tool(f"{name}[{index}]", each) for index, each in enumerate(value))
         seen = set[str]()
         for index, tool in enumerate(tools):
             if tool.name in seen:
                 where = f"{name}[{index}].function.name"
-                raise InvalidParameter(f"`{where}` is {tool.name!r}, as an earlier tool's name.", param=where)
+                raise InvalidParameter(
+                    f"`{where}` is {tool.name!r}, the name of an earlier tool.", param=where
+                )
             seen.add(tool.name)
         return tools
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoices:
-    """The kind of `tool_choice`."""
+    """The type of `tool_choice`."""
 
-    most: int = MAX_TOOLS
+    max_items: int = MAX_TOOLS
 
     @property
     def allowed(self) -> str:
-        return f'"none", "auto", "required", {_NAMED} or {_ALLOWED_TOOLS} with 1..{self.most} tools'
+        return f'"none", "auto", "required", {_NAMED} or {_ALLOWED_TOOLS} with 1..{self.max_items} tools'
 
     def read(self, name: str, value: object) -> ToolChoice:
         if value == "none" or value == "auto" or value == "required":
@@ -85,8 +87,8 @@ class ToolChoices:
         tools = needed(fields, name, "tools")
         if mode != "auto" and mode != "required":
             refuse(f"{name}.mode", mode, '"auto" or "required"')
-        if not isinstance(tools, list) or not 1 <= len(tools) <= self.most:
-            refuse(f"{name}.tools", tools, f"a list of 1..{self.most} objects {_NAMED}")
+        if not isinstance(tools, list) or not 1 <= len(tools) <= self.max_items:
+            refuse(f"{name}.tools", tools, f"a list of 1..{self.max_items} objects {_NAMED}")
         names = [_named(f"{name}.tools[{index}]", each) for index, each in enumerate(tools)]
         return ToolChoice(mode, tuple(dict.fromkeys(names)))
 
@@ -97,7 +99,7 @@ def _tool(name: str, value: object) -> Tool:
     path = f"{name}.function"
     names = ("name", "description", "parameters", "strict")
     function = closed_fields(path, needed(fields, name, "function"), names, _FUNCTION)
-    description = Text(MAX_DESCRIPTION_BYTES, shortest=0)
+    description = Text(MAX_DESCRIPTION_BYTES, min_bytes=0)
     return Tool(
         name=Identifier().read(f"{path}.name", needed(function, path, "name")),
         description=description.read(f"{path}.description", function.get("description", "")),
@@ -108,7 +110,7 @@ def _tool(name: str, value: object) -> Tool:
 
 
 def _parameters(name: str, value: object) -> JsonSchemaValue:
-    """Without a schema a function takes no arguments."""
+    """Parse the parameters of a function; without a schema it takes no arguments."""
     if value is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(value, dict):

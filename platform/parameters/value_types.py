@@ -1,6 +1,6 @@
-"""The types of request parameters: each states what it allows in words and checks one JSON value.
+"""The types of request parameters: each describes its allowed values and checks one JSON value.
 
-Invariant: a value outside is refused with the parameter's name, the value and what is allowed; none is clamped or coerced.
+Invariant: any other value is refused with the parameter's name, the value and the allowed values; none is clamped or coerced.
 """
 
 import json
@@ -17,7 +17,7 @@ from loraplex.platform.errors import (
     UnsupportedParameter,
 )
 
-SHOWN: Final = 60
+MAX_EXCERPT: Final = 60
 CONTENT: Final = frozenset(
     {
         *("messages", "prompt", "content", "text", "arguments", "stop", "user", "metadata", "cache_salt"),
@@ -25,29 +25,31 @@ CONTENT: Final = frozenset(
         *("regex", "choice", "grammar", "json", "structural_tag"),
     }
 )
-"""Parameters that hold what a tenant writes rather than one of a few words."""
+"""Parameters whose values are a tenant's content: error messages do not quote them."""
 _INDEX: Final = re.compile(r"\[\d+\]")
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def shown(value: object) -> str:
-    """A JSON value for an error message, cut to `SHOWN` characters."""
+def excerpt_of(value: object) -> str:
+    """Describe a JSON value for an error message, with at most `MAX_EXCERPT` characters."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
-    text = json.dumps(value[:SHOWN] if isinstance(value, str) else value, ensure_ascii=False)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    text = json.dumps(value[:MAX_EXCERPT] if isinstance(value, str) else value, ensure_ascii=False)
+    return text if len(text) <= MAX_EXCERPT else f"{text[:MAX_EXCERPT]}…"
 
 
 def refuse(name: str, value: object, allowed: str) -> NoReturn:
-    """Raise `InvalidParameter` for one value. What may be a tenant's content is not repeated, only what kind of value it is."""
+    """Raise `InvalidParameter` for one value. Possible content of a tenant is not quoted, only its type and length."""
     last = _INDEX.sub("", name).rpartition(".")[2]
-    told = f"a string of {len(value)}" if isinstance(value, str) and last in CONTENT else shown(value)
-    raise InvalidParameter(f"`{name}` is {told}, but must be {allowed}.", param=name)
+    given_value = (
+        f"a string of {len(value)}" if isinstance(value, str) and last in CONTENT else excerpt_of(value)
+    )
+    raise InvalidParameter(f"`{name}` is {given_value}, but must be {allowed}.", param=name)
 
 
 def closed_fields(name: str, value: object, names: Collection[str], allowed: str) -> dict[str, Any]:
-    """The fields of an object that are not null. Raises `UnknownParameter` with the full path of another name."""
+    """Return the fields of an object that are not null. Raises `UnknownParameter` with the full path of another name."""
     if not isinstance(value, dict):
         refuse(name, value, allowed)
     for key in value:
@@ -58,22 +60,22 @@ def closed_fields(name: str, value: object, names: Collection[str], allowed: str
 
 
 def needed(fields: dict[str, Any], name: str, key: str) -> Any:
-    """Field `key` of the object at `name`. Raises `MissingParameter`."""
+    """Return field `key` of the object at `name`. Raises `MissingParameter`."""
     if key not in fields:
         raise MissingParameter(f"`{name}.{key}` is required.", param=f"{name}.{key}")
     return fields[key]
 
 
 class Kind(Protocol):
-    """One shape of parameter."""
+    """One type of parameter."""
 
     @property
     def allowed(self) -> str:
-        """What a value must be, to be read after "must be"."""
+        """The allowed values, as text that follows "must be"."""
         ...
 
     def read(self, name: str, value: object) -> object:
-        """The checked value. Raises `InvalidParameter`."""
+        """Return the checked value. Raises `InvalidParameter`."""
         ...
 
 
@@ -128,17 +130,17 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string; `longest` counts bytes of its UTF-8 form."""
+    """A string; its bounds count bytes in UTF-8."""
 
-    longest: int
-    shortest: int = 1
+    max_bytes: int
+    min_bytes: int = 1
 
     @property
     def allowed(self) -> str:
-        return f"a string of {self.shortest}..{self.longest} bytes in UTF-8"
+        return f"a string of {self.min_bytes}..{self.max_bytes} bytes in UTF-8"
 
     def read(self, name: str, value: object) -> str:
-        if not isinstance(value, str) or not self.shortest <= len(value.encode()) <= self.longest:
+        if not isinstance(value, str) or not self.min_bytes <= len(value.encode()) <= self.max_bytes:
             refuse(name, value, self.allowed)
         return value
 
@@ -147,14 +149,14 @@ class Text:
 class Identifier:
     """A name as the OpenAI API allows it for functions and schemas."""
 
-    longest: int = 64
+    max_length: int = 64
 
     @property
     def allowed(self) -> str:
-        return f"1..{self.longest} characters of a-z, A-Z, 0-9, _ and -"
+        return f"1..{self.max_length} characters of a-z, A-Z, 0-9, _ and -"
 
     def read(self, name: str, value: object) -> str:
-        if not isinstance(value, str) or len(value) > self.longest or not _IDENTIFIER.fullmatch(value):
+        if not isinstance(value, str) or len(value) > self.max_length or not _IDENTIFIER.fullmatch(value):
             refuse(name, value, self.allowed)
         return value
 
@@ -175,54 +177,54 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    most: int
-    longest: int
+    max_items: int
+    max_bytes: int
 
     @property
     def allowed(self) -> str:
-        return f"a string or a list of up to {self.most} strings of 1..{self.longest} bytes in UTF-8"
+        return f"a string or a list of up to {self.max_items} strings of 1..{self.max_bytes} bytes in UTF-8"
 
     def read(self, name: str, value: object) -> tuple[str, ...]:
         strings = [value] if isinstance(value, str) else value
-        if not isinstance(strings, list) or len(strings) > self.most:
+        if not isinstance(strings, list) or len(strings) > self.max_items:
             refuse(name, value, self.allowed)
         for string in strings:
-            if not isinstance(string, str) or not 1 <= len(string.encode()) <= self.longest:
+            if not isinstance(string, str) or not 1 <= len(string.encode()) <= self.max_bytes:
                 refuse(name, string, self.allowed)
         return tuple(strings)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """Ids are checked against the model's vocabulary where the model is known."""
+    """A list of token ids. They are checked against the vocabulary later, where the model is known."""
 
-    most: int
+    max_items: int
 
     @property
     def allowed(self) -> str:
-        return f"a list of up to {self.most} token ids"
+        return f"a list of up to {self.max_items} token ids"
 
     def read(self, name: str, value: object) -> tuple[int, ...]:
-        if not isinstance(value, list) or len(value) > self.most or not all(map(is_token_id, value)):
+        if not isinstance(value, list) or len(value) > self.max_items or not all(map(is_token_id, value)):
             refuse(name, value, self.allowed)
         return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    most: int
+    max_items: int
     bias: Number
 
     @property
     def allowed(self) -> str:
-        return f"an object of up to {self.most} token ids, each with {self.bias.allowed}"
+        return f"an object of up to {self.max_items} token ids, each with {self.bias.allowed}"
 
     def read(self, name: str, value: object) -> dict[int, float]:
-        if not isinstance(value, dict) or len(value) > self.most:
+        if not isinstance(value, dict) or len(value) > self.max_items:
             refuse(name, value, self.allowed)
         biases = {}
         for key, bias in value.items():
-            # A leading zero would spell one id twice.
+            # With leading zeros, two keys could name the same id.
             if not _TOKEN_ID.fullmatch(key):
                 refuse(name, key, self.allowed)
             biases[int(key)] = self.bias.read(f"{name}.{key}", bias)
@@ -231,17 +233,17 @@ class LogitBias:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    most: int
+    max_items: int
     key: Text
     value: Text
 
     @property
     def allowed(self) -> str:
-        longest = f"of up to {self.key.longest} to ones of up to {self.value.longest} bytes"
-        return f"an object of up to {self.most} pairs of strings, {longest}"
+        sizes = f"of up to {self.key.max_bytes} to ones of up to {self.value.max_bytes} bytes"
+        return f"an object of up to {self.max_items} pairs of strings, {sizes}"
 
     def read(self, name: str, value: object) -> dict[str, str]:
-        if not isinstance(value, dict) or len(value) > self.most:
+        if not isinstance(value, dict) or len(value) > self.max_items:
             refuse(name, value, self.allowed)
         return {self.key.read(name, k): self.value.read(f"{name}.{k[:64]}", v) for k, v in value.items()}
 
@@ -263,15 +265,15 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A known name whose feature is not offered; values that ask for nothing are let through."""
+    """A known name whose feature is not offered; values that do not request the feature are accepted."""
 
     reason: str
     harmless: tuple[object, ...] = ()
 
     @property
     def allowed(self) -> str:
-        shown = [str(value).lower() if isinstance(value, bool) else repr(value) for value in self.harmless]
-        return " or ".join(["absent", *shown])
+        harmless = [str(value).lower() if isinstance(value, bool) else repr(value) for value in self.harmless]
+        return " or ".join(["absent", *harmless])
 
     def read(self, name: str, value: object) -> None:
         if any(value == each and type(value) is type(each) for each in self.harmless):
@@ -282,7 +284,7 @@ class Refused:
 
 
 def is_token_id(value: object) -> bool:
-    """A non-negative integer that fits 31 bits."""
+    """Whether `value` is a non-negative integer of at most 31 bits."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
@@ -291,19 +293,19 @@ Prompt: TypeAlias = str | list[int]
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Reads every form into a list of prompts, none of them empty."""
+    """The type of `prompt`. Every form is read into a list of prompts, none of them empty."""
 
-    most: int = 64
+    max_items: int = 64
 
     @property
     def allowed(self) -> str:
         forms = "a string, a list of strings, a list of token ids or a list of such lists"
-        return f"{forms}; 1..{self.most} prompts, none of them empty"
+        return f"{forms}; 1..{self.max_items} prompts, none of them empty"
 
     def read(self, name: str, value: object) -> list[Prompt]:
         if isinstance(value, str) or _is_token_list(value):
             return [self._prompt(name, value)]
-        if not isinstance(value, list) or not 1 <= len(value) <= self.most:
+        if not isinstance(value, list) or not 1 <= len(value) <= self.max_items:
             refuse(name, value, self.allowed)
         if len({type(each) for each in value}) != 1:
             refuse(name, value, self.allowed)

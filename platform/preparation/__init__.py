@@ -1,1 +1,1 @@
-"""Work on requests that may take long, in a process of low priority: checking large bodies, composing large grammars."""
+"""Request analysis in a process of low priority: checks large bodies and builds large output plans."""

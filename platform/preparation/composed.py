@@ -1,4 +1,4 @@
-"""A composition as it is remembered, and as it crosses from one process to another."""
+"""Builds output plans, in the form in which they are cached and sent from one process to another."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -23,28 +23,28 @@ ENTRY_BYTES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class CachedPlan:
-    """`size_bytes` is an estimate: what the form and the grammar take as text, a few times."""
+    """An output plan and its estimated size: a multiple of the constraints' and the grammar's text."""
 
-    composition: OutputPlan
+    plan: OutputPlan
     size_bytes: int
 
 
-def compose_form(
-    form: OutputConstraints, style: ToolStyle, limits: SchemaLimits, control_tokens: Collection[str]
+def build_plan(
+    constraints: OutputConstraints, style: ToolStyle, limits: SchemaLimits, control_tokens: Collection[str]
 ) -> CachedPlan:
-    """Raises `GrammarRefused`. Takes up to 0.3 s for a schema at the bound of 10,000 values (measured)."""
-    composition = plan_output(form, style, limits=limits, control_tokens=control_tokens)
-    source = "" if composition.spec is None else composition.spec.source
-    size = form_size(form, MAX_SIZE) + len(source)
-    return CachedPlan(composition, ENTRY_BYTES + 4 * size)
+    """Build the output plan. Raises `GrammarRefused`. Takes up to 0.3 s for a schema with the maximum of 10,000 values."""
+    plan = plan_output(constraints, style, limits=limits, control_tokens=control_tokens)
+    source = "" if plan.spec is None else plan.spec.source
+    size = constraints_size(constraints, MAX_SIZE) + len(source)
+    return CachedPlan(plan, ENTRY_BYTES + 4 * size)
 
 
-def form_size(form: OutputConstraints, most: int) -> int:
-    """Characters and values of what a grammar is made of, counted no further than `most`."""
-    values: list[object] = [tool.parameters for tool in form.tools]
-    match form.format:
+def constraints_size(constraints: OutputConstraints, limit: int) -> int:
+    """Count the characters and values that the grammar is built from; counting ends above `limit`."""
+    values: list[object] = [tool.parameters for tool in constraints.tools]
+    match constraints.format:
         case JsonSchema(schema=inside) | StructuralTag(tag=inside) | Choice(options=inside):
             values.append(inside)
         case Regex(pattern=text) | ContextFreeGrammar(text=text):
             values.append(text)
-    return size_of(values, most)
+    return size_of(values, limit)

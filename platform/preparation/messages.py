@@ -1,4 +1,4 @@
-"""What a gateway asks of its preparing process, and what it is told: msgpack after a length of eight bytes each."""
+"""Messages between a gateway and its analysis process: msgpack with a length prefix of eight bytes."""
 
 from typing import Final, TypeAlias
 
@@ -30,7 +30,7 @@ REFUSALS: Final[dict[str, type[Refused]]] = {
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """Said first. `control_tokens`: the texts of the tokenizer's special tokens."""
+    """The first message. `control_tokens`: the texts of the tokenizer's special tokens."""
 
     body: BodyLimits
     grammar: SchemaLimits
@@ -38,19 +38,19 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckBody(msgspec.Struct, frozen=True, tag=True):
-    """Is this a JSON object within the bounds? Answered without a result."""
+    """Check that the body is a JSON object within the bounds. The reply has no result."""
 
     body: bytes
 
 
-class ComposeForm(msgspec.Struct, frozen=True, tag=True):
-    """`packed` is what `pack_form` made."""
+class BuildPlan(msgspec.Struct, frozen=True, tag=True):
+    """Build the output plan of constraints packed by `pack_constraints`."""
 
     packed: bytes
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """An error that the request deserves. `kind` is a name of `REFUSALS`."""
+    """An error caused by the request. `kind` is a name of `REFUSALS`."""
 
     kind: str
     message: str
@@ -64,37 +64,37 @@ class Refusal(msgspec.Struct, frozen=True):
         return cls(kind, str(error), error.param, pointer)
 
     def error(self) -> Refused:
-        """The error as it was raised."""
+        """Rebuild the error as it was raised."""
         kind = REFUSALS[self.kind]
         if issubclass(kind, GrammarRefused):
             return kind(self.message, param=self.param, pointer=self.pointer)
         return kind(self.message, param=self.param)
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """`result` for a form that was composed. `broken`: the class of an error that no request should cause."""
+class Reply(msgspec.Struct, frozen=True):
+    """`result`: the plan of a `BuildPlan`. `broken`: the class of an error that no request should cause."""
 
     result: CachedPlan | None = None
     refusal: Refusal | None = None
     broken: str | None = None
 
 
-Task: TypeAlias = CheckBody | ComposeForm
+Task: TypeAlias = CheckBody | BuildPlan
 
 decode_setup: Final = msgspec.msgpack.Decoder(Setup).decode
 decode_task: Final = msgspec.msgpack.Decoder(Task).decode
-decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
+decode_reply: Final = msgspec.msgpack.Decoder(Reply).decode
 
 
-def frame(message: Setup | Task | Answer) -> bytes:
-    """The message as it is written to a pipe."""
+def frame(message: Setup | Task | Reply) -> bytes:
+    """Encode the message with its length prefix."""
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 def length(head: bytes) -> int:
-    """How many bytes follow the first `LENGTH_BYTES`. Raises `msgspec.DecodeError` above `MAX_BYTES`."""
+    """Decode the length prefix. Raises `msgspec.DecodeError` above `MAX_BYTES`."""
     size = int.from_bytes(head, "big")
     if size > MAX_BYTES:
-        raise msgspec.DecodeError(f"a message of {size} bytes, at most {MAX_BYTES} are read")
+        raise msgspec.DecodeError(f"a message of {size} bytes, at most {MAX_BYTES} are allowed")
     return size

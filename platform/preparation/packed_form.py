@@ -1,4 +1,7 @@
-"""An `OutputConstraints` and a tool style as one JSON text. Invariant: numbers keep their digits, which msgpack bounds at 64 bits."""
+"""Packs `OutputConstraints` and a tool style into one JSON text.
+
+Invariant: numbers keep all digits; msgpack would limit them to 64 bits.
+"""
 
 import json
 from dataclasses import fields
@@ -22,21 +25,23 @@ _FORMATS: Final[dict[str, type[OutputFormat]]] = {
 }
 
 
-def pack_form(form: OutputConstraints, style: ToolStyle) -> bytes:
-    """Equal bytes mean equal forms, members of objects in the same order."""
-    document = _members(form) | {
-        "format": None if form.format is None else [type(form.format).__name__, _members(form.format)],
-        "tools": [_members(tool) for tool in form.tools],
+def pack_constraints(constraints: OutputConstraints, style: ToolStyle) -> bytes:
+    """Pack the constraints. Equal bytes mean equal constraints, with the members of objects in the same order."""
+    document = _members(constraints) | {
+        "format": None
+        if constraints.format is None
+        else [type(constraints.format).__name__, _members(constraints.format)],
+        "tools": [_members(tool) for tool in constraints.tools],
     }
     return json.dumps([style, document]).encode()
 
 
-def unpack_form(packed: bytes) -> tuple[OutputConstraints, ToolStyle]:
-    """What `pack_form` was given."""
+def unpack_constraints(packed: bytes) -> tuple[OutputConstraints, ToolStyle]:
+    """Unpack what `pack_constraints` has packed."""
     style, document = json.loads(packed)
     tools = tuple(Tool(**tool) for tool in document["tools"])
-    form = OutputConstraints(**document | {"format": _format(document["format"]), "tools": tools})
-    return form, ToolStyle(style)
+    constraints = OutputConstraints(**document | {"format": _format(document["format"]), "tools": tools})
+    return constraints, ToolStyle(style)
 
 
 def _members(item: OutputConstraints | OutputFormat | Tool) -> dict[str, Any]:

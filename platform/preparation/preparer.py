@@ -1,7 +1,7 @@
-"""`RequestAnalyzer`: the preparing process as the gateway sees it: asked, bounded in time, started again when it died.
+"""Runs request analysis in one process: with a deadline per task, and a new process when it has died.
 
-Invariants: the next task begins when the one before has ended, never earlier, whoever left meanwhile; of one tenant one task
-at a time is in the queue, so that another waits for one task of each; a process that missed its deadline is never asked again.
+Invariants: a task begins only after the previous one has ended, also when its request has left. Each tenant has at most one
+task in the queue, so that a task waits for at most one of each other tenant. A process that missed a deadline is not reused.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from loraplex.platform.errors import InvalidBody, Overloaded
 from loraplex.platform.preparation.composed import CachedPlan
 from loraplex.platform.preparation.messages import (
     LENGTH_BYTES,
-    Answer,
+    BuildPlan,
     CheckBody,
-    ComposeForm,
+    Reply,
     Setup,
     Task,
-    decode_answer,
+    decode_reply,
     frame,
     length,
 )
@@ -37,10 +37,10 @@ MODULE: Final = "loraplex.platform.preparation.process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzerConfig:
-    """`environment` is what the process sees. `deadline_s` bounds one task, `queue_timeout_s` the whole wait for it.
+    """`environment`: that of the process. `deadline_s` bounds one task, `queue_timeout_s` the whole wait for its result.
 
-    `waiting_bytes` bounds the bodies and forms that wait, `tenant_bytes` those of one tenant. After a start that failed
-    nobody is kept waiting for another one for `pause_s`.
+    `waiting_bytes` bounds the bodies and constraints that wait, `tenant_bytes` those of one tenant. For `pause_s` after a
+    failed start, tasks are refused at once.
     """
 
     setup: Setup
@@ -55,115 +55,115 @@ class AnalyzerConfig:
 
 @dataclass(slots=True)
 class _Job:
-    """A task and whether its turn has come: from then on it goes to its end, whoever waits for it."""
+    """A task and whether it has begun: from then on it runs to its end, also when its request has left."""
 
     task: Task
     begun: bool = False
 
 
 class RequestAnalyzer:
-    """Made and used on one event loop."""
+    """The analysis process of one gateway. Use it on one event loop."""
 
     def __init__(self, options: AnalyzerConfig) -> None:
         self._options = options
-        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._tenant_locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._lock = asyncio.Lock()
         self._process: Process | None = None
         self._waiting: Counter[bytes] = Counter()
-        self._errands: set[asyncio.Task[Answer | None]] = set()
+        self._jobs: set[asyncio.Task[Reply | None]] = set()
         self._closed = False
         self._paused_until = 0.0
         self._log = structlog.get_logger("loraplex.preparation")
 
     @property
     def pid(self) -> int | None:
-        """The process id, None while there is no process."""
+        """The process id; None while there is no process."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start the process before anybody waits for it. Raises `WorkersUnavailable`."""
+        """Start the process before the first task. Raises `WorkersUnavailable`."""
         async with self._lock:
             await self._ready()
 
     async def close(self) -> None:
-        """End the process, in the middle of a task if need be; what is asked from now on is `WorkersUnavailable`."""
+        """End the process, also during a task. Later tasks raise `WorkersUnavailable`."""
         self._closed = True
-        for errand in self._errands:
-            errand.cancel()
-        await asyncio.gather(*self._errands, return_exceptions=True)
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
         await self._end()
 
     async def check_body(self, namespace: bytes, body: bytes) -> None:
-        """Raises `InvalidBody` or `InvalidParameter` as `parse_object` does, `Overloaded`, `WorkersUnavailable`."""
-        if await self._ask(namespace, CheckBody(body), len(body)) is None:
-            raise InvalidBody("The body could not be read within the memory allowed.")
+        """Check a body. Raises `InvalidBody` or `InvalidParameter` as `parse_object`, `Overloaded`, `WorkersUnavailable`."""
+        if await self._run(namespace, CheckBody(body), len(body)) is None:
+            raise InvalidBody("The body could not be parsed within the allowed memory.")
 
-    async def compose(self, namespace: bytes, packed: bytes) -> CachedPlan:
-        """`packed` is what `pack_form` made. Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`."""
-        answer = await self._ask(namespace, ComposeForm(packed), len(packed))
-        if answer is None or answer.result is None:
+    async def plan(self, namespace: bytes, packed: bytes) -> CachedPlan:
+        """Build the output plan of packed constraints. Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`."""
+        reply = await self._run(namespace, BuildPlan(packed), len(packed))
+        if reply is None or reply.result is None:
             raise GrammarTooCostly("the schemas of this request take too much memory to analyse")
-        return answer.result
+        return reply.result
 
-    async def _ask(self, namespace: bytes, task: Task, size: int) -> Answer | None:
-        """None when the process did not survive the task. Raises what the request deserves."""
-        self._enter(namespace, size)
-        errand = _Job(task)
-        asking = asyncio.create_task(self._run(namespace, errand))
-        self._errands.add(asking)
-        asking.add_done_callback(self._forget)
+    async def _run(self, namespace: bytes, task: Task, size: int) -> Reply | None:
+        """Run a task and return its reply; None when the process died during it. Raises the error of the request."""
+        self._reserve_bytes(namespace, size)
+        job = _Job(task)
+        running = asyncio.create_task(self._process_job(namespace, job))
+        self._jobs.add(running)
+        running.add_done_callback(self._forget)
         try:
             async with asyncio.timeout(self._options.queue_timeout_s):
-                answer = await asyncio.shield(asking)
+                reply = await asyncio.shield(running)
         except TimeoutError:
             raise WorkersUnavailable(
                 f"this request could not be analysed within {self._options.queue_timeout_s:g} s"
             ) from None
         finally:
-            if not errand.begun:
-                asking.cancel()
+            if not job.begun:
+                running.cancel()
             self._waiting[namespace] -= size
             self._waiting += Counter()
-        if answer is not None and answer.refusal is not None:
-            raise answer.refusal.error()
-        if answer is not None and answer.broken is not None:
-            raise RuntimeError(f"the preparation of a request broke down: {answer.broken}")
-        return answer
+        if reply is not None and reply.refusal is not None:
+            raise reply.refusal.error()
+        if reply is not None and reply.broken is not None:
+            raise RuntimeError(f"the analysis of a request failed: {reply.broken}")
+        return reply
 
-    def _enter(self, namespace: bytes, size: int) -> None:
+    def _reserve_bytes(self, namespace: bytes, size: int) -> None:
         options = self._options
         if self._waiting[namespace] + size > max(options.tenant_bytes, size):
             raise Overloaded(
-                f"More than {options.tenant_bytes} bytes of this tenant's requests wait to be read."
+                f"More than {options.tenant_bytes} bytes of this tenant's requests wait to be analysed."
             )
         if self._waiting.total() + size > max(options.waiting_bytes, size):
-            raise Overloaded(f"More than {options.waiting_bytes} bytes of requests wait to be read.")
+            raise Overloaded(f"More than {options.waiting_bytes} bytes of requests wait to be analysed.")
         self._waiting[namespace] += size
 
-    def _forget(self, asking: "asyncio.Task[Answer | None]") -> None:
-        self._errands.discard(asking)
-        if not asking.cancelled():
-            # Whoever asked may have left; an error that nobody looks at would be told to the log.
-            asking.exception()
+    def _forget(self, running: "asyncio.Task[Reply | None]") -> None:
+        self._jobs.discard(running)
+        if not running.cancelled():
+            # The request may have left; asyncio would log an exception that was never retrieved.
+            running.exception()
 
-    async def _run(self, namespace: bytes, errand: _Job) -> Answer | None:
-        """The process answers in order, so nothing but the end of an errand gives its turn to the next."""
-        turn = self._turns.setdefault(namespace, asyncio.Lock())
-        async with turn, self._lock:
-            errand.begun = True
+    async def _process_job(self, namespace: bytes, job: _Job) -> Reply | None:
+        """Run one job. The process replies in order, so the lock is released only when the job has ended."""
+        lock = self._tenant_locks.setdefault(namespace, asyncio.Lock())
+        async with lock, self._lock:
+            job.begun = True
             process = await self._ready()
             try:
                 async with asyncio.timeout(self._options.deadline_s):
-                    return await _exchange(process, frame(errand.task))
+                    return await _exchange(process, frame(job.task))
             except TimeoutError:
-                self._log.error("preparation late", task=type(errand.task).__name__)
+                self._log.error("preparation late", task=type(job.task).__name__)
                 await self._end()
                 deadline_s = self._options.deadline_s
                 raise WorkersUnavailable(
                     f"this request could not be analysed within {deadline_s:g} s"
                 ) from None
             except (OSError, EOFError, msgspec.DecodeError) as error:
-                self._log.error("preparation lost", task=type(errand.task).__name__, reason=repr(error))
+                self._log.error("preparation lost", task=type(job.task).__name__, reason=repr(error))
                 await self._end()
                 return None
             except BaseException:
@@ -171,7 +171,7 @@ class RequestAnalyzer:
                 raise
 
     async def _ready(self) -> Process:
-        """A process that has answered once, so that its start is not counted to a task."""
+        """Return a process that has replied once, so that no task's deadline includes the start."""
         process, now = self._process, asyncio.get_running_loop().time()
         if process is not None and process.returncode is None:
             return process
@@ -198,11 +198,14 @@ class RequestAnalyzer:
             await end_child(process)
 
 
-async def _exchange(process: Process, data: bytes) -> Answer:
-    """Raises `OSError` or `EOFError` when the process has ended, `msgspec.DecodeError` for what is no answer."""
+async def _exchange(process: Process, data: bytes) -> Reply:
+    """Send a message and read the reply.
+
+    Raises `OSError` or `EOFError` when the process has ended, `msgspec.DecodeError` for an invalid reply.
+    """
     if process.stdin is None or process.stdout is None:
         raise BrokenPipeError("the process has no pipes")
     process.stdin.write(data)
     await process.stdin.drain()
     head = await process.stdout.readexactly(LENGTH_BYTES)
-    return decode_answer(await process.stdout.readexactly(length(head)))
+    return decode_reply(await process.stdout.readexactly(length(head)))

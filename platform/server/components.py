@@ -183,7 +183,9 @@ async def open_admissions(
         heartbeat_s=settings.admission_heartbeat_s,
         valkey_s=settings.valkey_timeout_s,
     )
-    admissions = QuotaAdmissionController(database, fast, settings.price, uuid4(), times, bulk_redis=bulk_redis)
+    admissions = QuotaAdmissionController(
+        database, fast, settings.price, uuid4(), times, bulk_redis=bulk_redis
+    )
     stack.push_async_callback(admissions.close)
     metrics.watch(admissions)
     upkeep = asyncio.create_task(admissions.run())

@@ -175,22 +175,22 @@ async def _assemble(
         prompts=answering.prompts,
         token_text=answering.token_text,
         recorder=metrics,
-        preparation=answering.preparation,
-        trials=answering.trials,
-        judges=answering.judges,
-        admissions=RecordedAdmissionController(admissions, metrics.admission),
-        policies=admissions,
+        request_analysis=answering.preparation,
+        compile_checks=answering.trials,
+        value_validation=answering.judges,
+        admission_controller=RecordedAdmissionController(admissions, metrics.admission),
+        policy_publisher=admissions,
         currency=settings.currency,
         fast_forward=settings.grammar_fast_forward,
         namespace_of=namespace_of,
         derive_key=partial(derive, secret),
         adapter_path=partial(_adapter_path, blobs.adapters),
-        limits=limits,
+        config=limits,
         addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
         key_use=await stack.enter_async_context(writing_use(database)),
         uploads=blobs.uploads(database, life_cycle),
     )
-    stack.push_async_callback(services.detached.join)
+    stack.push_async_callback(services.background_tasks.join)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     _run_beside(_janitor(settings, services, client, blobs).run(), stack)
     app = create_app(services, routers=[health_router(health)])

@@ -106,7 +106,7 @@ class Scenario:
         streams = EngineStreams(self._engine, [self._engine_request()], meter)
         await streams.next()
         begun = time.perf_counter()
-        admission = None if entry is None else await entry.admitted()
+        admission = None if entry is None else await entry.reservation()
         first = time.perf_counter()
         while await streams.next() is not None:
             continue
@@ -121,10 +121,13 @@ class Scenario:
             return caller
 
         call = RequestContext(
-            caller=tenant_caller(key, None), request_id=uuid4().hex, renewed=renewed, confirmed=renewed
+            caller=tenant_caller(key, None),
+            request_id=uuid4().hex,
+            renew_caller=renewed,
+            confirm_caller=renewed,
         )
         shape = self._shape
-        return await self._admission.enter(call, BASE, shape.input_len, shape.output_len)
+        return await self._admission.admit(call, BASE, shape.input_len, shape.output_len)
 
     def _engine_request(self) -> EngineRequest:
         return EngineRequest(

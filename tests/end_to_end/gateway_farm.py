@@ -95,16 +95,16 @@ def services(plan: FarmPlan, database: Database, admissions: QuotaAdmissionContr
         prompts=absent,
         token_text=absent,
         recorder=absent,
-        preparation=absent,
-        trials=absent,
-        judges=absent,
-        admissions=admissions,
-        policies=admissions,
+        request_analysis=absent,
+        compile_checks=absent,
+        value_validation=absent,
+        admission_controller=admissions,
+        policy_publisher=admissions,
         namespace_of=namespace_of,
         derive_key=lambda *parts: bytes(32),
         uploads=no_uploads,
         adapter_path=adapter_path,
-        limits=ServingConfig(),
+        config=ServingConfig(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Admissions without stores: they admit everything, or do what a test tells, and keep what they are given."""
+"""A fake admission controller without stores: it admits everything unless a test decides otherwise, and records its calls."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime

@@ -1,6 +1,7 @@
-"""A canary in all that tenants send, and the secrets of their keys: nowhere in logs at the level debug, error bodies, metrics,
-PostgreSQL (every column of every table, as its owner) or Valkey. `MARKER` is stored on purpose and must be found, until the
-tenant is deleted.
+"""Content of tenants and secrets of keys are in no log (level debug), error body, metric, PostgreSQL column or Valkey key.
+
+All content that tenants send contains a leak marker. Every column of every table is searched, as its owner. `STORED_MARKER` is stored
+on purpose and must be found until the tenant is deleted.
 """
 
 import json
@@ -31,58 +32,68 @@ from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
 
 __all__ = ["model_folder", "stores"]
 
-CANARY = "kanarienvogel7f3a9c"
-MARKER = "leuchtturm5b2d8e"
+LEAK_MARKER = "kanarienvogel7f3a9c"
+STORED_MARKER = "leuchtturm5b2d8e"
 SCHEMA = {
     "type": "object",
-    "description": CANARY,
-    "properties": {CANARY: {"enum": [CANARY, "b"]}, "c": {"type": "string", "pattern": f"^{CANARY}$"}},
-    "required": [CANARY, "c"],
+    "description": LEAK_MARKER,
+    "properties": {
+        LEAK_MARKER: {"enum": [LEAK_MARKER, "b"]},
+        "c": {"type": "string", "pattern": f"^{LEAK_MARKER}$"},
+    },
+    "required": [LEAK_MARKER, "c"],
     "additionalProperties": False,
 }
-TOOL = {"type": "function", "function": {"name": CANARY, "description": CANARY, "parameters": SCHEMA}}
+TOOL = {
+    "type": "function",
+    "function": {"name": LEAK_MARKER, "description": LEAK_MARKER, "parameters": SCHEMA},
+}
 ANSWERED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("chat/completions", {}),
     ("chat/completions", {"stream": True, "stream_options": {"include_usage": True}}),
-    ("chat/completions", {"user": CANARY, "metadata": {"k": CANARY}, "stop": [CANARY]}),
-    ("chat/completions", {"cache_salt": CANARY, "prompt_cache_key": CANARY}),
+    ("chat/completions", {"user": LEAK_MARKER, "metadata": {"k": LEAK_MARKER}, "stop": [LEAK_MARKER]}),
+    ("chat/completions", {"cache_salt": LEAK_MARKER, "prompt_cache_key": LEAK_MARKER}),
     ("chat/completions", {"tools": [TOOL], "tool_choice": "required"}),
     (
         "chat/completions",
-        {"response_format": {"type": "json_schema", "json_schema": {"name": CANARY, "schema": SCHEMA}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": LEAK_MARKER, "schema": SCHEMA}}},
     ),
-    ("chat/completions", {"structured_outputs": {"regex": f"{CANARY}|b"}}),
-    ("completions", {"prompt": CANARY}),
-    ("tokenize", {"prompt": CANARY}),
+    ("chat/completions", {"structured_outputs": {"regex": f"{LEAK_MARKER}|b"}}),
+    ("completions", {"prompt": LEAK_MARKER}),
+    ("tokenize", {"prompt": LEAK_MARKER}),
 )
-# Wrong in many ways, each with the canary where content belongs. A wrong word in place of a setting is told to its sender.
+# Wrong in many ways, each with the leak marker in place of content. An error may quote a wrong word in place of a setting.
 REFUSED: tuple[dict[str, Any], ...] = (
-    {"no_such_parameter": CANARY},
+    {"no_such_parameter": LEAK_MARKER},
     {"max_tokens": 10_000_000},
-    {"messages": [{"role": "nobody", "content": CANARY}]},
-    {"messages": CANARY},
-    {"messages": [CANARY]},
-    {"messages": [{"role": "user", "content": {"text": CANARY}}]},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": [CANARY]}]}]},
-    {"tools": CANARY},
-    {"tools": [{"type": "function", "function": {"name": f"{CANARY} not allowed"}}]},
-    {"stop": CANARY * 1000},
-    {"user": CANARY * 1000},
-    {"cache_salt": CANARY * 1000},
-    {"structured_outputs": {"choice": CANARY}},
-    {"prompt": CANARY},
-    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": CANARY}}}]},
-    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"pattern": f"({CANARY}"}}}]},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": CANARY}}},
-    {"structured_outputs": {"regex": f"({CANARY}"}},
-    {"structured_outputs": {"grammar": f"root ::= {CANARY}"}},
-    {"structured_outputs": {"json": f'{{"type": "{CANARY}"'}},
+    {"messages": [{"role": "nobody", "content": LEAK_MARKER}]},
+    {"messages": LEAK_MARKER},
+    {"messages": [LEAK_MARKER]},
+    {"messages": [{"role": "user", "content": {"text": LEAK_MARKER}}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": [LEAK_MARKER]}]}]},
+    {"tools": LEAK_MARKER},
+    {"tools": [{"type": "function", "function": {"name": f"{LEAK_MARKER} not allowed"}}]},
+    {"stop": LEAK_MARKER * 1000},
+    {"user": LEAK_MARKER * 1000},
+    {"cache_salt": LEAK_MARKER * 1000},
+    {"structured_outputs": {"choice": LEAK_MARKER}},
+    {"prompt": LEAK_MARKER},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": LEAK_MARKER}}}]},
+    {
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"pattern": f"({LEAK_MARKER}"}}}
+        ]
+    },
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": LEAK_MARKER}}},
+    {"structured_outputs": {"regex": f"({LEAK_MARKER}"}},
+    {"structured_outputs": {"grammar": f"root ::= {LEAK_MARKER}"}},
+    {"structured_outputs": {"json": f'{{"type": "{LEAK_MARKER}"'}},
 )
 
 
 @dataclass
 class Watch:
-    """What clients were told when they were refused, and the secrets that were handed out."""
+    """The error bodies of clients, and the secrets that were handed out."""
 
     serve: Serve
     admin: str
@@ -106,7 +117,7 @@ def watch(tmp_path: Path, model_folder: Path, stores: dict[str, str]) -> Iterato
 
 
 def infer(watch: Watch) -> None:
-    base = {"model": "tiny", "messages": [{"role": "user", "content": CANARY}], "max_tokens": 4}
+    base = {"model": "tiny", "messages": [{"role": "user", "content": LEAK_MARKER}], "max_tokens": 4}
     for path, fields in ANSWERED:
         body = {**base, **fields} if path.startswith("chat") else {"model": "tiny", **fields}
         answer = watch.ask("POST", f"/v1/{path}", body)
@@ -115,8 +126,8 @@ def infer(watch: Watch) -> None:
     for fields in REFUSED:
         answer = watch.ask("POST", "/v1/chat/completions", {**base, **fields})
         assert 400 <= answer.status_code < 500, (fields, answer.text)
-    broken = f'{{"model": "tiny", "messages": "{CANARY}'.encode()
-    for content in (broken, broken + b'"', CANARY.encode(), b'["' + CANARY.encode() + b'"]'):
+    broken = f'{{"model": "tiny", "messages": "{LEAK_MARKER}'.encode()
+    for content in (broken, broken + b'"', LEAK_MARKER.encode(), b'["' + LEAK_MARKER.encode() + b'"]'):
         headers = {"authorization": f"Bearer {watch.admin}"}
         answer = httpx.post(f"{watch.serve.url}/v1/chat/completions", content=content, headers=headers)
         assert answer.status_code == 400
@@ -127,40 +138,50 @@ def manage(watch: Watch) -> None:
     """Keys, wrong keys, repeated requests, and refused bodies."""
     for path, body in (
         ("/tenant/v1/keys", {"name": "made", "scopes": ["inference"]}),
-        ("/tenant/v1/adapters", {"name": "adapter", "description": MARKER}),
+        ("/tenant/v1/adapters", {"name": "adapter", "description": STORED_MARKER}),
     ):
         answers = [watch.ask("POST", path, body, **{"idempotency-key": path}) for _ in range(2)]
         assert answers[0].status_code == 201 and answers[0].content == answers[1].content
         watch.secrets += [answers[0].json()["api_key"]] if "api_key" in answers[0].json() else []
-        for wrong in ({**body, "extra": CANARY}, {**body, "name": [CANARY]}, {"name": {CANARY: 1}}):
+        for wrong in (
+            {**body, "extra": LEAK_MARKER},
+            {**body, "name": [LEAK_MARKER]},
+            {"name": {LEAK_MARKER: 1}},
+        ):
             assert watch.ask("POST", path, wrong).status_code == 400
     for query in ("cursor", "limit"):
-        assert watch.ask("GET", f"/tenant/v1/keys?{query}={CANARY}").status_code == 400
+        assert watch.ask("GET", f"/tenant/v1/keys?{query}={LEAK_MARKER}").status_code == 400
     _, environment, key_id, _, _ = watch.admin.split("_")
-    forged = ParsedKey(environment, key_id, CANARY.ljust(43, "0")).plaintext
+    forged = ParsedKey(environment, key_id, LEAK_MARKER.ljust(43, "0")).plaintext
     unknown = generate_key("live").plaintext
     watch.secrets += [forged, unknown]
-    for key in (CANARY, f"lpx_live_{CANARY}", forged, unknown, watch.admin[:-1] + "_"):
+    for key in (LEAK_MARKER, f"lpx_live_{LEAK_MARKER}", forged, unknown, watch.admin[:-1] + "_"):
         assert watch.ask("GET", "/v1/models", key=key).status_code == 401
-    assert watch.ask("GET", "/v1/models", key="x", **{"if-match": CANARY}).status_code == 401
+    assert watch.ask("GET", "/v1/models", key="x", **{"if-match": LEAK_MARKER}).status_code == 401
 
 
 def upload(watch: Watch) -> None:
-    """Files full of the canary, whole and in a part; what is no adapter, and what is not what was declared."""
-    header = json.dumps({"__metadata__": {CANARY: CANARY}}).encode()
-    weights = struct.pack("<Q", len(header)) + header + CANARY.encode()
-    config = json.dumps({"base_model_name_or_path": CANARY, "task_type": CANARY, "notes": CANARY}).encode()
+    """Files full of the leak marker, whole and in a part; what is no adapter, and what is not what was declared."""
+    header = json.dumps({"__metadata__": {LEAK_MARKER: LEAK_MARKER}}).encode()
+    weights = struct.pack("<Q", len(header)) + header + LEAK_MARKER.encode()
+    config = json.dumps(
+        {"base_model_name_or_path": LEAK_MARKER, "task_type": LEAK_MARKER, "notes": LEAK_MARKER}
+    ).encode()
     files = {CONFIG: config, WEIGHTS: weights}
     headers = {"authorization": f"Bearer {watch.admin}"}
     adapter = f"{watch.serve.url}/tenant/v1/adapters/adapter"
-    whole = {name: (CANARY, content) for name, content in files.items()}
-    for sent in (whole, {**whole, "other": (CANARY, CANARY.encode())}, {CONFIG: (CANARY, config)}):
+    whole = {name: (LEAK_MARKER, content) for name, content in files.items()}
+    for sent in (
+        whole,
+        {**whole, "other": (LEAK_MARKER, LEAK_MARKER.encode())},
+        {CONFIG: (LEAK_MARKER, config)},
+    ):
         answer = httpx.post(f"{adapter}/versions", files=sent, headers=headers, timeout=30)
         assert answer.status_code < 500, answer.text
         watch.refusals += [answer.text] if answer.status_code >= 400 else []
     opened = watch.ask("POST", "/tenant/v1/adapters/adapter/uploads", {"files": declared(files)}).json()
     part = f"{watch.serve.url}/tenant/v1/uploads/{opened['id']}/{CONFIG}/parts/1"
-    for content, status in ((CANARY.encode(), 400), (config, 200)):
+    for content, status in ((LEAK_MARKER.encode(), 400), (config, 200)):
         answer = httpx.put(part, content=content, headers=headers)
         assert answer.status_code == status, answer.text
         watch.refusals += [answer.text] if status >= 400 else []
@@ -204,12 +225,12 @@ def found(text: str, wanted: str) -> bool:
     return wanted in text or wanted.encode().hex() in text.lower()
 
 
-def test_what_tenants_send_is_written_nowhere(watch: Watch, stores: dict[str, str]) -> None:
+def test_content_of_tenants_is_written_nowhere(watch: Watch, stores: dict[str, str]) -> None:
     infer(watch)
     manage(watch)
     upload(watch)
     with redis.Redis.from_url(stores["redis_url"]) as client:
-        client.hset("marker", "field", MARKER)
+        client.hset("marker", "field", STORED_MARKER)
     metrics = httpx.get(f"{watch.serve.url}/metrics").text
     logs = (watch.serve.folder / "stderr").read_text()
     assert len(watch.refusals) > len(REFUSED) and "vllm:" in metrics and logs
@@ -221,18 +242,18 @@ def test_what_tenants_send_is_written_nowhere(watch: Watch, stores: dict[str, st
         "Valkey": list(values(stores["redis_url"])),
     }
     for place in ("PostgreSQL", "Valkey"):
-        assert any(found(text, MARKER) for text in places[place]), place
+        assert any(found(text, STORED_MARKER) for text in places[place]), place
     secrets = [key.split("_")[3] for key in watch.secrets]
     leaks = [
         (place, text[:300])
         for place, texts in places.items()
         for text in texts
-        for wanted in (CANARY, *secrets)
+        for wanted in (LEAK_MARKER, *secrets)
         if found(text, wanted)
     ]
     assert leaks == []
     delete(watch, stores["database_url"])
     # What was stored on purpose goes with the tenant; what the audit log noted of it stays for its own time.
-    left = [row for row in rows(stores["database_url"]) if found(row, MARKER)]
+    left = [row for row in rows(stores["database_url"]) if found(row, STORED_MARKER)]
     assert {row.partition(":")[0] for row in left} == {"audit_entries"}
     until(lambda: not [*watch.serve.folder.rglob("adapter_model.safetensors")], 30)

@@ -1,26 +1,149 @@
-"""Slots are bounded in all and for each tenant, and come back whatever happens in them."""
+"""Slots are bounded per tenant and in total; a tenant waits behind its own requests only."""
 
-from contextlib import ExitStack
-from uuid import uuid4
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from tests.platform.api.management.test_endpoint import caller_of
+from tests.platform.api.tenant.upload_server import CONFIG, UploadHome
+from tests.tenants.registry_records import make_tenant
 
+from loraplex.platform.api.management.endpoint import ManagementEndpoint
+from loraplex.platform.api.management.responses import ApiResponse
 from loraplex.platform.errors import Overloaded
-from loraplex.platform.tenant_limiter import RefusingTenantLimiter
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
+from loraplex.tenants.audit_log import Actor
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import NotFound
 
 
-def test_slots_are_bounded_in_all_and_for_each_tenant() -> None:
-    slots = RefusingTenantLimiter(3, 2, "uploads")
+def requests() -> TenantLimiter:
+    return TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+
+
+async def test_slots_are_bounded_in_total_and_for_each_tenant() -> None:
+    limiter = TenantLimiter("uploads", total=3, per_tenant=2)
     first, second = uuid4(), uuid4()
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         for tenant_id in (first, first, second):
-            stack.enter_context(slots.taken(tenant_id))
-        with pytest.raises(Overloaded, match="This tenant has 2 uploads"), slots.taken(first):
-            pass
-        with pytest.raises(Overloaded, match="The server has as many uploads"), slots.taken(second):
-            pass
-    with pytest.raises(ZeroDivisionError), slots.taken(first):
-        raise ZeroDivisionError
-    with slots.taken(first), slots.taken(first), slots.taken(second):
+            await stack.enter_async_context(limiter.slot(tenant_id))
+        with pytest.raises(Overloaded, match="This tenant has 2 uploads"):
+            await stack.enter_async_context(limiter.slot(first))
+        with pytest.raises(Overloaded, match="The server has as many uploads"):
+            await stack.enter_async_context(limiter.slot(second))
+    with pytest.raises(ZeroDivisionError):
+        async with limiter.slot(first):
+            raise ZeroDivisionError
+    async with limiter.slot(first), limiter.slot(first), limiter.slot(second):
         pass
-    assert not slots._taken
+    assert not limiter._running
+
+
+def test_several_slots_are_taken_at_once_or_none() -> None:
+    limiter, tenant_id = TenantLimiter("prompts", total=3), uuid4()
+    limiter.acquire(tenant_id, 2)
+    with pytest.raises(Overloaded):
+        limiter.acquire(uuid4(), 2)
+    limiter.release(tenant_id, 2)
+    limiter.acquire(tenant_id, 3)
+    limiter.release(tenant_id, 3)
+    assert not limiter._running
+
+
+async def test_free_slots_go_to_the_waiting_tenants_in_turn() -> None:
+    limiter, greedy, modest = TenantLimiter("requests", total=1, waiting=4), uuid4(), uuid4()
+    order: list[UUID] = []
+
+    async def take(tenant_id: UUID) -> None:
+        async with limiter.slot(tenant_id):
+            order.append(tenant_id)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*map(take, (greedy, greedy, greedy, modest, modest)))
+    assert order == [greedy, greedy, modest, greedy, modest]
+    assert not limiter._running and not limiter._waiting
+
+
+async def test_a_slot_handed_to_a_cancelled_request_goes_to_the_next() -> None:
+    limiter, tenant_id, reached = TenantLimiter("requests", per_tenant=1, waiting=2), uuid4(), []
+
+    async def take(name: str) -> None:
+        async with limiter.slot(tenant_id):
+            reached.append(name)
+
+    limiter.acquire(tenant_id)
+    late, next_one = asyncio.create_task(take("late")), asyncio.create_task(take("next"))
+    await asyncio.sleep(0)
+    limiter.release(tenant_id)
+    late.cancel()
+    await asyncio.gather(late, next_one, return_exceptions=True)
+    assert reached == ["next"] and not limiter._running and not limiter._waiting
+
+
+async def test_a_slow_tenant_leaves_connections_to_the_others(database: Database) -> None:
+    slow, quick = [await caller_of(database, await make_tenant(database, name)) for name in ("slow", "quick")]
+    small = Database(database.url, pool_size=AT_ONCE + 1)
+    dependencies: Any = SimpleNamespace(database=small, derive_key=lambda *parts: bytes(32))
+    endpoint, end, running = ManagementEndpoint(dependencies), asyncio.Event(), 0
+
+    async def wait(session: AsyncSession) -> ApiResponse:
+        nonlocal running
+        running += 1
+        await end.wait()
+        return ApiResponse(204)
+
+    async def answer(session: AsyncSession) -> ApiResponse:
+        return ApiResponse(204)
+
+    waiting = [asyncio.create_task(endpoint.read(slow, wait)) for _ in range(2 * AT_ONCE)]
+    while running < AT_ONCE:
+        await asyncio.sleep(0.01)
+    assert (await asyncio.wait_for(endpoint.read(quick, answer), 4)).status_code == 204
+    assert running == AT_ONCE
+    end.set()
+    assert {response.status_code for response in await asyncio.gather(*waiting)} == {204}
+    assert running == 2 * AT_ONCE
+    await small.close()
+
+
+async def test_a_bounded_number_waits_and_no_tenant_is_remembered() -> None:
+    limiter, tenant_id, end = requests(), uuid4(), asyncio.Event()
+
+    async def take() -> None:
+        async with limiter.slot(tenant_id):
+            await end.wait()
+
+    tasks = [asyncio.create_task(take()) for _ in range(AT_ONCE + MAX_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await take()
+    async with limiter.slot(uuid4()):
+        tasks[-1].cancel()
+        await asyncio.gather(tasks[-1], return_exceptions=True)
+        tasks[-1] = asyncio.create_task(take())
+        end.set()
+        await asyncio.gather(*tasks)
+    assert not limiter._running and not limiter._waiting
+
+
+async def test_transactions_of_uploads_wait_for_a_slot(database: Database, tmp_path: Path) -> None:
+    limiter, tenant_id = requests(), await make_tenant(database)
+    uploads = UploadHome(database, tmp_path).uploads.in_turns(limiter.slot)
+    asked = (
+        uploads.require_room(tenant_id, "nobody", 1, uuid4()),
+        uploads.expected_size(tenant_id, uuid4(), CONFIG, 1),
+        uploads.complete(tenant_id, uuid4(), Actor("key", "key")),
+    )
+    async with AsyncExitStack() as stack:
+        for _ in range(AT_ONCE):
+            await stack.enter_async_context(limiter.slot(tenant_id))
+        waiting = [asyncio.create_task(each) for each in asked]
+        assert not (await asyncio.wait(waiting, timeout=0.1))[0]
+    for task in waiting:
+        with pytest.raises(NotFound):
+            await task

@@ -1,1 +1,1 @@
-"""What every route of the tenant and operator planes is made of: bodies, answers, preconditions, pages, one transaction."""
+"""Shared parts of the tenant and operator routes: bodies, responses, preconditions, pages, one transaction per request."""

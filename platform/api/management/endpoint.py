@@ -1,6 +1,7 @@
-"""One request of the tenant or operator plane: one transaction, its audit rows, and its answer, kept if it may be repeated.
+"""Runs one request of the tenant or operator plane: one transaction, its audit rows, and its response.
 
-Invariant: the change, its audit rows and its kept answer are committed together or not at all; gateways hear of it after.
+Invariant: a change, its audit rows and the response stored for its Idempotency-Key are committed together or not at all;
+the gateways are notified after the commit.
 """
 
 import re
@@ -24,7 +25,7 @@ from loraplex.platform.api.request_id import request_id_of
 from loraplex.platform.auth.authenticator import Caller, OperatorCaller
 from loraplex.platform.errors import InvalidParameter
 from loraplex.platform.inference.dependencies import GatewayDependencies
-from loraplex.platform.tenant_limiter import WaitingTenantLimiter
+from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.idempotency import IdempotencyRepository, RepeatableRequest
@@ -34,47 +35,48 @@ CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 
 FoundT = TypeVar("FoundT")
-PlaneCaller: TypeAlias = Caller | OperatorCaller
+ManagementCaller: TypeAlias = Caller | OperatorCaller
 Read: TypeAlias = Callable[[AsyncSession], Awaitable[ApiResponse]]
 Change: TypeAlias = Callable[[AsyncSession, AuditRepository], Awaitable[ApiResponse]]
 Rows: TypeAlias = Callable[[AsyncSession, Page[RowT, KeyT]], Awaitable[Sequence[RowT]]]
 
 
 class ManagementEndpoint:
-    """Runs the work of routes as what their caller is: a tenant sees its own rows, an operator all."""
+    """Runs the work of routes in the caller's database role: a tenant sees its own rows, an operator sees all."""
 
-    def __init__(self, services: GatewayDependencies) -> None:
-        self._services = services
-        self._sealed = EncryptedResponses(services.derive_key)
-        self._cursor_key = services.derive_key(CURSOR_DOMAIN)
-        self._turns = WaitingTenantLimiter()
+    def __init__(self, dependencies: GatewayDependencies) -> None:
+        self._dependencies = dependencies
+        self._encrypted_responses = EncryptedResponses(dependencies.derive_key)
+        self._cursor_key = dependencies.derive_key(CURSOR_DOMAIN)
+        self._limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
 
     @property
     def served_model_name(self) -> str:
-        """What the base model is called in requests."""
-        return self._services.served_model_name
+        """The name of the base model in requests."""
+        return self._dependencies.served_model_name
 
-    async def read(self, caller: PlaneCaller, work: Read) -> Response:
-        """The answer of `work`, which changes nothing."""
+    async def read(self, caller: ManagementCaller, work: Read) -> Response:
+        """Respond with the result of `work`, which changes nothing."""
         async with self._transaction(caller) as session:
             return respond(await work(session))
 
-    async def read_beside(
+    async def read_with_other_store(
         self,
-        caller: PlaneCaller,
+        caller: ManagementCaller,
         find: Callable[[AsyncSession], Awaitable[FoundT]],
-        tell: Callable[[FoundT], Awaitable[ApiResponse]],
+        build: Callable[[FoundT], Awaitable[ApiResponse]],
     ) -> Response:
-        """As `read`, for what lies in another store too: `tell` is asked in the same turn, and holds no connection."""
-        async with self._turn(caller):
+        """Like `read`, for data of a second store: `build` runs in the same slot, but holds no database connection."""
+        async with self._slot(caller):
             async with self._session(caller) as session:
                 found = await find(session)
-            return respond(await tell(found))
+            return respond(await build(found))
 
-    async def change(self, request: Request, caller: PlaneCaller, work: Change) -> Response:
-        """The answer of `work` after its commit; a POST with an Idempotency-Key that was answered is answered the same.
+    async def change(self, request: Request, caller: ManagementCaller, work: Change) -> Response:
+        """Run and commit `work`, notify the gateways, and respond. A repeated POST with the Idempotency-Key of a completed
+        one gets the stored response.
 
-        An error of `work` undoes all of it and is not kept: the same key may try again.
+        An error of `work` rolls everything back and is not stored: the same key may be used again.
         """
         repeatable = _repeatable(request, caller)
         async with self._transaction(caller) as session:
@@ -91,78 +93,86 @@ class ManagementEndpoint:
     async def listing(
         self,
         request: Request,
-        caller: PlaneCaller,
+        caller: ManagementCaller,
         order: SortOrder[RowT, KeyT],
         rows: Rows[RowT, KeyT],
-        shown: Callable[[RowT], ResponseModel],
+        to_response: Callable[[RowT], ResponseModel],
         filters: Iterable[str] = (),
     ) -> Response:
-        """The page that the query asks for. `rows` reads `fetch` rows behind `after`, in that order."""
+        """Respond with the requested page. `rows` reads up to `fetch` rows that follow `after` in `order`."""
         page = self.page(request, caller, order, filters)
 
         async def work(session: AsyncSession) -> ApiResponse:
-            return ApiResponse(200, page.listing(await rows(session, page), shown))
+            return ApiResponse(200, page.listing(await rows(session, page), to_response))
 
         return await self.read(caller, work)
 
     def page(
-        self, request: Request, caller: PlaneCaller, order: SortOrder[RowT, KeyT], filters: Iterable[str] = ()
+        self,
+        request: Request,
+        caller: ManagementCaller,
+        order: SortOrder[RowT, KeyT],
+        filters: Iterable[str] = (),
     ) -> Page[RowT, KeyT]:
-        """What the query asks for, of the listing at this path as `caller` sees it."""
+        """Parse the query of a listing. Its cursors are valid for this path and this caller only."""
         scope = f"{tenant_of(caller) or 'operator'} {request.url.path}".encode()
         return page_of(request, Cursors(self._cursor_key, scope), order, filters)
 
     async def _once(
         self, session: AsyncSession, request: RepeatableRequest, work: Callable[[], Awaitable[ApiResponse]]
     ) -> Response:
-        kept = timedelta(seconds=self._services.limits.idempotency_s)
-        records = IdempotencyRepository(session, kept)
-        sealed = await records.begin(request)
-        if sealed is not None:
-            return self._sealed.open(request, sealed)
+        lifetime = timedelta(seconds=self._dependencies.config.idempotency_s)
+        records = IdempotencyRepository(session, lifetime)
+        stored = await records.begin(request)
+        if stored is not None:
+            return self._encrypted_responses.decrypt(request, stored)
         response = respond(await work())
-        await records.finish(request, response.status_code, self._sealed.seal(request, response))
+        await records.finish(
+            request, response.status_code, self._encrypted_responses.encrypt(request, response)
+        )
         return response
 
     async def _publish(self, tenant_id: UUID) -> None:
-        """What was committed stays so: a gateway that does not hear of it learns it when its cached key grows old."""
-        policies = self._services.policies
-        if policies is None:
+        """Notify the gateways. A failure is logged only: the change is committed, and a gateway that misses the notification
+        learns of it when its cached key expires.
+        """
+        publisher = self._dependencies.policy_publisher
+        if publisher is None:
             return
         try:
-            await policies.publish(tenant_id)
+            await publisher.publish(tenant_id)
         except StoreUnavailable as error:
             LOG.warning("policy change not published", tenant_id=str(tenant_id), reason=str(error))
 
-    def turn(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
-        """For transactions of the tenant's requests that do not run here. Raises `Overloaded`."""
-        return self._turns.taken(tenant_id)
+    def transaction_slot(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
+        """Take one of the tenant's slots, for transactions of its requests that do not run here. Raises `Overloaded`."""
+        return self._limiter.slot(tenant_id)
 
     @asynccontextmanager
-    async def _transaction(self, caller: PlaneCaller) -> AsyncIterator[AsyncSession]:
-        async with self._turn(caller), self._session(caller) as session:
+    async def _transaction(self, caller: ManagementCaller) -> AsyncIterator[AsyncSession]:
+        async with self._slot(caller), self._session(caller) as session:
             yield session
 
-    def _turn(self, caller: PlaneCaller) -> AbstractAsyncContextManager[None]:
+    def _slot(self, caller: ManagementCaller) -> AbstractAsyncContextManager[None]:
         tenant_id = tenant_of(caller)
-        return nullcontext() if tenant_id is None else self.turn(tenant_id)
+        return nullcontext() if tenant_id is None else self.transaction_slot(tenant_id)
 
-    def _session(self, caller: PlaneCaller) -> AbstractAsyncContextManager[AsyncSession]:
-        tenant_id, database = tenant_of(caller), self._services.database
+    def _session(self, caller: ManagementCaller) -> AbstractAsyncContextManager[AsyncSession]:
+        tenant_id, database = tenant_of(caller), self._dependencies.database
         return database.as_operator() if tenant_id is None else database.as_tenant(tenant_id)
 
 
-def tenant_of(caller: PlaneCaller) -> UUID | None:
-    """None for an operator."""
+def tenant_of(caller: ManagementCaller) -> UUID | None:
+    """Return the caller's tenant; None for an operator."""
     return caller.tenant_id if isinstance(caller, Caller) else None
 
 
-def _actor(request: Request, caller: PlaneCaller) -> Actor:
+def _actor(request: Request, caller: ManagementCaller) -> Actor:
     kind: Literal["key", "operator"] = "key" if isinstance(caller, Caller) else "operator"
     return Actor(kind, caller.key_id, caller.address, request_id_of(request.scope))
 
 
-def _repeatable(request: Request, caller: PlaneCaller) -> RepeatableRequest | None:
+def _repeatable(request: Request, caller: ManagementCaller) -> RepeatableRequest | None:
     given = request.headers.getlist("idempotency-key")
     if request.method != "POST" or not given:
         return None

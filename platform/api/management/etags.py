@@ -1,6 +1,6 @@
-"""Conditional changes (RFC 9110, section 13): a change names the revision its author has seen, so that none is lost.
+"""Conditional changes (RFC 9110, section 13): a change names the revision its author has seen, so that no change is lost.
 
-A revision is a whole number, and its ETag is that number in quotes. One strong ETag is read, no list and no `*`.
+A revision is a whole number, and its ETag is that number in quotes. One strong ETag is accepted, no list and no `*`.
 """
 
 import re
@@ -15,7 +15,7 @@ _ETAG: Final = re.compile(r'"([1-9][0-9]{0,17})"')
 
 
 def if_match(request: Request) -> int:
-    """The revision of If-Match. Raises `PreconditionRequired` without one, `InvalidParameter` for another form."""
+    """Return the revision of If-Match. Raises `PreconditionRequired` without one, `InvalidParameter` for another form."""
     given = request.headers.getlist("if-match")
     if not given:
         raise PreconditionRequired("If-Match is required: the ETag of what this changes.")
@@ -26,12 +26,12 @@ def if_match(request: Request) -> int:
 
 
 def if_match_or_any(request: Request) -> int | None:
-    """The revision of If-Match; None without one: whatever it is. Raises `InvalidParameter` for another form."""
+    """Return the revision of If-Match; None without the header: any revision. Raises `InvalidParameter` for another form."""
     return if_match(request) if "if-match" in request.headers else None
 
 
 def if_match_or_new(request: Request) -> int:
-    """The revision of If-Match, or `ABSENT` for `If-None-Match: *`: what is put must not exist yet.
+    """Return the revision of If-Match, or `ABSENT` for `If-None-Match: *`: the resource must not exist yet.
 
     Raises `PreconditionRequired` without either, `InvalidParameter` for both or another form.
     """
@@ -39,7 +39,7 @@ def if_match_or_new(request: Request) -> int:
     if not given:
         if "if-match" not in request.headers:
             raise PreconditionRequired(
-                "If-Match (the ETag of what this changes) or `If-None-Match: *` (what it makes is new) is required."
+                "If-Match (the ETag of what this changes) or `If-None-Match: *` (the resource is new) is required."
             )
         return if_match(request)
     if given != ["*"] or "if-match" in request.headers:
@@ -48,6 +48,6 @@ def if_match_or_new(request: Request) -> int:
 
 
 def require_revision(seen: int, present: int) -> None:
-    """Raises `PreconditionFailed`. Read `present` under a lock that lasts until the change is committed."""
+    """Compare two revisions. Raises `PreconditionFailed`. Read `present` under a lock that lasts until the commit."""
     if seen != present:
         raise PreconditionFailed("It has changed since it was read: read it again, then repeat the change.")

@@ -1,7 +1,7 @@
-"""Answers kept for repeated requests, encrypted (Fernet): they may hold a new key, which is shown once and stored nowhere.
+"""Encrypts (Fernet) the responses stored for repeated requests: they may hold a new API key, which is stored nowhere else.
 
-Each is sealed with a key of its own, derived from the server secret, the caller and the Idempotency-Key, so that a record
-moved to another place does not open there.
+Each response has its own encryption key, derived from the server secret, the caller and the Idempotency-Key. A record that
+is moved to another row cannot be decrypted there.
 """
 
 import base64
@@ -17,7 +17,7 @@ from loraplex.tenants.idempotency import RepeatableRequest
 DOMAIN = b"loraplex/idempotency/v1"
 REPLAYED_HEADER = "idempotency-replayed"
 DeriveKey = Callable[..., bytes]
-"""Parts as bytes, the first of which names the purpose -> 32 bytes."""
+"""Byte strings, the first of which names the purpose -> 32 bytes."""
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -27,26 +27,29 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class EncryptedResponses:
-    """Seals and opens the answers of repeatable requests."""
+    """Encrypts and decrypts the responses of repeatable requests."""
 
     def __init__(self, derive_key: DeriveKey) -> None:
         self._derive_key = derive_key
 
-    def seal(self, request: RepeatableRequest, response: Response) -> bytes:
-        kept = StoredResponse(response.status_code, response.headers.items(), bytes(response.body))
-        return self._fernet(request).encrypt(msgspec.json.encode(kept))
+    def encrypt(self, request: RepeatableRequest, response: Response) -> bytes:
+        stored = StoredResponse(response.status_code, response.headers.items(), bytes(response.body))
+        return self._fernet(request).encrypt(msgspec.json.encode(stored))
 
-    def open(self, request: RepeatableRequest, sealed: bytes) -> Response:
-        """The same answer, marked as a repetition. Raises `StoredResponseUnreadable` when the server secret has changed since."""
+    def decrypt(self, request: RepeatableRequest, encrypted: bytes) -> Response:
+        """Return the stored response with `idempotency-replayed: true`.
+
+        Raises `StoredResponseUnreadable` when the server secret has changed since.
+        """
         try:
-            content = self._fernet(request).decrypt(sealed)
+            content = self._fernet(request).decrypt(encrypted)
         except InvalidToken as error:
             raise StoredResponseUnreadable(
-                "the answer to this Idempotency-Key can no longer be read: take a new one"
+                "the response stored for this Idempotency-Key can no longer be read: use a new key"
             ) from error
-        kept = msgspec.json.decode(content, type=StoredResponse)
-        headers = {**dict(kept.headers), REPLAYED_HEADER: "true"}
-        return Response(kept.body, kept.status, headers)
+        stored = msgspec.json.decode(content, type=StoredResponse)
+        headers = {**dict(stored.headers), REPLAYED_HEADER: "true"}
+        return Response(stored.body, stored.status, headers)
 
     def _fernet(self, request: RepeatableRequest) -> Fernet:
         key = self._derive_key(DOMAIN, request.caller.encode(), request.key.encode())

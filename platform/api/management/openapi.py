@@ -1,4 +1,4 @@
-"""What FastAPI cannot read off a route of the planes: its body, query parameters and conditional headers."""
+"""Describes what FastAPI cannot derive from a management route: its body, query parameters and conditional headers."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,31 +21,33 @@ def described(
     if_none_match: bool = False,
     repeatable: bool = False,
 ) -> dict[str, Any]:
-    """For a route's `openapi_extra`. `repeatable`: a POST that takes an Idempotency-Key."""
+    """Build a route's `openapi_extra`. `repeatable`: a POST that accepts an Idempotency-Key."""
     parameters: list[dict[str, Any]] = []
     if if_match:
         required = if_match_required and not if_none_match
         etag = r'^"[1-9][0-9]{0,17}"$'
         parameters.append(_header("If-Match", "The ETag of what this changes.", etag, required))
     if if_none_match:
-        parameters.append(_header("If-None-Match", "`*`: what is put must not exist yet.", r"^\*$", False))
+        parameters.append(_header("If-None-Match", "`*`: the resource must not exist yet.", r"^\*$", False))
     if repeatable:
-        meaning = "A text of your own for this request: repeated with it within a day, it is done once."
+        meaning = (
+            "A text that you choose for this request: a repetition with it within a day is carried out once."
+        )
         parameters.append(_header("Idempotency-Key", meaning, r"^[!-~]{1,255}$", False))
     extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
     return extra if body is None else {**extra, **body_schema(body, optional=optional_body)}
 
 
 def listed(item: type[ResponseModel], filters: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What the route of a listing of `item` is declared with; `filters`: name -> what it means."""
+    """Build the arguments that declare the route of a listing of `item`. `filters`: name -> meaning."""
     return {
-        "responses": documented(answer=Listing[item]),  # type: ignore[valid-type]
+        "responses": documented(response=Listing[item]),  # type: ignore[valid-type]
         "openapi_extra": {"parameters": page_parameters(filters)},
     }
 
 
 class Application(FastAPI):
-    """Describes no validation error of the framework's: parameters are read by the planes themselves."""
+    """FastAPI without its validation errors in the OpenAPI document: the routes check parameters themselves."""
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()

@@ -1,7 +1,7 @@
-"""Keyset pagination: a page begins after the last row of the one before, so that inserts shift nothing.
+"""Keyset pagination: a page begins after the last row of the previous one, so that inserts shift nothing.
 
-A cursor is opaque and signed. It holds the position and the filters of its listing, and holds for that listing and
-caller only; it is no secret, and row-level security binds whoever presents it.
+A cursor is opaque and signed. It carries the position and the filters of its listing, and is valid for that listing and
+caller only. It is no secret: row-level security applies to every caller that presents one.
 """
 
 import base64
@@ -44,19 +44,19 @@ class Cursors:
     key: bytes
     scope: bytes
 
-    def seal(self, filters: Mapping[str, str], position: Position) -> str:
+    def encode(self, filters: Mapping[str, str], position: Position) -> str:
         content = json.dumps([filters, position], separators=(",", ":"), sort_keys=True).encode()
         return base64.urlsafe_b64encode(self._mac(content) + content).rstrip(b"=").decode()
 
-    def open(self, cursor: str) -> tuple[dict[str, str], Position]:
-        """Raises `InvalidParameter` for what this did not seal."""
+    def decode(self, cursor: str) -> tuple[dict[str, str], Position]:
+        """Verify and decode a cursor. Raises `InvalidParameter` for one that `encode` did not make."""
         if len(cursor) > MAX_CURSOR_LENGTH or not _BASE64.fullmatch(cursor):
             _refuse()
         try:
-            sealed = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+            signed = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         except binascii.Error:
             _refuse()
-        mac, content = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
+        mac, content = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(content)):
             _refuse()
         filters, position = json.loads(content)
@@ -69,7 +69,7 @@ class Cursors:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[RowT, KeyT]):
-    """What of a listing is asked for: at most `limit` rows that match `filters`, behind the one that `after` is the key of."""
+    """The requested page: at most `limit` rows that match `filters` and follow the row with the key `after`."""
 
     limit: int
     after: KeyT | None
@@ -79,42 +79,42 @@ class Page(Generic[RowT, KeyT]):
 
     @property
     def fetch(self) -> int:
-        """How many rows to read: one more than are shown tells whether there is a next page."""
+        """How many rows to read: one more than the page has, to know whether there is a next page."""
         return self.limit + 1
 
-    def listing(self, rows: Sequence[RowT], shown: Callable[[RowT], ItemT]) -> Listing[ItemT]:
-        """The document of `rows`, read with `fetch`."""
+    def listing(self, rows: Sequence[RowT], to_response: Callable[[RowT], ItemT]) -> Listing[ItemT]:
+        """Build the response of `rows`, which were read with `fetch`."""
         here, more = rows[: self.limit], len(rows) > self.limit
-        cursor = self.cursors.seal(self.filters, self.order.position(here[-1])) if more else None
-        return Listing(data=[shown(row) for row in here], next_cursor=cursor)
+        cursor = self.cursors.encode(self.filters, self.order.position(here[-1])) if more else None
+        return Listing(data=[to_response(row) for row in here], next_cursor=cursor)
 
 
 def page_of(
     request: Request, cursors: Cursors, order: SortOrder[RowT, KeyT], filters: Iterable[str] = ()
 ) -> Page[RowT, KeyT]:
-    """The page that the query asks for. Raises `UnknownParameter`, `InvalidParameter`.
+    """Parse the query of a listing. Raises `UnknownParameter`, `InvalidParameter`.
 
-    `filters` are the names of query parameters that select rows. A cursor brings its own along: those given beside it
-    must be the same.
+    `filters` are the names of query parameters that select rows. A cursor carries its filters: those given next to it must
+    be the same.
     """
     given = _query(request, ("cursor", "limit", *filters))
     limit = _limit(given.pop("limit", None))
     cursor = given.pop("cursor", None)
     if cursor is None:
         return Page(limit, None, given, cursors, order)
-    sealed, position = cursors.open(cursor)
+    own_filters, position = cursors.decode(cursor)
     for name, value in given.items():
-        if sealed.get(name) != value:
+        if own_filters.get(name) != value:
             raise InvalidParameter(f"`{name}` differs from that of the cursor's listing.", param=name)
-    return Page(limit, order.read(position), sealed, cursors, order)
+    return Page(limit, order.read(position), own_filters, cursors, order)
 
 
 def page_parameters(filters: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """The query parameters of a listing for `openapi_extra`; `filters`: name -> what it means."""
+    """Build the query parameters of a listing for `openapi_extra`. `filters`: name -> meaning."""
     limit = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
     rows: list[tuple[str, str, dict[str, Any]]] = [
-        ("cursor", "`next_cursor` of the page before.", {"type": "string", "maxLength": MAX_CURSOR_LENGTH}),
-        ("limit", "Most rows of a page.", limit),
+        ("cursor", "`next_cursor` of the previous page.", {"type": "string", "maxLength": MAX_CURSOR_LENGTH}),
+        ("limit", "Largest number of rows of the page.", limit),
     ]
     for name, meaning in (filters or {}).items():
         rows.append((name, meaning, {"type": "string", "minLength": 1, "maxLength": MAX_FILTER_LENGTH}))
@@ -154,4 +154,4 @@ def _limit(text: str | None) -> int:
 
 
 def _refuse() -> NoReturn:
-    raise InvalidParameter("`cursor` is none of this listing's `next_cursor`.", param="cursor")
+    raise InvalidParameter("`cursor` is not a `next_cursor` of this listing.", param="cursor")

@@ -1,6 +1,6 @@
-"""Bodies of the planes: small JSON objects read into pydantic models, refused by the name of the field at fault.
+"""Reads the bodies of management requests: small JSON objects into strict pydantic models.
 
-Invariant: a field the model does not know is refused, and nothing is converted from another type.
+Invariant: an unknown field is refused, no value is converted from another type, and an error names the field at fault.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ ReadT = TypeVar("ReadT")
 
 
 class RequestModel(BaseModel):
-    """Base of every body: closed and strict. `model_fields_set` tells the fields a PATCH names."""
+    """Base of every request body: closed and strict. `model_fields_set` holds the fields that a PATCH names."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
 def request_model(model: type[BodyT], *, optional: bool = False) -> Any:
-    """A dependency that reads the body as `model`; an `optional` one may be empty, which reads as `{}`.
+    """Return a dependency that reads the body as `model`. An `optional` body may be empty, which reads as `{}`.
 
-    It comes after the caller among a route's parameters, so that a body is only read of those who may send one.
+    Place it after the caller among a route's parameters: then only the body of an authorized caller is read.
     """
     return body_read_by(partial(validated, model), optional=optional)
 
 
 def body_read_by(check: Callable[[dict[str, Any]], ReadT], *, optional: bool = False) -> Any:
-    """The same for what `check` makes of the body's object. The hash of the body stays with the request."""
+    """Return a dependency that reads the body with `check`. The hash of the body is stored in the request's state."""
 
     async def read(request: Request) -> ReadT:
         def checked(document: dict[str, Any]) -> ReadT:
@@ -50,35 +50,35 @@ def body_read_by(check: Callable[[dict[str, Any]], ReadT], *, optional: bool = F
             _refuse_nul(document)
             return check(document)
 
-        async def check_elsewhere(body: bytes) -> None:
+        async def check_in_worker(body: bytes) -> None:
             await asyncio.to_thread(parse_object, body, BODY_LIMITS)
 
         if optional and _is_empty(request):
             return checked({})
-        return await read_object(request, BODY_LIMITS, checked, check_elsewhere)
+        return await read_object(request, BODY_LIMITS, checked, check_in_worker)
 
     return Depends(read)
 
 
 def validated(model: type[BodyT], document: Mapping[str, Any]) -> BodyT:
-    """`document` as `model`. Raises `InvalidParameter`."""
+    """Validate `document` as `model`. Raises `InvalidParameter`."""
     try:
-        # As JSON: a strict model takes times and ids from text there alone.
+        # As JSON: only there does a strict model accept times and ids as text.
         return model.model_validate_json(_canonical(document))
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        # Not chained: pydantic's own text holds what was sent.
+        # Not chained: pydantic's text quotes the body.
         raise _refusal(model, details) from None
 
 
 def body_sha256(request: Request) -> bytes:
-    """The hash of the body that was read, whatever the order of its names; that of nothing where there was none."""
+    """Return the hash of the body that was read, independent of the order of its names; without a body that of no bytes."""
     digest: bytes = getattr(request.state, "body_sha256", _NO_BODY)
     return digest
 
 
 def body_schema(model: type[RequestModel], *, optional: bool = False) -> dict[str, Any]:
-    """The `requestBody` of an operation, for `openapi_extra`."""
+    """Build the `requestBody` of an operation, for `openapi_extra`."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
@@ -90,7 +90,7 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
 
 
 def _refuse_nul(value: Any, name: str | None = None) -> None:
-    """JSON can spell a NUL, which PostgreSQL's text cannot hold."""
+    """Raise for a NUL character, which JSON can express and PostgreSQL's `text` cannot store."""
     if isinstance(value, dict):
         for key, each in value.items():
             _refuse_nul(key)
@@ -120,7 +120,7 @@ def _refusal(model: type[RequestModel], details: ErrorDetails) -> InvalidParamet
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """OpenAPI resolves references from the document's root, where the models of bodies are not."""
+    """Replace references by their definitions: OpenAPI resolves them from the document's root, which lacks these models."""
     if isinstance(schema, list):
         return [_inlined(each, definitions) for each in schema]
     if not isinstance(schema, dict):

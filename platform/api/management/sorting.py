@@ -1,4 +1,4 @@
-"""What a listing is sorted by, and how a cursor holds a row's place in it. Invariant: `read` undoes `write`."""
+"""Sort orders of listings, and how a cursor stores a row's position in one. Invariant: `read` undoes `write`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Generic, TypeVar
 from uuid import UUID
 
 Position = tuple[str | int, ...]
-"""The sort key of the last row of a page, as a cursor holds it."""
+"""The sort key of the last row of a page, as a cursor stores it."""
 RowT = TypeVar("RowT")
 KeyT = TypeVar("KeyT")
 
 
 @dataclass(frozen=True, slots=True)
 class SortOrder(Generic[RowT, KeyT]):
-    """`key`: what a row is sorted by, which no other row of the listing has."""
+    """`key`: the sort key of a row; no other row of the listing has the same."""
 
     key: Callable[[RowT], KeyT]
     write: Callable[[KeyT], Position]
@@ -37,7 +37,7 @@ def by_id(key: Callable[[RowT], UUID]) -> SortOrder[RowT, UUID]:
 
 
 def by_time(key: Callable[[RowT], tuple[datetime, UUID]]) -> SortOrder[RowT, tuple[datetime, UUID]]:
-    """With an id, for rows of one moment."""
+    """Sort by time, then by id for rows of the same time."""
     return SortOrder(
         key,
         lambda moment: (moment[0].astimezone(UTC).isoformat(), str(moment[1])),

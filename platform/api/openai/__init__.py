@@ -1,1 +1,1 @@
-"""The OpenAI-compatible inference plane: routes and the shapes of its answers."""
+"""The OpenAI-compatible inference plane: routes and response formats."""

@@ -1,6 +1,6 @@
-"""Answers of `/v1/chat/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes.
+"""Responses of `/v1/chat/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes.
 
-Invariant: an answer that was asked for in a form is read by one reader per choice, whether it is streamed or whole.
+Invariant: constrained output is parsed by one parser per choice, whether it is streamed or not.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import msgspec
 from loraplex.engine.messages import Delta, Finished
 from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.platform.api.openai.logprobs import chat_entries
-from loraplex.platform.api.openai.parsed_output import ended_by, piece_delta, read_whole
+from loraplex.platform.api.openai.parsed_output import delta_json, ended_by, parse_whole
 from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, usage_of
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -20,7 +20,7 @@ _encode = msgspec.json.encode
 
 
 class ChatChunks:
-    """Encodes one stream: role first, then text, the reason of each choice, and usage when asked."""
+    """Encodes one stream: role first, then text, the `finish_reason` of each choice, and usage when requested."""
 
     _role = b'"role":"assistant","content":""'
 
@@ -29,7 +29,7 @@ class ChatChunks:
     ) -> None:
         self._head = head
         self._choices = generation.choices
-        self._timings = generation.timings
+        self._stats = generation.stats
         self._text_of = text_of
         self._include_usage = include_usage
         open_end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
@@ -58,55 +58,55 @@ class ChatChunks:
         if not self._include_usage:
             return b""
         return event_of(
-            self._head.fields("chat.completion.chunk") | {"choices": [], "usage": usage_of(self._timings)}
+            self._head.fields("chat.completion.chunk") | {"choices": [], "usage": usage_of(self._stats)}
         )
 
 
 class ParsedChatChunks(ChatChunks):
-    """Encodes the stream of an answer with a form: what the reader of each choice makes of its text."""
+    """Encodes the stream of constrained output: the deltas that the parser of each choice makes of its text."""
 
-    # An answer of calls alone has no content.
+    # A response of tool calls alone has no content.
     _role = b'"role":"assistant","content":null'
 
     def __init__(
         self,
-        answer: ConstrainedOutput,
+        output: ConstrainedOutput,
         head: ResponseHead,
         generation: Generation,
         text_of: TokenText,
         include_usage: bool,
     ) -> None:
         super().__init__(head, generation, text_of, include_usage)
-        self._answer = answer
-        self._readers = [answer.reader() for _ in self._before]
+        self._output = output
+        self._parsers = [output.parser() for _ in self._before]
 
     def delta(self, choice: int, event: Delta) -> bytes:
-        pieces = self._readers[choice].feed(event.text)
+        deltas = self._parsers[choice].feed(event.text)
         if event.logprobs is None:
-            return self._chunks(choice, pieces)
-        # Log-probabilities are of tokens, which pieces are not: they come with the first piece, or alone.
+            return self._chunks(choice, deltas)
+        # Log-probabilities belong to tokens, not to deltas: they are sent with the first delta, or alone.
         logprobs = _encode({"content": chat_entries(event.logprobs, self._text_of), "refusal": None})
-        delta = piece_delta(pieces[0]) if pieces else b""
+        delta = delta_json(deltas[0]) if deltas else b""
         first = self._before[choice] + delta + b'},"logprobs":' + logprobs + b',"finish_reason":null}]'
-        return first + self._open_end + self._chunks(choice, pieces[1:])
+        return first + self._open_end + self._chunks(choice, deltas[1:])
 
     async def finished(self, choice: int, event: Finished) -> bytes:
-        pieces, reason = await self._answer.finish(self._readers[choice], ended_by(event))
+        deltas, reason = await self._output.finish(self._parsers[choice], ended_by(event))
         end = b'},"logprobs":null,"finish_reason":' + _encode(reason) + b"}]"
-        return self._chunks(choice, pieces) + self._before[choice] + end + self._open_end
+        return self._chunks(choice, deltas) + self._before[choice] + end + self._open_end
 
-    def _chunks(self, choice: int, pieces: list[OutputDelta]) -> bytes:
+    def _chunks(self, choice: int, deltas: list[OutputDelta]) -> bytes:
         before, after = self._before[choice], self._running
-        return b"".join(before + piece_delta(piece) + after for piece in pieces)
+        return b"".join(before + delta_json(delta) + after for delta in deltas)
 
 
 def chat_chunks(
     head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
 ) -> ChatChunks:
-    """The encoder of one stream; a plain one has no readers."""
-    if generation.answer is None:
+    """Return the encoder of one stream; that of plain text has no parsers."""
+    if generation.output is None:
         return ChatChunks(head, generation, text_of, include_usage)
-    return ParsedChatChunks(generation.answer, head, generation, text_of, include_usage)
+    return ParsedChatChunks(generation.output, head, generation, text_of, include_usage)
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class _Choice:
 
 
 async def collect_chat(head: ResponseHead, generation: Generation, text_of: TokenText) -> dict[str, object]:
-    """The whole answer, once every choice has finished. Raises `SchemaNotSatisfied` when any choice is not."""
+    """Collect the whole response, once every choice has finished. Raises `SchemaNotSatisfied` when one does not satisfy it."""
     choices = [_Choice() for _ in range(generation.choices)]
     async for index, event in generation.events():
         choice = choices[index]
@@ -129,14 +129,14 @@ async def collect_chat(head: ResponseHead, generation: Generation, text_of: Toke
             choice.logprobs = choice.logprobs or []
             choice.logprobs += chat_entries(event.logprobs, text_of)
     return head.fields("chat.completion") | {
-        "choices": [await _choice(i, choice, generation.answer) for i, choice in enumerate(choices)],
-        "usage": usage_of(generation.timings),
+        "choices": [await _choice(i, choice, generation.output) for i, choice in enumerate(choices)],
+        "usage": usage_of(generation.stats),
     }
 
 
-async def _choice(index: int, choice: _Choice, answer: ConstrainedOutput | None) -> dict[str, object]:
+async def _choice(index: int, choice: _Choice, output: ConstrainedOutput | None) -> dict[str, object]:
     logprobs = None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None}
-    text, calls, reason = await read_whole(answer, choice.texts, choice.finished)
+    text, calls, reason = await parse_whole(output, choice.texts, choice.finished)
     content = text if text or not calls else None
     message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
     if calls:

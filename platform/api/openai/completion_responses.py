@@ -1,10 +1,10 @@
-"""Answers of `/v1/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes."""
+"""Responses of `/v1/completions`: the whole object, and the chunks of a stream with pre-encoded envelopes."""
 
 import msgspec
 
 from loraplex.engine.messages import Delta, Finished
 from loraplex.platform.api.openai.logprobs import CompletionLogprobs
-from loraplex.platform.api.openai.parsed_output import ended_by, read_whole
+from loraplex.platform.api.openai.parsed_output import ended_by, parse_whole
 from loraplex.platform.api.openai.response_envelope import ResponseHead, event_of, usage_of
 from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -15,13 +15,13 @@ _encode = msgspec.json.encode
 
 
 class CompletionChunks:
-    """Encodes one stream: text, the reason of each choice, and usage when asked."""
+    """Encodes one stream: text, the `finish_reason` of each choice, and usage when requested."""
 
     def __init__(
         self, head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
     ) -> None:
         self._head = head
-        self._timings = generation.timings
+        self._stats = generation.stats
         self._include_usage = include_usage
         self._logprobs = [CompletionLogprobs(text_of) for _ in range(generation.choices)]
         self._open_end = b',"usage":null}\n\n' if include_usage else b"}\n\n"
@@ -47,46 +47,46 @@ class CompletionChunks:
     def closing(self) -> bytes:
         if not self._include_usage:
             return b""
-        return event_of(self._head.fields(KIND) | {"choices": [], "usage": usage_of(self._timings)})
+        return event_of(self._head.fields(KIND) | {"choices": [], "usage": usage_of(self._stats)})
 
 
-class ReadCompletionChunks(CompletionChunks):
-    """Encodes the stream of an answer with a form. Its text goes out as it is, and is judged at its end."""
+class ParsedCompletionChunks(CompletionChunks):
+    """Encodes the stream of constrained output. The text is sent unchanged and validated at its end."""
 
     def __init__(
         self,
-        answer: ConstrainedOutput,
+        output: ConstrainedOutput,
         head: ResponseHead,
         generation: Generation,
         text_of: TokenText,
         include_usage: bool,
     ) -> None:
         super().__init__(head, generation, text_of, include_usage)
-        self._answer = answer
-        self._readers = [answer.reader() for _ in self._before]
+        self._output = output
+        self._parsers = [output.parser() for _ in self._before]
 
     def delta(self, choice: int, event: Delta) -> bytes:
-        self._readers[choice].feed(event.text)
+        self._parsers[choice].feed(event.text)
         return super().delta(choice, event)
 
     async def finished(self, choice: int, event: Finished) -> bytes:
-        await self._answer.finish(self._readers[choice], ended_by(event))
+        await self._output.finish(self._parsers[choice], ended_by(event))
         return await super().finished(choice, event)
 
 
 def completion_chunks(
     head: ResponseHead, generation: Generation, text_of: TokenText, include_usage: bool
 ) -> CompletionChunks:
-    """The encoder of one stream; a plain one has no readers."""
-    if generation.answer is None:
+    """Return the encoder of one stream; that of plain text has no parsers."""
+    if generation.output is None:
         return CompletionChunks(head, generation, text_of, include_usage)
-    return ReadCompletionChunks(generation.answer, head, generation, text_of, include_usage)
+    return ParsedCompletionChunks(generation.output, head, generation, text_of, include_usage)
 
 
 async def collect_completion(
     head: ResponseHead, generation: Generation, text_of: TokenText
 ) -> dict[str, object]:
-    """The whole answer, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
+    """Collect the whole response, once every choice of every prompt has finished. Raises `SchemaNotSatisfied`."""
     texts: list[list[str]] = [[] for _ in range(generation.choices)]
     logprobs = [CompletionLogprobs(text_of) for _ in texts]
     finished: list[Finished | None] = [None] * generation.choices
@@ -104,8 +104,8 @@ async def collect_completion(
             "index": choice,
             "text": "".join(texts[choice]),
             "logprobs": logprobs[choice].take() if with_logprobs else None,
-            "finish_reason": (await read_whole(generation.answer, texts[choice], finished[choice]))[2],
+            "finish_reason": (await parse_whole(generation.output, texts[choice], finished[choice]))[2],
         }
         for choice in range(generation.choices)
     ]
-    return head.fields(KIND) | {"choices": choices, "usage": usage_of(generation.timings)}
+    return head.fields(KIND) | {"choices": choices, "usage": usage_of(generation.stats)}

@@ -11,7 +11,7 @@ LOWEST = -9999.0
 
 
 def chat_entries(tokens: Sequence[TokenLogprob], text_of: TokenText) -> list[dict[str, object]]:
-    """One entry per token: token, logprob, bytes and top_logprobs."""
+    """Build one entry per token: token, logprob, bytes and top_logprobs."""
     return [
         {
             **_entry(each.token_id, each.logprob, text_of),
@@ -49,7 +49,7 @@ class CompletionLogprobs:
             self.offset += len(text)
 
     def take(self) -> dict[str, object]:
-        """The lists so far, which start anew."""
+        """Return the lists so far and start new ones; `text_offset` goes on counting."""
         lists = {
             name: getattr(self, name) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
@@ -58,5 +58,5 @@ class CompletionLogprobs:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; a masked token shows the lowest value OpenAI's API uses."""
+    """Replace infinity, which JSON lacks: a masked token gets the lowest value that the OpenAI API uses."""
     return logprob if math.isfinite(logprob) else LOWEST

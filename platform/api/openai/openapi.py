@@ -1,4 +1,4 @@
-"""The inference plane in the OpenAPI document: request bodies from the parameter table, statuses, and both response forms."""
+"""OpenAPI schemas of the inference plane: request bodies from the parameter table, statuses, JSON and event-stream responses."""
 
 from typing import Any, Final
 
@@ -7,20 +7,20 @@ from loraplex.platform.parameters.parameter_table import Endpoint, table
 
 _ANY: Final[dict[str, Any]] = {"schema": {}}
 _STREAM: Final[dict[str, Any]] = {"schema": {"type": "string"}}
-READING: Final = documented()
-"""Of what reads names only."""
-ANSWERING: Final = {
+LOOKUP_RESPONSES: Final = documented()
+"""Responses of routes that use no engine."""
+GENERATION_RESPONSES: Final = {
     200: {
-        "description": "The whole answer, or with `stream` its events.",
+        "description": "The whole response, or with `stream` its events.",
         "content": {"application/json": _ANY, "text/event-stream": _STREAM},
     },
     **documented(422, 429, 504),
 }
-"""Of what an engine answers."""
+"""Responses of routes that generate text."""
 
 
 def body_schema(endpoint: Endpoint) -> dict[str, Any]:
-    """The `requestBody` of one operation."""
+    """Build the `requestBody` of one operation."""
     rows = table(endpoint)
     schema = {
         "type": "object",

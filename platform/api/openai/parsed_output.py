@@ -1,4 +1,4 @@
-"""What a reader made of an answer's text, in the shapes of the OpenAI API: deltas of a stream, and the parts of a message."""
+"""Parsed output in the formats of the OpenAI API: deltas of a stream, and the parts of a whole message."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -12,55 +12,55 @@ from loraplex.platform.inference.structured_output.constrained_output import Con
 
 _encode = msgspec.json.encode
 
-READ_AT_ONCE = 16_384
+PARSE_CHARACTERS = 16_384
 
 
-def piece_delta(piece: OutputDelta) -> bytes:
-    """The inside of one `delta` object: a call's id, type and name come once, its arguments in pieces."""
-    if isinstance(piece, ContentDelta):
-        return b'"content":' + _encode(piece.text)
-    if isinstance(piece, ToolCallStart):
-        function = {"name": piece.name, "arguments": ""}
-        call = {"index": piece.index, "id": piece.call_id, "type": "function", "function": function}
+def delta_json(delta: OutputDelta) -> bytes:
+    """Encode the members of one `delta` object. The id, type and name of a call are sent once, its arguments bit by bit."""
+    if isinstance(delta, ContentDelta):
+        return b'"content":' + _encode(delta.text)
+    if isinstance(delta, ToolCallStart):
+        function = {"name": delta.name, "arguments": ""}
+        call = {"index": delta.index, "id": delta.call_id, "type": "function", "function": function}
     else:
-        call = {"index": piece.index, "function": {"arguments": piece.text}}
+        call = {"index": delta.index, "function": {"arguments": delta.text}}
     return b'"tool_calls":' + _encode([call])
 
 
-async def read_whole(
-    answer: ConstrainedOutput | None, texts: Sequence[str], finished: Finished | None
+async def parse_whole(
+    output: ConstrainedOutput | None, texts: Sequence[str], finished: Finished | None
 ) -> tuple[str, list[dict[str, Any]], str]:
-    """(content, calls, finish_reason) of a choice that has finished. Raises `SchemaNotSatisfied`.
+    """Return (content, calls, finish_reason) of a choice that has finished. Raises `SchemaNotSatisfied`.
 
-    A long text is read in parts, between which the event loop serves others.
+    A long text is parsed in parts of `PARSE_CHARACTERS`; between two parts the event loop serves other requests.
     """
     text, engine_reason = "".join(texts), ended_by(finished)
-    if answer is None:
+    if output is None:
         return text, [], engine_reason
-    reader = answer.reader()
-    pieces: list[OutputDelta] = []
-    for start in range(0, len(text), READ_AT_ONCE):
-        pieces += reader.feed(text[start : start + READ_AT_ONCE])
+    parser = output.parser()
+    deltas: list[OutputDelta] = []
+    for start in range(0, len(text), PARSE_CHARACTERS):
+        deltas += parser.feed(text[start : start + PARSE_CHARACTERS])
         await asyncio.sleep(0)
-    last, reason = await answer.finish(reader, engine_reason)
-    return *_gathered([*pieces, *last]), reason
+    last, reason = await output.finish(parser, engine_reason)
+    return *_gathered([*deltas, *last]), reason
 
 
 def ended_by(finished: Finished | None) -> EngineReason:
-    """Why the engine ended a choice; a generation that yields no end has raised before."""
+    """Return why the engine ended a choice. A generation that lacks the end of a choice has raised before."""
     return "stop" if finished is not None and finished.reason == "stop" else "length"
 
 
-def _gathered(pieces: Iterable[OutputDelta]) -> tuple[str, list[dict[str, Any]]]:
+def _gathered(deltas: Iterable[OutputDelta]) -> tuple[str, list[dict[str, Any]]]:
     content: list[str] = []
     calls: list[tuple[ToolCallStart, list[str]]] = []
-    for piece in pieces:
-        if isinstance(piece, ContentDelta):
-            content.append(piece.text)
-        elif isinstance(piece, ToolCallStart):
-            calls.append((piece, []))
+    for delta in deltas:
+        if isinstance(delta, ContentDelta):
+            content.append(delta.text)
+        elif isinstance(delta, ToolCallStart):
+            calls.append((delta, []))
         else:
-            calls[piece.index][1].append(piece.text)
+            calls[delta.index][1].append(delta.text)
     return "".join(content), [_call(start, "".join(arguments)) for start, arguments in calls]
 
 

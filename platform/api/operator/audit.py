@@ -1,4 +1,4 @@
-"""`GET /operator/v1/audit`: what was changed in all tenants and beside them, newest first."""
+"""`GET /operator/v1/audit`: changes in all tenants and outside of any tenant, newest first."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -21,31 +21,31 @@ from loraplex.tenants.models import AuditEntry
 
 FILTERS: Final = {
     "action": "Only this action, such as `tenant.suspend`.",
-    "target": "Only what changed this, such as `adapters/support`.",
-    "actor": "Only what the key with this public id, the command or the part of the system of this name did.",
-    "tenant_id": "Only what concerns this tenant.",
+    "target": "Only changes of this target, such as `adapters/support`.",
+    "actor": "Only changes by this actor: the public id of a key, or the name of a command or system component.",
+    "tenant_id": "Only changes that concern this tenant.",
 }
 
 
 class OperatorAuditDocument(AuditedChange):
-    """`before` and `after` hold the fields that changed. `tenant_id` is null for what concerns no tenant."""
+    """`before` and `after` hold the fields that changed. `tenant_id` is null for a change that concerns no tenant."""
 
     tenant_id: UUID | None
 
 
-def audit_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def audit_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     operator = Depends(authenticator.requires_operator())
 
     @router.get("/audit", **listed(OperatorAuditDocument, FILTERS))
     async def list_audit(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        return await plane.listing(request, caller, BY_ID, entries, shown, FILTERS)
+        return await endpoint.listing(request, caller, BY_ID, entries, to_response, FILTERS)
 
     return router
 
 
 async def entries(session: AsyncSession, page: Page[AuditEntry, UUID]) -> Sequence[AuditEntry]:
-    """Raises `InvalidParameter`."""
+    """Read the entries of one page. Raises `InvalidParameter`."""
     filters = dict(page.filters)
     tenant = filters.pop("tenant_id", None)
     tenant_id = None if tenant is None else filtered_tenant(tenant)
@@ -53,12 +53,12 @@ async def entries(session: AsyncSession, page: Page[AuditEntry, UUID]) -> Sequen
 
 
 def filtered_tenant(text: str) -> UUID:
-    """Raises `InvalidParameter`."""
+    """Parse the tenant id of the filter. Raises `InvalidParameter`."""
     try:
         return tenant_id_of(text)
     except TenantNotFound:
         raise InvalidParameter("`tenant_id` must be a UUID.", param="tenant_id") from None
 
 
-def shown(entry: AuditEntry) -> OperatorAuditDocument:
+def to_response(entry: AuditEntry) -> OperatorAuditDocument:
     return OperatorAuditDocument(**fields(entry), tenant_id=entry.tenant_id)

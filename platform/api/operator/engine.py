@@ -1,5 +1,6 @@
-"""`GET /operator/v1/engine`: the model, and of each engine its adapters by tier, its queues and its cache. Nothing waits here
-for an engine that does not answer.
+"""`GET /operator/v1/engine`: the model, and the adapters by memory tier, queues and KV cache of each engine.
+
+Invariant: the route does not wait for an engine of the pool that does not respond; it reads the newest snapshots.
 """
 
 from typing import Annotated
@@ -48,7 +49,7 @@ class Residency(ResponseModel):
 
 
 class Queues(ResponseModel):
-    """Sequences. `heartbeat_age_s`: seconds since the last step."""
+    """Numbers of sequences. `heartbeat_age_s`: seconds since the last step."""
 
     running: int
     waiting: int
@@ -70,7 +71,7 @@ class KvCache(ResponseModel):
 
 
 class EngineDocument(ResponseModel):
-    """The parts are null while the engine does not answer. `failure`: why it is not started again."""
+    """The parts are null while the engine does not respond. `failure`: why it is not started again."""
 
     connected: bool
     draining: bool
@@ -86,22 +87,24 @@ class EnginesDocument(ResponseModel):
     engines: list[EngineDocument]
 
 
-def engine_router(services: GatewayDependencies, authenticator: Authenticator) -> APIRouter:
+def engine_router(dependencies: GatewayDependencies, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     operator = Depends(authenticator.requires_operator())
 
-    @router.get("/engine", responses=documented(answer=EnginesDocument))
+    @router.get("/engine", responses=documented(response=EnginesDocument))
     async def show_engines(caller: Annotated[OperatorCaller, operator]) -> Response:
-        info = services.engine.info()
-        engines = await engines_of(services, info.block_size)
-        return respond(ApiResponse(200, EnginesDocument(model=model_facts(services, info), engines=engines)))
+        info = dependencies.engine.info()
+        engines = await engines_of(dependencies, info.block_size)
+        return respond(
+            ApiResponse(200, EnginesDocument(model=model_facts(dependencies, info), engines=engines))
+        )
 
     return router
 
 
-async def engines_of(services: GatewayDependencies, block_size: int) -> list[EngineDocument]:
-    """Every engine of a pool by its newest snapshot, else the one engine asked now."""
-    engine = services.engine
+async def engines_of(dependencies: GatewayDependencies, block_size: int) -> list[EngineDocument]:
+    """Describe every engine of a pool by its newest snapshot, or the single engine by its current state."""
+    engine = dependencies.engine
     if isinstance(engine, EnginePool):
         return [
             document(each.last_stats if each.connected else None, block_size, each.restarts, each.failure)
@@ -113,11 +116,11 @@ async def engines_of(services: GatewayDependencies, block_size: int) -> list[Eng
         return [document(None, block_size, failure=str(error))]
 
 
-def model_facts(services: GatewayDependencies, info: EngineInfo) -> ModelFacts:
+def model_facts(dependencies: GatewayDependencies, info: EngineInfo) -> ModelFacts:
     facts = msgspec.structs.asdict(info)
     names = ("architecture", "dtype", "vocab_size", "max_model_len")
     return ModelFacts(
-        served_name=services.served_model_name,
+        served_name=dependencies.served_model_name,
         digest=info.model_digest,
         **{name: facts[name] for name in names},
     )

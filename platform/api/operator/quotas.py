@@ -1,4 +1,4 @@
-"""`/operator/v1/tenants/{id}/quotas`: what a tenant may use at most. Null is no limit; budgets are in micro-units of money."""
+"""`/operator/v1/tenants/{id}/quotas`: the limits of a tenant. Null is no limit; budgets are in micro-units of money."""
 
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
 class LimitsDocument(ResponseModel):
-    """The limits of a tenant as set: where `max_keys` or `max_adapters` is null, 10,000 hold."""
+    """The limits of a tenant as set. Where `max_keys` or `max_adapters` is null, 10,000 apply."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -36,7 +36,7 @@ class LimitsDocument(ResponseModel):
 
 
 class TenantQuotaUpdate(QuotaLimitFields):
-    """What is not named stays; null takes a limit away, or leaves `max_keys` and `max_adapters` at 10,000."""
+    """Fields that are absent stay unchanged. Null removes a limit; for `max_keys` and `max_adapters` it means 10,000."""
 
     max_adapters: Count = None
     max_adapter_bytes: Count = None
@@ -46,21 +46,21 @@ class TenantQuotaUpdate(QuotaLimitFields):
         return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
 
 
-def quotas_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def quotas_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter(prefix="/tenants/{tenant_id}/quotas")
     operator = Depends(authenticator.requires_operator())
 
-    @router.get("", responses=documented(answer=LimitsDocument))
+    @router.get("", responses=documented(response=LimitsDocument))
     async def get_quotas(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
             tenant = await TenantRepository(session).by_id(tenant_id_of(tenant_id))
-            return answer(*await TenantQuotas(session).get(tenant.id))
+            return api_response(*await TenantQuotas(session).get(tenant.id))
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
     @router.patch(
         "",
-        responses=documented(412, 428, answer=LimitsDocument),
+        responses=documented(412, 428, response=LimitsDocument),
         openapi_extra=described(TenantQuotaUpdate, if_match=True),
     )
     async def change_quotas(
@@ -81,12 +81,12 @@ def quotas_router(plane: ManagementEndpoint, authenticator: Authenticator) -> AP
             if before != dict(limits.items()):
                 target = f"tenants/{tenant.id}/quotas"
                 await audit.record("quotas.change", target, before, dict(limits.items()), tenant_id=tenant.id)
-            return answer(limits, quota.revision)
+            return api_response(limits, quota.revision)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     return router
 
 
-def answer(limits: QuotaLimits, revision: int) -> ApiResponse:
+def api_response(limits: QuotaLimits, revision: int) -> ApiResponse:
     return ApiResponse(200, LimitsDocument(**dict(limits.items())), revision)

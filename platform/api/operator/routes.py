@@ -1,4 +1,4 @@
-"""The routes of `/operator/v1`. Invariant: an operator's key opens them all, and no key of a tenant any."""
+"""The routes of `/operator/v1`. Invariant: an operator's key may use all of them, and a tenant's key none."""
 
 from fastapi import APIRouter
 
@@ -12,12 +12,12 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 
 
 def operator_router(
-    services: GatewayDependencies, plane: ManagementEndpoint, authenticator: Authenticator
+    dependencies: GatewayDependencies, endpoint: ManagementEndpoint, authenticator: Authenticator
 ) -> APIRouter:
-    """All routes of the operator plane."""
+    """Build the router of the operator plane."""
     router = APIRouter(prefix="/operator/v1", tags=["operator"])
-    router.include_router(tenants_router(plane, authenticator))
-    router.include_router(quotas_router(plane, authenticator))
-    router.include_router(engine_router(services, authenticator))
-    router.include_router(audit_router(plane, authenticator))
+    router.include_router(tenants_router(endpoint, authenticator))
+    router.include_router(quotas_router(endpoint, authenticator))
+    router.include_router(engine_router(dependencies, authenticator))
+    router.include_router(audit_router(endpoint, authenticator))
     return router

@@ -1,7 +1,7 @@
-"""`/operator/v1/tenants`: made, listed, suspended, resumed, deleted, and given a tier and a share of the engine.
+"""`/operator/v1/tenants`: create, list, suspend, resume and delete tenants, and set their tier and share of the engine.
 
-Invariant: what changes here decides the tenant's next request on every gateway; deleting ends the tenant at once, and the
-erasure of what it had follows in the background.
+Invariant: a change applies to the tenant's next request on every gateway. A deletion stops the tenant at once; its data is
+erased in the background.
 """
 
 from typing import Annotated, Final
@@ -46,49 +46,49 @@ class NewTenant(RequestModel):
 
 
 class Tier(RequestModel):
-    """What is not named stays."""
+    """Fields that are absent stay unchanged."""
 
     tier: Name | None = None
     weight: Weight | None = None
 
 
 class Nothing(RequestModel):
-    """No field at all."""
+    """A body without fields."""
 
 
-def tenants_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def tenants_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter(prefix="/tenants")
     operator = Depends(authenticator.requires_operator())
-    _add_reading(router, plane, operator)
-    _add_life_cycle(router, plane, operator)
-    _add_tier(router, plane, operator)
+    _add_reads(router, endpoint, operator)
+    _add_lifecycle(router, endpoint, operator)
+    _add_tier(router, endpoint, operator)
     return router
 
 
-def _add_reading(router: APIRouter, plane: ManagementEndpoint, operator: object) -> None:
+def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, operator: object) -> None:
     @router.get("", **listed(TenantAccountDocument))
     async def list_tenants(request: Request, caller: Annotated[OperatorCaller, operator]) -> Response:
-        return await plane.listing(
+        return await endpoint.listing(
             request,
             caller,
             BY_NAME,
             lambda session, page: TenantRepository(session).page(page.after, page.fetch),
-            shown,
+            to_response,
         )
 
-    @router.get("/{tenant_id}", responses=documented(answer=TenantAccountDocument))
+    @router.get("/{tenant_id}", responses=documented(response=TenantAccountDocument))
     async def get_tenant(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
-            return answer(await TenantRepository(session).by_id(tenant_id_of(tenant_id)))
+            return api_response(await TenantRepository(session).by_id(tenant_id_of(tenant_id)))
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
 
-def _add_life_cycle(router: APIRouter, plane: ManagementEndpoint, operator: object) -> None:
+def _add_lifecycle(router: APIRouter, endpoint: ManagementEndpoint, operator: object) -> None:
     @router.post(
         "",
         status_code=201,
-        responses=documented(409, 422, answer=NewTenantDocument, status=201),
+        responses=documented(409, 422, response=NewTenantDocument, status=201),
         openapi_extra=described(NewTenant, repeatable=True),
     )
     async def create_tenant(
@@ -104,13 +104,13 @@ def _add_life_cycle(router: APIRouter, plane: ManagementEndpoint, operator: obje
             document = NewTenantDocument(**fields(tenant), api_key=key.plaintext)
             return ApiResponse(201, document, tenant.revision, headers={"cache-control": "no-store"})
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     for verb in ("suspend", "resume"):
-        _add_switch(router, plane, operator, verb)
+        _add_suspension(router, endpoint, operator, verb)
 
     @router.delete(
-        "/{tenant_id}", status_code=202, responses=documented(answer=TenantAccountDocument, status=202)
+        "/{tenant_id}", status_code=202, responses=documented(response=TenantAccountDocument, status=202)
     )
     async def delete_tenant(
         tenant_id: str, request: Request, caller: Annotated[OperatorCaller, operator]
@@ -122,15 +122,15 @@ def _add_life_cycle(router: APIRouter, plane: ManagementEndpoint, operator: obje
                 await audit.record(
                     "tenant.delete", target(tenant), before, fields(tenant), tenant_id=tenant.id
                 )
-            return answer(tenant, 202)
+            return api_response(tenant, 202)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
-def _add_switch(router: APIRouter, plane: ManagementEndpoint, operator: object, verb: str) -> None:
+def _add_suspension(router: APIRouter, endpoint: ManagementEndpoint, operator: object, verb: str) -> None:
     @router.post(
         f"/{{tenant_id}}/{verb}",
-        responses=documented(409, 422, answer=TenantAccountDocument),
+        responses=documented(409, 422, response=TenantAccountDocument),
         openapi_extra=described(Nothing, optional_body=True, repeatable=True),
         name=f"{verb}_tenant",
     )
@@ -149,15 +149,15 @@ def _add_switch(router: APIRouter, plane: ManagementEndpoint, operator: object, 
                 await audit.record(
                     f"tenant.{verb}", target(tenant), before, fields(tenant), tenant_id=tenant.id
                 )
-            return answer(tenant)
+            return api_response(tenant)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
-def _add_tier(router: APIRouter, plane: ManagementEndpoint, operator: object) -> None:
+def _add_tier(router: APIRouter, endpoint: ManagementEndpoint, operator: object) -> None:
     @router.patch(
         "/{tenant_id}/tier",
-        responses=documented(412, 428, answer=TenantAccountDocument),
+        responses=documented(412, 428, response=TenantAccountDocument),
         openapi_extra=described(Tier, if_match=True),
     )
     async def change_tier(
@@ -181,19 +181,19 @@ def _add_tier(router: APIRouter, plane: ManagementEndpoint, operator: object) ->
                 await audit.record(
                     "tenant.change_tier", target(tenant), before, fields(tenant), tenant_id=tenant.id
                 )
-            return answer(tenant)
+            return api_response(tenant)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
 def target(tenant: Tenant) -> str:
-    """What the audit log calls it."""
+    """Return the tenant's name in the audit log."""
     return f"tenants/{tenant.id}"
 
 
-def shown(tenant: Tenant) -> TenantAccountDocument:
+def to_response(tenant: Tenant) -> TenantAccountDocument:
     return TenantAccountDocument(**fields(tenant))
 
 
-def answer(tenant: Tenant, status: int = 200) -> ApiResponse:
-    return ApiResponse(status, shown(tenant), tenant.revision)
+def api_response(tenant: Tenant, status: int = 200) -> ApiResponse:
+    return ApiResponse(status, to_response(tenant), tenant.revision)

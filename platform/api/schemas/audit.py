@@ -1,4 +1,4 @@
-"""What both planes show of the audit log. Invariant: each plane decides itself whose addresses it tells."""
+"""The part of an audit entry that both planes return. Invariant: each plane decides itself whose addresses it returns."""
 
 from typing import Any, Final
 from uuid import UUID
@@ -11,7 +11,7 @@ BY_ID: Final[SortOrder[AuditEntry, UUID]] = by_id(lambda entry: entry.id)
 
 
 class AuditedChange(ResponseModel):
-    """Base of an audit entry's documents."""
+    """Base of the response schemas of an audit entry."""
 
     id: UUID
     at: UtcTime
@@ -26,6 +26,6 @@ class AuditedChange(ResponseModel):
 
 
 def fields(entry: AuditEntry) -> dict[str, Any]:
-    """Of `AuditedChange`."""
-    shown = {name: getattr(entry, name) for name in AuditedChange.model_fields}
-    return {**shown, "address": None if entry.address is None else str(entry.address)}
+    """Return the fields of `AuditedChange`."""
+    values = {name: getattr(entry, name) for name in AuditedChange.model_fields}
+    return {**values, "address": None if entry.address is None else str(entry.address)}

@@ -1,5 +1,6 @@
-"""What `/tenant/v1/keys` reads and shows. Invariant: no document holds a secret or its digest; a new key's text is in the one
-answer that made it.
+"""Request and response schemas of `/tenant/v1/keys`.
+
+Invariant: no response contains a secret or its digest, except that a new key is in the response to its creation.
 """
 
 import re
@@ -35,8 +36,8 @@ Networks = Annotated[list[str], Field(max_length=MAX_NETWORKS)]
 
 
 class NewKeyBody(RequestModel):
-    """`allowed_cidrs`: networks the key may be used from; none: from everywhere. Without it, or without `expires_at`, those of
-    the key that makes it hold; neither may reach further.
+    """`allowed_cidrs`: networks from which the key may be used; an empty list allows all. Without `allowed_cidrs` or
+    `expires_at`, the value of the key that creates it applies; neither may exceed that value.
     """
 
     name: Name
@@ -45,7 +46,7 @@ class NewKeyBody(RequestModel):
     allowed_cidrs: Networks = Field(default_factory=list)
 
     def bounds(self) -> KeyChange:
-        """What is said of where and until when the key works."""
+        """Return the given restrictions: networks and expiry."""
         given: KeyChange = {}
         if "expires_at" in self.model_fields_set:
             given["expires_at"] = self.expires_at
@@ -55,7 +56,7 @@ class NewKeyBody(RequestModel):
 
 
 class KeyPatch(RequestModel):
-    """The fields to change; those that are absent stay."""
+    """The fields to change; those that are absent stay unchanged."""
 
     name: Name = Field(default_factory=str)
     scopes: Scopes = Field(default_factory=list)
@@ -63,6 +64,7 @@ class KeyPatch(RequestModel):
     allowed_cidrs: Networks = Field(default_factory=list)
 
     def change(self) -> KeyChange:
+        """Return the given fields."""
         given: KeyChange = {}
         if "name" in self.model_fields_set:
             given["name"] = self.name
@@ -76,13 +78,13 @@ class KeyPatch(RequestModel):
 
 
 class RotateBody(RequestModel):
-    """`grace_seconds`: how long the old key goes on beside the new one."""
+    """`grace_seconds`: how long the old key stays valid next to the new one."""
 
     grace_seconds: int = Field(default=0, ge=0, le=MAX_GRACE_SECONDS)
 
 
 class KeyDocument(ResponseModel):
-    """`id` is the public part of the key. `replaced_by` is the id of the key that took over by rotation."""
+    """`id` is the public part of the key. `replaced_by` is the id of the key that replaced it by rotation."""
 
     id: str
     name: str
@@ -98,12 +100,12 @@ class KeyDocument(ResponseModel):
 
 
 class NewKeyDocument(KeyDocument):
-    """`api_key` is shown here and never again."""
+    """`api_key` is returned here and never again."""
 
     api_key: str
 
 
-def shown(record: ApiKey) -> KeyDocument:
+def to_response(record: ApiKey) -> KeyDocument:
     return KeyDocument(
         id=record.key_id,
         name=record.name,
@@ -120,5 +122,5 @@ def shown(record: ApiKey) -> KeyDocument:
 
 
 def fields(record: ApiKey) -> dict[str, Any]:
-    """For the audit log."""
-    return shown(record).model_dump(mode="json", exclude={"last_used_at"})
+    """Return the key's fields for the audit log."""
+    return to_response(record).model_dump(mode="json", exclude={"last_used_at"})

@@ -1,4 +1,4 @@
-"""Schemas of limits, their use, refusals and threshold events. Budgets in micro-units of money, times in UTC."""
+"""Response schemas of limits, their use, refusals and threshold events. Budgets in micro-units of money, times in UTC."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -31,7 +31,7 @@ Budget = Annotated[int | None, Field(ge=0, le=MAX_BUDGET)]
 
 
 class QuotaLimitFields(RequestModel):
-    """What requests are counted against; null is no limit."""
+    """The limits that requests are counted against; null is no limit."""
 
     requests_per_minute: Rate = None
     tokens_per_minute: Rate = None
@@ -43,7 +43,9 @@ class QuotaLimitFields(RequestModel):
 
 
 class LimitDocument(ResponseModel):
-    """`limit` null: none here, though another level may have one. `used` null: not counted where nothing limits it."""
+    """`limit` is null where this level has no limit; another level may have one. `used` is null where nothing is counted,
+    because no limit requires it.
+    """
 
     limit: int | None
     used: int | None
@@ -52,7 +54,7 @@ class LimitDocument(ResponseModel):
 
 
 class QuotaDocument(ResponseModel):
-    """`name` is the tenant's, the public id of a key, or the adapter's. `revision` is the ETag of these limits."""
+    """`name`: that of the tenant, the public id of the key, or the name of the adapter. `revision` is the ETag of these limits."""
 
     level: Level
     name: str
@@ -61,13 +63,13 @@ class QuotaDocument(ResponseModel):
 
 
 class QuotasDocument(Listing[QuotaDocument]):
-    """The tenant first, then the keys that work and the adapters, by name, that have limits of their own."""
+    """The tenant first, then the valid keys and the adapters with limits of their own, sorted by name."""
 
     currency: str
 
 
 class LimitsDocument(ResponseModel):
-    """The limits of a key or an adapter; null is none beside the tenant's."""
+    """The limits of a key or an adapter; where one is null, only that of the tenant applies."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -79,8 +81,8 @@ class LimitsDocument(ResponseModel):
 
 
 class DecisionDocument(ResponseModel):
-    """One limit as the request found it: `used` and `reserved` before it came, null where nobody could tell; `asked` by it at
-    most. By a gateway's share, `limit` and `used` are of the share.
+    """One limit at the time of the request. `used` and `reserved`: before the request, null where unknown. `asked`: the most
+    that the request would use. In degraded mode, `limit` and `used` are those of the gateway's share.
     """
 
     level: Level
@@ -94,8 +96,8 @@ class DecisionDocument(ResponseModel):
 
 
 class ExplanationDocument(ResponseModel):
-    """Why a request was refused: every limit that was looked at, also those it would have passed. `mode`: by all gateways'
-    counters, or while these were away by the share of the gateway that tells it.
+    """Why a request was refused: every limit that was checked, also those that it would have passed. `mode`: `counted` by the
+    counters of all gateways, or `degraded` by the share of one gateway while the counters were unavailable.
     """
 
     request_id: str
@@ -118,33 +120,33 @@ class EventDocument(ResponseModel):
     limit: int
 
 
-def shown_quota(
-    state: QuotaState, uses: Sequence[LimitUse], holdings: ResourceCounts | None
+def quota_response(
+    state: QuotaState, uses: Sequence[LimitUse], resource_counts: ResourceCounts | None
 ) -> QuotaDocument:
-    """`uses` are those of this subject; `holdings` are the tenant's, and shown with its own limits."""
+    """Build the response of one subject. `uses` are its own; `resource_counts` are the tenant's, and None for other levels."""
     known = {use.name: use for use in uses}
     limits: dict[str, LimitDocument] = {
         name: _limit(state.limits.get(name), known.get(name)) for name in COUNTED
     }
-    if state.level == "tenant" and holdings is not None:
-        limits |= _held(state.limits, holdings)
+    if state.level == "tenant" and resource_counts is not None:
+        limits |= _resource_limits(state.limits, resource_counts)
     return QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
 
 
-def shown_limits(limits: QuotaLimits) -> LimitsDocument:
+def limits_response(limits: QuotaLimits) -> LimitsDocument:
     return LimitsDocument(**{name: limits.get(name) for name in COUNTED})
 
 
-def shown_explanation(explanation: Explanation) -> ExplanationDocument:
+def explanation_response(explanation: Explanation) -> ExplanationDocument:
     return ExplanationDocument(
         request_id=explanation.request_id,
         at=explanation.at,
         mode="degraded" if explanation.degraded else "counted",
-        decisions=[*map(_decision, explanation.decisions), *map(_unknown_limit, explanation.unknown)],
+        decisions=[*map(_decision, explanation.decisions), *map(_unknown, explanation.unknown)],
     )
 
 
-def shown_event(event: Event) -> EventDocument:
+def event_response(event: Event) -> EventDocument:
     row, key_id, adapter = event
     return EventDocument(
         id=row.id,
@@ -159,7 +161,7 @@ def shown_event(event: Event) -> EventDocument:
     )
 
 
-def _held(limits: QuotaLimits, holdings: ResourceCounts) -> dict[str, LimitDocument]:
+def _resource_limits(limits: QuotaLimits, resource_counts: ResourceCounts) -> dict[str, LimitDocument]:
     in_force = {
         "max_adapters": adapter_limit(limits.max_adapters),
         "max_adapter_bytes": limits.max_adapter_bytes,
@@ -167,7 +169,7 @@ def _held(limits: QuotaLimits, holdings: ResourceCounts) -> dict[str, LimitDocum
     }
     return {
         name: LimitDocument(limit=in_force[name], used=used, reserved=0, resets_at=None)
-        for name, used in asdict(holdings).items()
+        for name, used in asdict(resource_counts).items()
     }
 
 
@@ -181,5 +183,5 @@ def _decision(decision: Decision) -> DecisionDocument:
     return DecisionDocument(**asdict(decision))
 
 
-def _unknown_limit(limit: UnknownLimit) -> DecisionDocument:
+def _unknown(limit: UnknownLimit) -> DecisionDocument:
     return DecisionDocument(**asdict(limit), used=None, reserved=None, passed=False, retry_after_s=RETRY_S)

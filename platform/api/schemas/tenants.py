@@ -1,4 +1,4 @@
-"""What the operator plane shows of a tenant, and how it reads a tenant's id: what is no id is unknown like any other."""
+"""Response schemas of a tenant on the operator plane, and the parser of a tenant id: an invalid id is an unknown tenant."""
 
 from typing import Any
 from uuid import UUID
@@ -9,7 +9,7 @@ from loraplex.tenants.models import Tenant
 
 
 class TenantAccountDocument(ResponseModel):
-    """A deleted tenant is shown by its id alone; `erased_at` says when nothing but its numbers was left."""
+    """A deleted tenant is found by its id only. `erased_at`: when all of its data except its usage figures was erased."""
 
     id: UUID
     name: str
@@ -22,18 +22,18 @@ class TenantAccountDocument(ResponseModel):
 
 
 class NewTenantDocument(TenantAccountDocument):
-    """`api_key`: the tenant's first key (scope `tenant:admin`), shown this once."""
+    """`api_key`: the tenant's first key (scope `tenant:admin`), returned only here."""
 
     api_key: str
 
 
 def fields(tenant: Tenant) -> dict[str, Any]:
-    """What a tenant's document says, for it and for the audit log."""
+    """Return the fields of a tenant's document, for responses and for the audit log."""
     return {name: getattr(tenant, name) for name in TenantAccountDocument.model_fields}
 
 
 def tenant_id_of(text: str) -> UUID:
-    """Raises `TenantNotFound` for a text that is no UUID in its one usual form."""
+    """Parse a tenant id. Raises `TenantNotFound` for a text that is no UUID in canonical form."""
     try:
         tenant_id = UUID(text)
     except ValueError:

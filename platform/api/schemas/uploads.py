@@ -1,4 +1,4 @@
-"""What the upload routes read and show."""
+"""Request and response schemas of the upload routes, and the parsers of their headers."""
 
 import base64
 import re
@@ -35,7 +35,7 @@ class FileBody(RequestModel):
 
 
 class UploadBody(RequestModel):
-    """Exactly the two files, in any order."""
+    """Exactly the two files of an adapter, in any order."""
 
     files: Annotated[list[FileBody], Field(min_length=2, max_length=2)]
 
@@ -49,7 +49,7 @@ class UploadBody(RequestModel):
         return self
 
     def declared(self) -> list[DeclaredFile]:
-        """In the order in which a folder lists them."""
+        """Return the files sorted by name."""
         return [
             DeclaredFile(file.name, file.size, file.sha256)
             for file in sorted(self.files, key=lambda f: f.name)
@@ -57,7 +57,7 @@ class UploadBody(RequestModel):
 
 
 class FileDocument(ResponseModel):
-    """`parts`: how many, numbered from 1; all but the last have the upload's `part_size` bytes."""
+    """`parts`: the number of parts, numbered from 1. All but the last have the upload's `part_size` bytes."""
 
     name: str
     size: int
@@ -73,7 +73,7 @@ class PartDocument(ResponseModel):
 
 
 class UploadDocument(ResponseModel):
-    """`received` lists the stored parts. `version` is what a completed upload became."""
+    """`received` lists the stored parts. `version`: the version that the completed upload created."""
 
     id: UUID
     adapter: str
@@ -86,7 +86,7 @@ class UploadDocument(ResponseModel):
 
 
 class AcceptedVersion(ResponseModel):
-    """`digest` is null until validation has found it."""
+    """`digest` is null until validation has computed it."""
 
     name: str
     version: int
@@ -94,7 +94,7 @@ class AcceptedVersion(ResponseModel):
     state: str
 
 
-def shown_upload(upload: Upload, adapter: str, parts: Sequence[UploadPart]) -> UploadDocument:
+def upload_response(upload: Upload, adapter: str, parts: Sequence[UploadPart]) -> UploadDocument:
     return UploadDocument(
         id=upload.id,
         adapter=adapter,
@@ -104,23 +104,23 @@ def shown_upload(upload: Upload, adapter: str, parts: Sequence[UploadPart]) -> U
         files=[
             FileDocument(**file, parts=part_count(file["size"], upload.part_size)) for file in upload.files
         ],
-        received=[shown_part(part.file, part.number, part.size_bytes, part.sha256) for part in parts],
+        received=[part_response(part.file, part.number, part.size_bytes, part.sha256) for part in parts],
         version=upload.version,
     )
 
 
-def shown_part(file: str, number: int, size: int, sha256: str) -> PartDocument:
+def part_response(file: str, number: int, size: int, sha256: str) -> PartDocument:
     return PartDocument(file=file, number=number, size=size, sha256=sha256)
 
 
-def accepted(name: str, version: AdapterVersion) -> AcceptedVersion:
+def accepted_version(name: str, version: AdapterVersion) -> AcceptedVersion:
     return AcceptedVersion(name=name, version=version.version, digest=version.digest, state=version.state)
 
 
 def content_digest(request: Request) -> str | None:
-    """The SHA-256 of Content-Digest (RFC 9530) in hexadecimal digits; None without one.
+    """Return the SHA-256 of Content-Digest (RFC 9530) in hexadecimal digits; None without the header.
 
-    Raises `InvalidParameter` where the header is there and names no SHA-256.
+    Raises `InvalidParameter` when the header names no SHA-256.
     """
     given = request.headers.get("content-digest")
     if given is None:
@@ -134,7 +134,7 @@ def content_digest(request: Request) -> str | None:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Raises `InvalidParameter`."""
+    """Return the Idempotency-Key; None without one. Raises `InvalidParameter`."""
     given = request.headers.getlist("idempotency-key")
     if given and (len(given) != 1 or not _IDEMPOTENCY_KEY.fullmatch(given[0])):
         raise InvalidParameter(
@@ -144,13 +144,13 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def binary_body() -> dict[str, Any]:
-    """The `requestBody` of a part, for `openapi_extra`."""
+    """Build the `requestBody` of a part, for `openapi_extra`."""
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     return {"required": True, "content": content}
 
 
 def folder_body() -> dict[str, Any]:
-    """The `requestBody` of a whole adapter, for `openapi_extra`."""
+    """Build the `requestBody` of a whole adapter, for `openapi_extra`."""
     properties = {name: {"type": "string", "format": "binary"} for name in (CONFIG_FILE, WEIGHTS_FILE)}
     schema = {
         "type": "object",

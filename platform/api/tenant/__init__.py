@@ -1,1 +1,1 @@
-"""The tenant plane `/tenant/v1`: what a tenant manages with its own key."""
+"""The tenant plane `/tenant/v1`: the resources that a tenant manages with its own keys."""

@@ -1,4 +1,4 @@
-"""The routes of adapters: names for lines of versions, with a description."""
+"""Routes of adapters: a named series of versions with a description."""
 
 from typing import Annotated, Any, Final
 
@@ -35,7 +35,7 @@ class AdapterChange(RequestModel):
 
 
 class AdapterDocument(ResponseModel):
-    """`revision` is its ETag."""
+    """`revision` is the ETag of the adapter."""
 
     name: str
     description: str
@@ -43,40 +43,40 @@ class AdapterDocument(ResponseModel):
     revision: int
 
 
-def adapters_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def adapters_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
-    _add_reading(router, plane, reader)
-    _add_making(router, plane, writer)
-    _add_changing(router, plane, writer)
+    _add_reads(router, endpoint, reader)
+    _add_creation(router, endpoint, writer)
+    _add_changes(router, endpoint, writer)
     return router
 
 
-def _add_reading(router: APIRouter, plane: ManagementEndpoint, reader: Any) -> None:
+def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, reader: Any) -> None:
     @router.get("/adapters", **listed(AdapterDocument))
     async def list_adapters(request: Request, caller: Annotated[Caller, reader]) -> Response:
-        return await plane.listing(
+        return await endpoint.listing(
             request,
             caller,
             BY_NAME,
             lambda session, page: AdapterRepository(session, caller.tenant_id).page(page.after, page.fetch),
-            shown,
+            to_response,
         )
 
-    @router.get("/adapters/{name}", responses=documented(answer=AdapterDocument))
+    @router.get("/adapters/{name}", responses=documented(response=AdapterDocument))
     async def get_adapter(name: str, caller: Annotated[Caller, reader]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
-            return answer(await AdapterRepository(session, caller.tenant_id).get(name))
+            return api_response(await AdapterRepository(session, caller.tenant_id).get(name))
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
 
-def _add_making(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
+def _add_creation(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
     @router.post(
         "/adapters",
         status_code=201,
-        responses=documented(409, 422, answer=AdapterDocument, status=201),
+        responses=documented(409, 422, response=AdapterDocument, status=201),
         openapi_extra=described(NewAdapter, repeatable=True),
     )
     async def create_adapter(
@@ -86,18 +86,18 @@ def _add_making(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> No
     ) -> Response:
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             adapters = AdapterRepository(session, caller.tenant_id)
-            adapter = await adapters.create(body.name, body.description, plane.served_model_name)
+            adapter = await adapters.create(body.name, body.description, endpoint.served_model_name)
             await audit.record("adapter.create", f"adapters/{body.name}", None, body.model_dump())
             location = {"location": f"/tenant/v1/adapters/{body.name}"}
-            return ApiResponse(201, shown(adapter), adapter.revision, location)
+            return ApiResponse(201, to_response(adapter), adapter.revision, location)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
-def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
+def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
     @router.patch(
         "/adapters/{name}",
-        responses=documented(412, 428, answer=AdapterDocument),
+        responses=documented(412, 428, response=AdapterDocument),
         openapi_extra=described(AdapterChange, if_match=True),
     )
     async def change_adapter(
@@ -113,9 +113,9 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
             before = {"description": (await adapters.locked(name)).description}
             adapter = await adapters.describe(name, body.description, seen)
             await audit.record("adapter.change", f"adapters/{name}", before, body.model_dump())
-            return answer(adapter)
+            return api_response(adapter)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     @router.delete(
         "/adapters/{name}",
@@ -124,7 +124,7 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
         openapi_extra=described(if_match=True, if_match_required=False),
     )
     async def delete_adapter(name: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
-        """Refused while it has an alias, a version is being validated, or requests run on one."""
+        """Delete an adapter. Refused while it has an alias, one of its versions is being validated, or requests use one."""
         seen = if_match_or_any(request)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
@@ -132,14 +132,14 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
             await audit.record("adapter.delete", f"adapters/{name}", {"description": adapter.description})
             return ApiResponse(204)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
-def answer(adapter: Adapter) -> ApiResponse:
-    return ApiResponse(200, shown(adapter), adapter.revision)
+def api_response(adapter: Adapter) -> ApiResponse:
+    return ApiResponse(200, to_response(adapter), adapter.revision)
 
 
-def shown(adapter: Adapter) -> AdapterDocument:
+def to_response(adapter: Adapter) -> AdapterDocument:
     return AdapterDocument(
         name=adapter.name,
         description=adapter.description,

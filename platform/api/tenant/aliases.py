@@ -1,4 +1,4 @@
-"""The routes of an adapter's aliases: movable names, for one version or a split of several."""
+"""Routes of an adapter's aliases: movable names for one version or a weighted split of several."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -31,7 +31,7 @@ class Share(RequestModel):
 
 
 class AliasTargets(RequestModel):
-    """Exactly one of the two. The weights of a split sum to 100."""
+    """Exactly one of `version` and `split`. The weights of a split sum to 100."""
 
     version: int | None = Field(default=None, ge=1, le=MAX_VERSION)
     split: list[Share] | None = Field(default=None, min_length=1, max_length=MAX_TARGETS)
@@ -43,7 +43,7 @@ class ShareDocument(ResponseModel):
 
 
 class AliasDocument(ResponseModel):
-    """`version` is that of all requests, null where they are split; `previous` is where a rollback goes; `revision` its ETag."""
+    """`version`: the version of all requests, null for a split. `previous`: the target of a rollback. `revision`: the ETag."""
 
     name: str
     alias: str
@@ -54,41 +54,41 @@ class AliasDocument(ResponseModel):
     revision: int
 
 
-def aliases_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def aliases_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
-    _add_reading(router, plane, reader)
-    _add_moving(router, plane, writer)
-    _add_deletion(router, plane, writer)
+    _add_reads(router, endpoint, reader)
+    _add_moving(router, endpoint, writer)
+    _add_deletion(router, endpoint, writer)
     return router
 
 
-def _add_reading(router: APIRouter, plane: ManagementEndpoint, reader: Any) -> None:
+def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, reader: Any) -> None:
     @router.get("/adapters/{name}/aliases", **listed(AliasDocument))
     async def list_aliases(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
-        return await plane.listing(
+        return await endpoint.listing(
             request,
             caller,
             BY_NAME,
             lambda session, page: AliasRepository(session, caller.tenant_id).page(
                 name, page.after, page.fetch
             ),
-            partial(shown, name),
+            partial(to_response, name),
         )
 
-    @router.get("/adapters/{name}/aliases/{alias}", responses=documented(answer=AliasDocument))
+    @router.get("/adapters/{name}/aliases/{alias}", responses=documented(response=AliasDocument))
     async def get_alias(name: str, alias: str, caller: Annotated[Caller, reader]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
-            return answer(name, await AliasRepository(session, caller.tenant_id).get(name, alias))
+            return api_response(name, await AliasRepository(session, caller.tenant_id).get(name, alias))
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
 
-def _add_moving(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
+def _add_moving(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
     @router.put(
         "/adapters/{name}/aliases/{alias}",
-        responses={**documented(409, 412, 428, answer=AliasDocument), 201: {"model": AliasDocument}},
+        responses={**documented(409, 412, 428, response=AliasDocument), 201: {"model": AliasDocument}},
         openapi_extra=described(AliasTargets, if_match=True, if_none_match=True),
     )
     async def put_alias(
@@ -98,7 +98,7 @@ def _add_moving(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> No
         caller: Annotated[Caller, writer],
         body: Annotated[AliasTargets, request_model(AliasTargets)],
     ) -> Response:
-        """Makes it (`If-None-Match: *`) or moves it (If-Match); requests that run end on the version they began with."""
+        """Create the alias (`If-None-Match: *`) or move it (If-Match). Running requests end on the version they began with."""
         seen, targets = if_match_or_new(request), targets_of(body)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
@@ -106,30 +106,30 @@ def _add_moving(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> No
             if state.generation != seen:
                 action = "alias.create" if seen == ABSENT else "alias.move"
                 await audit.record(action, target_of(name, state), *moved(state))
-            return answer(name, state, 201 if seen == ABSENT else 200)
+            return api_response(name, state, 201 if seen == ABSENT else 200)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     @router.post(
         "/adapters/{name}/aliases/{alias}/rollback",
-        responses=documented(409, 412, 422, answer=AliasDocument),
+        responses=documented(409, 412, 422, response=AliasDocument),
         openapi_extra=described(if_match=True, if_match_required=False, repeatable=True),
     )
     async def roll_back(
         name: str, alias: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
-        """Back to where it was before; twice in a row changes nothing."""
+        """Move the alias back to its previous targets; two rollbacks in a row change nothing."""
         seen = if_match_or_any(request)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             state = await AliasRepository(session, caller.tenant_id).rollback(name, alias, seen)
             await audit.record("alias.rollback", target_of(name, state), *moved(state))
-            return answer(name, state)
+            return api_response(name, state)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
-def _add_deletion(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
+def _add_deletion(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
     @router.delete(
         "/adapters/{name}/aliases/{alias}",
         status_code=204,
@@ -146,11 +146,11 @@ def _add_deletion(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
             await audit.record("alias.delete", target_of(name, last), moved(last)[1])
             return ApiResponse(204)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
 def targets_of(body: AliasTargets) -> dict[int, int]:
-    """Version -> weight. Raises `InvalidParameter` unless the body says one thing."""
+    """Return version -> weight. Raises `InvalidParameter` unless the body has exactly one of the two fields."""
     if (body.version is None) == (body.split is None):
         raise InvalidParameter("Exactly one of `version` and `split` is needed.", param="version")
     if body.version is not None:
@@ -162,11 +162,11 @@ def targets_of(body: AliasTargets) -> dict[int, int]:
     return targets
 
 
-def answer(name: str, state: AliasState, status: int = 200) -> ApiResponse:
-    return ApiResponse(status, shown(name, state), state.generation)
+def api_response(name: str, state: AliasState, status: int = 200) -> ApiResponse:
+    return ApiResponse(status, to_response(name, state), state.generation)
 
 
-def shown(name: str, state: AliasState) -> AliasDocument:
+def to_response(name: str, state: AliasState) -> AliasDocument:
     return AliasDocument(
         name=name,
         alias=state.alias,
@@ -183,7 +183,7 @@ def shares(targets: Mapping[int, int]) -> list[ShareDocument]:
 
 
 def moved(state: AliasState) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """The audit's `before` and `after`."""
+    """Return `before` and `after` of the audit entry."""
     before = None if state.previous is None else {"targets": state.previous}
     return before, {"targets": state.targets}
 

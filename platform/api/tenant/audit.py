@@ -1,4 +1,4 @@
-"""`GET /tenant/v1/audit`: what was changed in the caller's tenant, by whom, newest first."""
+"""`GET /tenant/v1/audit`: changes in the caller's tenant and their actors, newest first."""
 
 from typing import Annotated, Final
 
@@ -15,35 +15,35 @@ from loraplex.tenants.models import AuditEntry
 
 FILTERS: Final = {
     "action": "Only this action, such as `alias.move`.",
-    "target": "Only what changed this, such as `adapters/support`.",
+    "target": "Only changes of this target, such as `adapters/support`.",
     "actor": "Only what the key with this public id did.",
 }
 
 
 class AuditDocument(AuditedChange):
-    """`before` and `after` hold the fields that changed. Where an operator or the system acted, no address is told."""
+    """`before` and `after` hold the fields that changed. The address is null where an operator or the system acted."""
 
 
-def audit_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def audit_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     admin = Depends(authenticator.requires(TENANT_ADMIN))
 
     @router.get("/audit", **listed(AuditDocument, FILTERS))
     async def list_audit(request: Request, caller: Annotated[Caller, admin]) -> Response:
-        return await plane.listing(
+        return await endpoint.listing(
             request,
             caller,
             BY_ID,
             lambda session, page: audit_entries(
                 session, caller.tenant_id, page.filters, page.after, page.fetch
             ),
-            shown,
+            to_response,
             FILTERS,
         )
 
     return router
 
 
-def shown(entry: AuditEntry) -> AuditDocument:
-    told = fields(entry)
-    return AuditDocument(**told if entry.actor_kind == "key" else {**told, "address": None})
+def to_response(entry: AuditEntry) -> AuditDocument:
+    entry_fields = fields(entry)
+    return AuditDocument(**entry_fields if entry.actor_kind == "key" else {**entry_fields, "address": None})

@@ -1,4 +1,4 @@
-"""`/tenant/v1/keys`: a tenant's keys, managed by its own keys. What another tenant owns is 404."""
+"""`/tenant/v1/keys`: a tenant's keys, managed with its own keys. A key of another tenant is 404."""
 
 from datetime import datetime
 from typing import Annotated, Any, Final
@@ -21,7 +21,7 @@ from loraplex.platform.api.schemas.keys import (
     NewKeyDocument,
     RotateBody,
     fields,
-    shown,
+    to_response,
 )
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.tenants.api_keys.delegation import KeyDelegation
@@ -35,36 +35,36 @@ BY_TIME: Final[SortOrder[ApiKey, tuple[datetime, UUID]]] = by_time(
 )
 
 
-def keys_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def keys_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     writer = Depends(authenticator.requires(KEYS_WRITE))
-    _add_reading(router, plane, writer)
-    _add_issuing(router, plane, writer)
-    _add_changing(router, plane, writer)
+    _add_reads(router, endpoint, writer)
+    _add_issuing(router, endpoint, writer)
+    _add_changes(router, endpoint, writer)
     return router
 
 
-def _add_reading(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
+def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
     @router.get("/keys", **listed(KeyDocument))
     async def list_keys(request: Request, caller: Annotated[Caller, writer]) -> Response:
-        return await plane.listing(
+        return await endpoint.listing(
             request,
             caller,
             BY_TIME,
             lambda session, page: KeyRepository(session).page(caller.tenant_id, page.after, page.fetch),
-            shown,
+            to_response,
         )
 
-    @router.get("/keys/{key_id}", responses=documented(answer=KeyDocument))
+    @router.get("/keys/{key_id}", responses=documented(response=KeyDocument))
     async def get_key(key_id: str, caller: Annotated[Caller, writer]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
-            return one_key(await KeyRepository(session).get(caller.tenant_id, key_id))
+            return key_response(await KeyRepository(session).get(caller.tenant_id, key_id))
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
 
-def _add_issuing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
-    new = documented(409, 422, answer=NewKeyDocument, status=201)
+def _add_issuing(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
+    new = documented(409, 422, response=NewKeyDocument, status=201)
     rotation = described(RotateBody, optional_body=True, repeatable=True)
 
     @router.post(
@@ -78,9 +78,9 @@ def _add_issuing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> N
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             issued = await keys_of(session, caller).create(body.name, body.scopes, body.bounds())
             await audit.record("key.create", target(issued.record), after=fields(issued.record))
-            return new_key(issued)
+            return new_key_response(issued)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     @router.post("/keys/{key_id}/rotate", status_code=201, responses=new, openapi_extra=rotation)
     async def rotate_key(
@@ -96,13 +96,13 @@ def _add_issuing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> N
             issued = await keys.rotate(key_id, body.grace_seconds)
             await audit.record("key.rotate", target(old), before, fields(old))
             await audit.record("key.create", target(issued.record), after=fields(issued.record))
-            return new_key(issued)
+            return new_key_response(issued)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
-def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
-    changed = documented(409, 412, 428, answer=KeyDocument)
+def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
+    changed = documented(409, 412, 428, response=KeyDocument)
 
     @router.patch("/keys/{key_id}", responses=changed, openapi_extra=described(KeyPatch, if_match=True))
     async def change_key(
@@ -118,9 +118,9 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
             before = fields(await keys.locked(key_id))
             record = await keys.change(key_id, body.change(), seen)
             await audit.record("key.change", target(record), before, fields(record))
-            return one_key(record)
+            return key_response(record)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     @router.delete("/keys/{key_id}", status_code=204, responses=documented())
     async def revoke_key(key_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
@@ -131,19 +131,19 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
             await audit.record("key.revoke", target(record), before, fields(record))
             return ApiResponse(204)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
 def keys_of(session: AsyncSession, caller: Caller) -> KeyDelegation:
     return KeyDelegation(session, caller.tenant_id, caller.api_key_id)
 
 
-def one_key(record: ApiKey) -> ApiResponse:
-    return ApiResponse(200, shown(record), etag=record.revision)
+def key_response(record: ApiKey) -> ApiResponse:
+    return ApiResponse(200, to_response(record), etag=record.revision)
 
 
-def new_key(issued: IssuedKey) -> ApiResponse:
-    document = NewKeyDocument(**shown(issued.record).model_dump(), api_key=issued.plaintext)
+def new_key_response(issued: IssuedKey) -> ApiResponse:
+    document = NewKeyDocument(**to_response(issued.record).model_dump(), api_key=issued.plaintext)
     return ApiResponse(201, document, etag=issued.record.revision, headers={"cache-control": "no-store"})
 
 

@@ -1,4 +1,4 @@
-"""`GET /tenant/v1/me`: which tenant and key a caller is, and what it may do. Any key of a tenant may ask."""
+"""`GET /tenant/v1/me`: the caller's tenant, key and scopes. Any key of a tenant may call it."""
 
 from typing import Annotated
 from uuid import UUID
@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.responses import ApiResponse, ResponseModel, documented
-from loraplex.platform.api.schemas.keys import KeyDocument, shown
+from loraplex.platform.api.schemas.keys import KeyDocument, to_response
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.tenants.api_keys.keys import KeyRepository
 
@@ -21,26 +21,26 @@ class TenantDocument(ResponseModel):
 
 
 class MeDocument(ResponseModel):
-    """`scopes`: those of the key with what they imply."""
+    """`scopes`: those of the key and those that they imply."""
 
     tenant: TenantDocument
     key: KeyDocument
     scopes: list[str]
 
 
-def me_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def me_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     anyone = Depends(authenticator.requires())
 
-    @router.get("/me", responses=documented(answer=MeDocument))
+    @router.get("/me", responses=documented(response=MeDocument))
     async def me(caller: Annotated[Caller, anyone]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
             record = await KeyRepository(session).get(caller.tenant_id, caller.key_id)
             tenant = TenantDocument(id=caller.tenant_id, name=caller.tenant_name, tier=caller.tier)
             return ApiResponse(
-                200, MeDocument(tenant=tenant, key=shown(record), scopes=sorted(caller.scopes))
+                200, MeDocument(tenant=tenant, key=to_response(record), scopes=sorted(caller.scopes))
             )
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
     return router

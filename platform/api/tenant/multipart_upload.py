@@ -1,7 +1,7 @@
-"""One multipart body (RFC 7578) -> the two files of an adapter in a folder, written while it arrives.
+"""Parses a multipart body (RFC 7578) into the two files of an adapter, written to a folder while the body arrives.
 
-Invariant: a part is known by its field name, or by a file name that is exactly one of the two; nothing else a client
-writes beside its bytes is used. The parser sees each byte once and holds none.
+Invariant: a part is identified by its field name, or by a file name that is exactly one of the two. Nothing else in a part's
+headers is used. The parser reads each byte once and buffers none.
 """
 
 from collections.abc import AsyncIterator
@@ -19,13 +19,13 @@ from loraplex.platform.errors import InvalidBody, InvalidParameter, MissingParam
 
 FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
 FRAME_BYTES: Final = 64 << 10
-"""What boundaries and headers of two parts may take."""
+"""Bound of the bytes of boundaries and headers of two parts."""
 _DISPOSITION: Final = b"content-disposition"
 _ENCODING: Final = b"content-transfer-encoding"
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Raises `InvalidBody`."""
+    """Return the boundary of the content type. Raises `InvalidBody`."""
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not 1 <= len(boundary) <= 70:
@@ -34,11 +34,11 @@ def boundary_of(content_type: str) -> bytes:
 
 
 class FolderReceiver:
-    """A context manager whose methods block; the folder is its owner's to remove."""
+    """Writes the parts of one body to files. A context manager whose methods block; its owner removes the folder."""
 
     def __init__(self, boundary: bytes, folder: Path, limits: AdapterLimits) -> None:
         self._folder = folder
-        self._most = {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
+        self._max_bytes = {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
         self._written: dict[str, WrittenFile] = {}
         self._name = ""
         self._file: HashedFile | None = None
@@ -67,14 +67,14 @@ class FolderReceiver:
             self._file.__exit__(None, None, None)
 
     def feed(self, data: bytes) -> None:
-        """Raises `InvalidBody`, `InvalidParameter` naming the part, `UploadTooLarge`."""
+        """Parse the next bytes. Raises `InvalidBody`, `InvalidParameter` naming the part, `UploadTooLarge`."""
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise InvalidBody(f"The body is not valid multipart/form-data: {error}.") from error
 
     def finish(self) -> dict[str, WrittenFile]:
-        """What was written, by name. Raises `InvalidBody` for a body that ends early, `MissingParameter`."""
+        """Return the written files by name. Raises `InvalidBody` for a body that ends early, `MissingParameter`."""
         if not self._ended:
             raise InvalidBody("The body ends before its closing boundary.")
         for name in FILES:
@@ -96,9 +96,9 @@ class FolderReceiver:
         encoding = self._headers.get(_ENCODING, b"binary").lower()
         if encoding not in (b"binary", b"8bit", b"7bit"):
             raise InvalidParameter(
-                f"`{self._name}` must come as it is, without a transfer encoding.", param=self._name
+                f"`{self._name}` must be sent without a transfer encoding.", param=self._name
             )
-        self._file = HashedFile(self._folder / self._name, self._most[self._name], self._name)
+        self._file = HashedFile(self._folder / self._name, self._max_bytes[self._name], self._name)
 
     def _part_name(self) -> str:
         kind, options = parse_options_header(self._headers.get(_DISPOSITION))
@@ -106,8 +106,10 @@ class FolderReceiver:
         for name in given:
             if kind == b"form-data" and name in FILES:
                 return name
-        shown = given[0][:64]
-        raise UnknownParameter(f"Unknown part `{shown}`; the parts are {' and '.join(FILES)}.", param=shown)
+        name_excerpt = given[0][:64]
+        raise UnknownParameter(
+            f"Unknown part `{name_excerpt}`; the parts are {' and '.join(FILES)}.", param=name_excerpt
+        )
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
         if self._file is not None:
@@ -125,7 +127,7 @@ class FolderReceiver:
 async def receive_folder(
     chunks: AsyncIterator[bytes], content_type: str, folder: Path, limits: AdapterLimits
 ) -> dict[str, WrittenFile]:
-    """The files of a multipart body in `folder`. Raises what `FolderReceiver` and `chunks` raise."""
+    """Write the files of a multipart body to `folder`. Raises what `FolderReceiver` and `chunks` raise."""
     with FolderReceiver(boundary_of(content_type), folder, limits) as receiver:
         gathered = bytearray()
         async for chunk in chunks:

@@ -1,6 +1,4 @@
-"""`/tenant/v1/quotas` and its kin: what is limited and how much of it is used, narrower limits for keys and adapters, why a
-request was refused, and which budgets were crossed.
-"""
+"""Routes of limits: limits and their use, narrower limits of keys and adapters, explanations of refusals, threshold events."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -24,10 +22,10 @@ from loraplex.platform.api.schemas.quotas import (
     LimitsDocument,
     QuotaLimitFields,
     QuotasDocument,
-    shown_event,
-    shown_explanation,
-    shown_limits,
-    shown_quota,
+    event_response,
+    explanation_response,
+    limits_response,
+    quota_response,
 )
 from loraplex.platform.auth.authenticator import Authenticator, Caller
 from loraplex.tenants.admission.controller import AdmissionController
@@ -54,74 +52,79 @@ Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
 
 
 class DelegatedQuotaUpdate(QuotaLimitFields):
-    """All limits of a key or an adapter: one that is null or not named is the tenant's alone."""
+    """All limits of a key or an adapter. Where one is null or absent, only that of the tenant applies."""
 
     def limits(self) -> QuotaLimits:
         return QuotaLimits(**self.model_dump())
 
 
 def quotas_router(
-    plane: ManagementEndpoint, authenticator: Authenticator, admissions: AdmissionController, currency: str
+    endpoint: ManagementEndpoint,
+    authenticator: Authenticator,
+    admission_controller: AdmissionController,
+    currency: str,
 ) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(READ))
 
     @router.get(
         "/quotas",
-        responses=documented(answer=QuotasDocument),
+        responses=documented(response=QuotasDocument),
         openapi_extra={"parameters": page_parameters()},
     )
     async def list_quotas(request: Request, caller: Annotated[Caller, reader]) -> Response:
-        page = plane.page(request, caller, BY_PLACE)
+        page = endpoint.page(request, caller, BY_PLACE)
 
         async def find(session: AsyncSession) -> tuple[list[QuotaState], ResourceCounts | None]:
             quotas = QuotaRepository(session, caller.tenant_id)
-            holdings = await quotas.holdings() if page.after is None else None
-            return await quotas.page(page.after, page.fetch), holdings
+            resource_counts = await quotas.holdings() if page.after is None else None
+            return await quotas.page(page.after, page.fetch), resource_counts
 
-        async def tell(found: tuple[list[QuotaState], ResourceCounts | None]) -> ApiResponse:
-            states, holdings = found
+        async def build(found: tuple[list[QuotaState], ResourceCounts | None]) -> ApiResponse:
+            states, resource_counts = found
             used: dict[UUID, list[LimitUse]] = {}
             subjects = [state.subject for state in states[: page.limit]]
-            for use in await admissions.quotas(caller.tenant_id, subjects):
+            for use in await admission_controller.quotas(caller.tenant_id, subjects):
                 used.setdefault(use.subject_id, []).append(use)
             listing = page.listing(
-                states, lambda state: shown_quota(state, used.get(state.subject_id, ()), holdings)
+                states, lambda state: quota_response(state, used.get(state.subject_id, ()), resource_counts)
             )
             return ApiResponse(
                 200, QuotasDocument(currency=currency, data=listing.data, next_cursor=listing.next_cursor)
             )
 
-        return await plane.read_beside(caller, find, tell)
+        return await endpoint.read_with_other_store(caller, find, build)
 
-    @router.get("/limits/explain/{request_id}", responses=documented(404, answer=ExplanationDocument))
+    @router.get("/limits/explain/{request_id}", responses=documented(404, response=ExplanationDocument))
     async def explain(request_id: str, caller: Annotated[Caller, reader]) -> Response:
-        found = await admissions.explain(caller.tenant_id, request_id[:MAX_REQUEST_ID])
+        found = await admission_controller.explain(caller.tenant_id, request_id[:MAX_REQUEST_ID])
         if found is None:
             raise RefusalNotFound("no request of this id was refused by a limit in the last 24 hours")
-        return respond(ApiResponse(200, shown_explanation(found)))
+        return respond(ApiResponse(200, explanation_response(found)))
 
     @router.get("/events", **listed(EventDocument))
     async def list_events(request: Request, caller: Annotated[Caller, reader]) -> Response:
-        return await plane.listing(
+        return await endpoint.listing(
             request,
             caller,
             BY_TIME,
             lambda session, page: quota_events(session, caller.tenant_id, page.after, page.fetch),
-            shown_event,
+            event_response,
         )
 
-    router.include_router(_narrowing(plane, authenticator, "/keys/{key_id}/quotas", KEYS_WRITE, KEYS_WRITE))
     router.include_router(
-        _narrowing(plane, authenticator, "/adapters/{name}/quotas", ADAPTERS_READ, ADAPTERS_WRITE)
+        _narrowing(endpoint, authenticator, "/keys/{key_id}/quotas", KEYS_WRITE, KEYS_WRITE)
+    )
+    router.include_router(
+        _narrowing(endpoint, authenticator, "/adapters/{name}/quotas", ADAPTERS_READ, ADAPTERS_WRITE)
     )
     return router
 
 
 def _narrowing(
-    plane: ManagementEndpoint, authenticator: Authenticator, path: str, read: str, write: str
+    endpoint: ManagementEndpoint, authenticator: Authenticator, path: str, read: str, write: str
 ) -> APIRouter:
-    """`GET` and `PUT` of the limits of one key or one adapter."""
+    """Build the routes `GET` and `PUT` of the limits of one key or one adapter."""
     router = APIRouter()
     reader, writer = Depends(authenticator.requires(read)), Depends(authenticator.requires(write))
 
@@ -131,19 +134,19 @@ def _narrowing(
             return lambda quotas: quotas.key(key_id)
         return lambda quotas: quotas.adapter(str(name))
 
-    @router.get(path, responses=documented(404, answer=LimitsDocument))
+    @router.get(path, responses=documented(404, response=LimitsDocument))
     async def show_limits(request: Request, caller: Annotated[Caller, reader]) -> Response:
         find = finder(request)
 
         async def work(session: AsyncSession) -> ApiResponse:
             state = await find(QuotaRepository(session, caller.tenant_id))
-            return ApiResponse(200, shown_limits(state.limits), state.revision)
+            return ApiResponse(200, limits_response(state.limits), state.revision)
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
     @router.put(
         path,
-        responses=documented(404, 412, 428, answer=LimitsDocument),
+        responses=documented(404, 412, 428, response=LimitsDocument),
         openapi_extra=described(DelegatedQuotaUpdate, if_match=True),
     )
     async def narrow_limits(
@@ -157,7 +160,7 @@ def _narrowing(
             quotas = QuotaRepository(session, caller.tenant_id)
             state = await find(quotas)
             if state.level == "key":
-                # Nobody slows down, or frees, a key that may do more than itself.
+                # A key must not change the limits of a key that has more rights than itself.
                 await KeyDelegation(session, caller.tenant_id, caller.api_key_id).locked(state.name)
             row = await quotas.locked(state)
             require_revision(seen, row.revision)
@@ -166,8 +169,8 @@ def _narrowing(
             if before != after:
                 target = f"{state.level}s/{state.name}/quotas"
                 await audit.record("quotas.change", target, dict(before.items()), dict(after.items()))
-            return ApiResponse(200, shown_limits(after), row.revision)
+            return ApiResponse(200, limits_response(after), row.revision)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     return router

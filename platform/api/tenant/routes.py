@@ -1,5 +1,7 @@
-"""All routes of `/tenant/v1`. Invariant: what a path names is looked up within the caller's tenant only, by the role that
-sees no other: what another owns is 404.
+"""The routes of `/tenant/v1`.
+
+Invariant: a resource is looked up within the caller's tenant only, in a database role that sees no other tenant. A resource
+of another tenant is 404.
 """
 
 from fastapi import APIRouter
@@ -18,12 +20,21 @@ from loraplex.platform.inference.dependencies import GatewayDependencies
 
 
 def tenant_router(
-    services: GatewayDependencies, plane: ManagementEndpoint, authenticator: Authenticator
+    dependencies: GatewayDependencies, endpoint: ManagementEndpoint, authenticator: Authenticator
 ) -> APIRouter:
-    """All routes of the tenant plane."""
+    """Build the router of the tenant plane."""
     router = APIRouter(prefix="/tenant/v1", tags=["tenant"])
-    for nouns in (me_router, keys_router, adapters_router, versions_router, aliases_router, audit_router):
-        router.include_router(nouns(plane, authenticator))
-    router.include_router(uploads_router(plane, authenticator, services.uploads))
-    router.include_router(quotas_router(plane, authenticator, services.admissions, services.currency))
+    for build_router in (
+        me_router,
+        keys_router,
+        adapters_router,
+        versions_router,
+        aliases_router,
+        audit_router,
+    ):
+        router.include_router(build_router(endpoint, authenticator))
+    router.include_router(uploads_router(endpoint, authenticator, dependencies.uploads))
+    router.include_router(
+        quotas_router(endpoint, authenticator, dependencies.admission_controller, dependencies.currency)
+    )
     return router

@@ -1,6 +1,6 @@
-"""Adapters on their way in: one multipart request, or parts that may be sent again, in any order and side by side.
+"""Routes of uploads: a whole adapter in one multipart request, or parts that may be repeated, in any order and in parallel.
 
-Invariant: bodies stream to disk, counted and hashed, and a request that fails leaves nothing behind.
+Invariant: bodies are streamed to disk, counted and hashed; a request that fails leaves no files behind.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from loraplex.platform.api.schemas.uploads import (
     PartDocument,
     UploadBody,
     UploadDocument,
-    accepted,
+    accepted_version,
     binary_body,
     content_digest,
     folder_body,
     idempotency_key,
-    shown_part,
-    shown_upload,
+    part_response,
+    upload_response,
 )
 from loraplex.platform.api.tenant.multipart_upload import FRAME_BYTES, receive_folder
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.tenant_limiter import RefusingTenantLimiter
+from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import UploadNotFound
 from loraplex.tenants.registry.uploads import DeclaredFile, UploadRepository
@@ -47,21 +47,23 @@ _UPLOAD_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
-def uploads_router(plane: ManagementEndpoint, authenticator: Authenticator, uploads: Uploads) -> APIRouter:
-    """The routes of uploads in parts and of whole ones."""
+def uploads_router(endpoint: ManagementEndpoint, authenticator: Authenticator, uploads: Uploads) -> APIRouter:
+    """Build the routes of uploads in parts and of whole adapters."""
     router = APIRouter()
     writer = Depends(authenticator.requires(WRITE))
-    uploads = uploads.in_turns(plane.turn)
-    _add_session_routes(router, plane, writer, uploads)
+    uploads = uploads.in_turns(endpoint.transaction_slot)
+    _add_session_routes(router, endpoint, writer, uploads)
     _add_body_routes(router, writer, uploads)
     return router
 
 
-def _add_session_routes(router: APIRouter, plane: ManagementEndpoint, writer: Any, uploads: Uploads) -> None:
+def _add_session_routes(
+    router: APIRouter, endpoint: ManagementEndpoint, writer: Any, uploads: Uploads
+) -> None:
     @router.post(
         "/adapters/{name}/uploads",
         status_code=201,
-        responses=documented(409, 422, answer=UploadDocument, status=201),
+        responses=documented(409, 422, response=UploadDocument, status=201),
         openapi_extra=described(UploadBody, repeatable=True),
     )
     async def open_upload(
@@ -76,19 +78,19 @@ def _add_session_routes(router: APIRouter, plane: ManagementEndpoint, writer: An
             after = {"files": upload.files, "expires_at": upload.expires_at.isoformat()}
             await audit.record("upload.open", f"adapters/{name}/uploads/{upload.id}", None, after)
             location = {"location": f"/tenant/v1/uploads/{upload.id}"}
-            return ApiResponse(201, shown_upload(upload, name, ()), headers=location)
+            return ApiResponse(201, upload_response(upload, name, ()), headers=location)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
-    @router.get("/uploads/{upload_id}", responses=documented(answer=UploadDocument))
+    @router.get("/uploads/{upload_id}", responses=documented(response=UploadDocument))
     async def show_upload(upload_id: str, caller: Annotated[Caller, writer]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
             repository = UploadRepository(session, caller.tenant_id)
             upload = await repository.get(_upload_id(upload_id))
             name = await repository.adapter_name(upload)
-            return ApiResponse(200, shown_upload(upload, name, await repository.parts(upload.id)))
+            return ApiResponse(200, upload_response(upload, name, await repository.parts(upload.id)))
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
     @router.delete("/uploads/{upload_id}", status_code=204, responses=documented(409))
     async def abort_upload(upload_id: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
@@ -102,7 +104,7 @@ def _add_session_routes(router: APIRouter, plane: ManagementEndpoint, writer: An
                 await audit.record("upload.abort", target, {"state": before}, {"state": upload.state})
             return ApiResponse(204)
 
-        response = await plane.change(request, caller, work)
+        response = await endpoint.change(request, caller, work)
         await uploads.discard(caller.tenant_id, _upload_id(upload_id))
         return response
 
@@ -113,7 +115,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
     @router.post(
         "/adapters/{name}/versions",
         status_code=202,
-        responses=documented(409, 422, answer=AcceptedVersion, status=202),
+        responses=documented(409, 422, response=AcceptedVersion, status=202),
         openapi_extra={**described(repeatable=True), "requestBody": folder_body()},
     )
     async def upload_version(name: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
@@ -121,7 +123,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
 
     @router.put(
         "/uploads/{upload_id}/{file}/parts/{number}",
-        responses=documented(409, answer=PartDocument),
+        responses=documented(409, response=PartDocument),
         openapi_extra={"requestBody": binary_body()},
     )
     async def upload_part(
@@ -133,30 +135,32 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
     @router.post(
         "/uploads/{upload_id}/complete",
         status_code=202,
-        responses=documented(409, answer=AcceptedVersion, status=202),
+        responses=documented(409, response=AcceptedVersion, status=202),
     )
     async def complete_upload(
         upload_id: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
         identity, actor = _upload_id(upload_id), _actor(request, caller)
         name, version = await uploads.complete(caller.tenant_id, identity, actor)
-        return respond(ApiResponse(202, accepted(name, version)))
+        return respond(ApiResponse(202, accepted_version(name, version)))
 
 
 class _Receiver:
-    """Bodies of one gateway."""
+    """Receives the upload bodies of one gateway."""
 
     def __init__(self, uploads: Uploads) -> None:
         self._uploads = uploads
         limits = uploads.limits
-        self._slots = RefusingTenantLimiter(limits.max_in_flight, limits.max_in_flight_per_tenant, "uploads")
+        self._limiter = TenantLimiter(
+            "uploads", total=limits.max_in_flight, per_tenant=limits.max_in_flight_per_tenant
+        )
 
     async def folder(self, name: str, request: Request, caller: Caller) -> AcceptedVersion:
-        """The same Idempotency-Key with the same files is the same version."""
+        """Receive a whole adapter. The same Idempotency-Key with the same files gives the same version."""
         uploads, key = self._uploads, idempotency_key(request)
         upload_id = uuid4() if key is None else uuid5(caller.api_key_id, key)
-        with self._slots.taken(caller.tenant_id):
-            await uploads.require_room(caller.tenant_id, name, _least_bytes(request), upload_id)
+        async with self._limiter.slot(caller.tenant_id):
+            await uploads.require_room(caller.tenant_id, name, _min_bytes(request), upload_id)
             staged = await on_thread(uploads.storage.make_staged)
             try:
                 files = await self._receive_folder(request, staged)
@@ -166,24 +170,24 @@ class _Receiver:
             version = await uploads.submit(
                 caller.tenant_id, name, staged, files, actor=_actor(request, caller), upload_id=upload_id
             )
-        return accepted(name, version)
+        return accepted_version(name, version)
 
     async def part(
         self, upload_id: UUID, file: str, number: int, request: Request, caller: Caller
     ) -> PartDocument:
         uploads, digest = self._uploads, content_digest(request)
-        with self._slots.taken(caller.tenant_id):
+        async with self._limiter.slot(caller.tenant_id):
             size = await uploads.expected_size(caller.tenant_id, upload_id, file, number)
             chunks = body_chunks(request, size, uploads.limits)
             stored = await uploads.receive_part(
                 caller.tenant_id, upload_id, file, number, chunks, size=size, sha256=digest
             )
-        return shown_part(file, number, stored.size, stored.sha256)
+        return part_response(file, number, stored.size, stored.sha256)
 
     async def _receive_folder(self, request: Request, staged: Path) -> list[DeclaredFile]:
         limits = self._uploads.adapter_limits
-        most = limits.max_config_bytes + limits.max_weights_bytes + FRAME_BYTES
-        chunks = body_chunks(request, most, self._uploads.limits)
+        max_bytes = limits.max_config_bytes + limits.max_weights_bytes + FRAME_BYTES
+        chunks = body_chunks(request, max_bytes, self._uploads.limits)
         content_type = request.headers.get("content-type", "")
         files = await receive_folder(chunks, content_type, staged, limits)
         return [DeclaredFile(name, files[name].size, files[name].sha256) for name in sorted(files)]
@@ -193,19 +197,19 @@ def _actor(request: Request, caller: Caller) -> Actor:
     return Actor("key", caller.key_id, caller.address, request_id_of(request.scope))
 
 
-def _least_bytes(request: Request) -> int:
-    """What the files have at least, by what the client says of the body."""
+def _min_bytes(request: Request) -> int:
+    """Return the least size of the files according to the Content-Length."""
     declared = request.headers.get("content-length", "0")
     return max(0, int(declared[:20]) - FRAME_BYTES) if declared.isdecimal() else 0
 
 
 def _upload_id(text: str) -> UUID:
-    """Raises `UploadNotFound`."""
+    """Parse an upload id. Raises `UploadNotFound`."""
     if not _UPLOAD_ID.fullmatch(text):
         raise UploadNotFound("no such upload")
     return UUID(text)
 
 
 def _part_number(text: str) -> int:
-    """0, which no part has, for what is no number."""
+    """Parse a part number; 0, which no part has, for any other text."""
     return int(text) if _NUMBER.fullmatch(text) else 0

@@ -1,4 +1,4 @@
-"""The routes of an adapter's versions: their state, the report of their validation check by check, and their profile."""
+"""Routes of an adapter's versions: their state, their validation report check by check, and their profile."""
 
 import re
 from functools import partial
@@ -29,7 +29,7 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,9}")
 
 
 class CheckDocument(ResponseModel):
-    """One check of the validation; a `warning` passed, but deserves to be read."""
+    """One check of the validation. `warning`: the check passed, but its detail should be read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -40,13 +40,13 @@ class CheckDocument(ResponseModel):
 
 
 class ReportDocument(ResponseModel):
-    """In the order of checking, up to the first that failed."""
+    """The checks in their order, up to the first that failed."""
 
     checks: list[CheckDocument] = Field(default_factory=list)
 
 
 class VersionDocument(ResponseModel):
-    """`digest`, `rank` and `config` are null until the files were validated. `revision` is its ETag."""
+    """`digest`, `rank` and `config` are null until the files were validated. `revision` is the ETag."""
 
     name: str
     version: int
@@ -63,42 +63,42 @@ class VersionDocument(ResponseModel):
     revision: int
 
 
-def versions_router(plane: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
+def versions_router(endpoint: ManagementEndpoint, authenticator: Authenticator) -> APIRouter:
     router = APIRouter()
     reader = Depends(authenticator.requires(ADAPTERS_READ))
     writer = Depends(authenticator.requires(ADAPTERS_WRITE))
-    _add_reading(router, plane, reader)
-    _add_changing(router, plane, writer)
+    _add_reads(router, endpoint, reader)
+    _add_changes(router, endpoint, writer)
     return router
 
 
-def _add_reading(router: APIRouter, plane: ManagementEndpoint, reader: Any) -> None:
+def _add_reads(router: APIRouter, endpoint: ManagementEndpoint, reader: Any) -> None:
     @router.get("/adapters/{name}/versions", **listed(VersionDocument))
     async def list_versions(name: str, request: Request, caller: Annotated[Caller, reader]) -> Response:
-        """Newest first."""
-        return await plane.listing(
+        """List the versions, newest first."""
+        return await endpoint.listing(
             request,
             caller,
             BY_NUMBER,
             lambda session, page: AdapterRepository(session, caller.tenant_id).version_page(
                 name, page.after, page.fetch
             ),
-            partial(shown, name),
+            partial(to_response, name),
         )
 
-    @router.get("/adapters/{name}/versions/{version}", responses=documented(answer=VersionDocument))
+    @router.get("/adapters/{name}/versions/{version}", responses=documented(response=VersionDocument))
     async def get_version(name: str, version: str, caller: Annotated[Caller, reader]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
             record = await AdapterRepository(session, caller.tenant_id).version(name, number_of(version))
-            return answer(name, record)
+            return api_response(name, record)
 
-        return await plane.read(caller, work)
+        return await endpoint.read(caller, work)
 
 
-def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> None:
+def _add_changes(router: APIRouter, endpoint: ManagementEndpoint, writer: Any) -> None:
     @router.patch(
         "/adapters/{name}/versions/{version}",
-        responses=documented(409, 412, 428, answer=VersionDocument),
+        responses=documented(409, 412, 428, response=VersionDocument),
         openapi_extra=described(if_match=True) | profile_schema(),
     )
     async def change_version(
@@ -108,7 +108,7 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
         caller: Annotated[Caller, writer],
         change: Annotated[ProfileChange, body_read_by(read_profile_change)],
     ) -> Response:
-        """The profile, until the version's first alias fixes it."""
+        """Change the profile; it is fixed once an alias has pointed to the version."""
         seen = if_match(request)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
@@ -116,9 +116,9 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
             before = profile(await adapters.version(name, number))
             record = await adapters.change_profile(name, number, change, seen)
             await audit.record("version.change", target_of(name, record), before, profile(record))
-            return answer(name, record)
+            return api_response(name, record)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
     @router.delete(
         "/adapters/{name}/versions/{version}",
@@ -129,7 +129,7 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
     async def delete_version(
         name: str, version: str, request: Request, caller: Annotated[Caller, writer]
     ) -> Response:
-        """Refused while an alias points to it, it is being validated, or requests run on it."""
+        """Delete a version. Refused while an alias points to it, it is being validated, or requests use it."""
         seen = if_match_or_any(request)
 
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
@@ -141,21 +141,21 @@ def _add_changing(router: APIRouter, plane: ManagementEndpoint, writer: Any) -> 
                 await audit.record("version.delete", target_of(name, record), *states)
             return ApiResponse(204)
 
-        return await plane.change(request, caller, work)
+        return await endpoint.change(request, caller, work)
 
 
 def number_of(text: str) -> int:
-    """Raises `VersionNotFound` for what is no version's number."""
+    """Parse a version number. Raises `VersionNotFound` for any other text."""
     if not _VERSION.fullmatch(text):
         raise VersionNotFound(f"no version {text[:20]!r}: versions are numbers from 1")
     return int(text)
 
 
-def answer(name: str, record: AdapterVersion) -> ApiResponse:
-    return ApiResponse(200, shown(name, record), record.revision)
+def api_response(name: str, record: AdapterVersion) -> ApiResponse:
+    return ApiResponse(200, to_response(name, record), record.revision)
 
 
-def shown(name: str, record: AdapterVersion) -> VersionDocument:
+def to_response(name: str, record: AdapterVersion) -> VersionDocument:
     return VersionDocument(
         name=name,
         version=record.version,

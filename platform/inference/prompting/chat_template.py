@@ -1,7 +1,7 @@
-"""Messages -> prompt ids through the base model's own chat template, sandboxed as transformers renders it.
+"""Renders messages to prompt ids with the base model's own chat template, in the sandbox of transformers.
 
-Invariant: only the template writes control tokens. A control token spelled out in a message becomes plain text, and
-without such spellings the ids are exactly those of the tokenizer's own `apply_chat_template`.
+Invariant: only the template writes control tokens. A control token spelled in a message becomes plain text; without such
+spellings the ids are exactly those of the tokenizer's own `apply_chat_template`.
 """
 
 import json
@@ -26,11 +26,11 @@ from loraplex.platform.inference.prompting.tool_messages import (
 from loraplex.platform.parameters.chat_messages import ChatMessage
 
 _PRIVATE_USE: Final = range(0xF0000, 0xFFFFE)
-_PROBE: Final = "is a system message shown"
+_PROBE: Final = "is a system message rendered"
 
 
 class Marks(NamedTuple):
-    """Two characters the messages do not hold: one breaks up a control token, one keeps a text apart from its neighbours."""
+    """Two characters absent from the messages: `inside` splits a control token, `edge` separates a text from adjacent text."""
 
     inside: str
     edge: str
@@ -39,16 +39,16 @@ class Marks(NamedTuple):
 class PromptRenderer:
     """One base model's tokenizer and template. Methods are pure and safe to call from several threads.
 
-    Encoding works on a copy of the tokenizer that matches no control token by its own text, only by an unguessable
-    alias. After rendering, the template's control tokens are replaced by their aliases; those of the messages were
-    broken up by a marker before and are left as text, and so are those that a message and the template spell together.
+    Encoding uses a copy of the tokenizer that matches control tokens only by an unguessable alias, never by their text.
+    After rendering, the template's control tokens are replaced by their aliases. Those of the messages were split by a
+    marker before and remain text, and so do those that a message and the template spell together.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a fast tokenizer of transformers."""
         self._tokenizer = tokenizer
         self._template: str | None = tokenizer.get_chat_template() if tokenizer.chat_template else None
-        self._plain = _own_copy(tokenizer.backend_tokenizer.to_str())
+        self._plain = _plain_copy(tokenizer.backend_tokenizer.to_str())
         special, control = _control_tokens(tokenizer, self._template or "")
         self.special_tokens = frozenset(special)
         self.style = style_of_template(
@@ -60,10 +60,10 @@ class PromptRenderer:
         self._encoder, self._alias_ids = _aliased(tokenizer.backend_tokenizer.to_str(), self._aliases)
         self._control_ids = frozenset(self._alias_ids.values())
         self._bos_id: int | None = tokenizer.bos_token_id
-        self._shows_system = self._template is not None and self._is_shown("system")
+        self._renders_system = self._template is not None and self._renders_role("system")
 
     def knows(self, word: str) -> bool:
-        """Whether the chat template mentions `word` at all."""
+        """Whether the chat template contains `word`."""
         return self._template is not None and word in self._template
 
     def writes_tools_as_text(self, style: ToolStyle) -> bool:
@@ -77,14 +77,14 @@ class PromptRenderer:
         tools: Sequence[Tool] = (),
         style: ToolStyle | None = None,
     ) -> list[int]:
-        """Ids of the conversation followed by the template's generation prompt.
+        """Return the ids of the conversation, followed by the template's generation prompt.
 
-        `style` is how the model spells calls, None: as its template does. A template that does not know the style
-        gets tools, calls and results as text. Raises `InvalidParameter` when the template refuses the messages.
+        `style`: how the model spells calls; None: as its template does. A template that does not know the style gets
+        tools, calls and results as text. Raises `InvalidParameter` when the template refuses the messages.
         """
         style = style or self.style
         if self.writes_tools_as_text(style):
-            messages, tools = as_text(messages, tools, style, system=self._shows_system), ()
+            messages, tools = as_text(messages, tools, style, system=self._renders_system), ()
         names = called_names(messages)
         plain = [template_message(message, style, names) for message in messages]
         offered = [template_tool(tool) for tool in tools]
@@ -94,7 +94,7 @@ class PromptRenderer:
         return self._encode(self._render(marked, {**(options or {}), **known}), marks)
 
     def text_ids(self, text: str) -> list[int]:
-        """Ids of a raw prompt; control tokens count as such, and a prompt begins with one begin token at most."""
+        """Return the ids of a raw prompt. Control tokens count as such; a prompt begins with at most one begin token."""
         ids = _ids(self._plain, text, special=True)
         doubled = self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]
         return ids[1:] if doubled else ids
@@ -102,19 +102,19 @@ class PromptRenderer:
     def _marked(self, message: dict[str, Any], marks: Marks) -> dict[str, Any]:
         role, content = message["role"], message["content"]
         fields: dict[str, Any] = _mapped(message, self._breaker(marks))
-        # What an assistant said may hold the markup of its template (`</think>`), which templates look for.
+        # Text of an assistant may contain the markup of its template (`</think>`), which templates look for.
         if role == "assistant":
-            fields["content"] = self._neutral(self._special_pattern, content, marks)
+            fields["content"] = self._neutralized(self._special_pattern, content, marks)
         fields["role"] = "system" if role == "developer" and not self.knows("developer") else role
         return fields
 
     def _breaker(self, marks: Marks) -> Callable[[str], str]:
-        return lambda text: self._neutral(self._control_pattern, text, marks)
+        return lambda text: self._neutralized(self._control_pattern, text, marks)
 
-    def _neutral(self, pattern: re.Pattern[str], text: str, marks: Marks) -> str:
-        return self._fragments.edged(_broken(pattern, text, marks.inside), marks.edge)
+    def _neutralized(self, pattern: re.Pattern[str], text: str, marks: Marks) -> str:
+        return self._fragments.edged(_broken_up(pattern, text, marks.inside), marks.edge)
 
-    def _is_shown(self, role: str) -> bool:
+    def _renders_role(self, role: str) -> bool:
         messages = [{"role": role, "content": _PROBE}, {"role": "user", "content": ""}]
         try:
             return _PROBE in self._render(messages, {})
@@ -141,26 +141,26 @@ class PromptRenderer:
         return rendered
 
     def _encode(self, rendered: str, marks: Marks) -> list[int]:
-        # A one-character token cannot be broken inside: there the marker stands right behind it.
+        # A token of one character cannot be split: its marker follows it.
         written = re.compile(f"(?:{self._control_pattern.pattern})(?!{marks.inside})")
         aliased = written.sub(lambda match: self._aliases[match.group()], rendered)
         aliased = aliased.replace(marks.inside, "").replace(marks.edge, "")
         ids = _ids(self._encoder, aliased, special=False)
         if not self._control_ids.isdisjoint(ids):
             raise InvalidParameter(
-                "`messages` spell a control token that cannot be told from text.", param="messages"
+                "`messages` spell a control token that cannot be distinguished from text.", param="messages"
             )
         return [self._alias_ids.get(token_id, token_id) for token_id in ids]
 
 
 def _ids(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
-    # `encode` would hold the interpreter's lock: a prompt of 2 MB stopped every other request for 1.8 s.
+    # `encode` would keep the interpreter's lock: a prompt of 2 MB blocked every other request for 1.8 s.
     ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
     return ids
 
 
 def _control_tokens(tokenizer: Any, template: str) -> tuple[list[str], list[str]]:
-    """(special tokens, these and the other added tokens that the template writes), white space left out."""
+    """Return (special tokens, special tokens and other added tokens that the template writes) without white space."""
     added = tokenizer.added_tokens_decoder.values()
     special = [token.content for token in added if token.special]
     written = [token.content for token in added if token.content in template and not token.content.isspace()]
@@ -172,8 +172,8 @@ def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
-def _broken(pattern: re.Pattern[str], text: str, marker: str) -> str:
-    """`text` with the marker behind every character of every control token, so that no part of one matches either."""
+def _broken_up(pattern: re.Pattern[str], text: str, marker: str) -> str:
+    """Insert the marker after every character of every control token, so that no part of one matches either."""
     return pattern.sub(lambda match: "".join(character + marker for character in match.group()), text)
 
 
@@ -182,12 +182,14 @@ def _absent_characters(values: Sequence[object]) -> Marks:
     unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
     inside, edge = next(unused, None), next(unused, None)
     if inside is None or edge is None:
-        raise InvalidParameter("`messages` holds every character of a private-use plane.", param="messages")
+        raise InvalidParameter(
+            "`messages` contains every character of a private-use plane.", param="messages"
+        )
     return Marks(inside, edge)
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Every string in a JSON value, names too."""
+    """Yield every string in a JSON value, names too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -200,7 +202,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """The JSON value with every string changed, names too."""
+    """Return the JSON value with every string changed, names too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -210,8 +212,8 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _own_copy(serialized: str) -> Tokenizer:
-    """A tokenizer that nobody else switches to truncation or padding."""
+def _plain_copy(serialized: str) -> Tokenizer:
+    """Return a copy without truncation and padding, whose settings no other code changes."""
     copy = Tokenizer.from_str(serialized)
     copy.no_truncation()
     copy.no_padding()
@@ -219,12 +221,12 @@ def _own_copy(serialized: str) -> Tokenizer:
 
 
 def _aliased(serialized: str, aliases: Mapping[str, str]) -> tuple[Tokenizer, dict[int, int]]:
-    """(a copy that matches control tokens by alias only, ids of the aliases -> true ids)."""
+    """Return (a copy that matches control tokens by alias only, ids of the aliases -> true ids)."""
     spec = json.loads(serialized)
     # Tokens marked special are the ones that `encode_special_tokens` stops matching.
     for token in spec["added_tokens"]:
         token["special"] = token["content"] in aliases
-    copy = _own_copy(json.dumps(spec))
+    copy = _plain_copy(json.dumps(spec))
     for token in [token for token in spec["added_tokens"] if token["special"]]:
         flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip")}
         copy.add_tokens([AddedToken(aliases[token["content"]], normalized=False, special=False, **flags)])

@@ -1,12 +1,12 @@
-"""Texts that could become a control token together with what a template writes beside them: `|im_end|` between `<` and `>`.
+"""Marks texts that could form a control token with adjacent text of a template: `|im_end|` between `<` and `>`.
 
-Invariant: no control token of which an edged text is a part is spelled any more, wherever a template puts the text.
+Invariant: a marked text is part of no control token, wherever a template puts it.
 """
 
 from collections.abc import Collection
 from typing import Final
 
-# Names that templates look up or compare, which nothing may change. They are no part of a control token of their own.
+# Names that templates look up or compare. They must not change, and are by themselves no part of a control token.
 LOOKED_UP: Final = frozenset(
     ("function", "name", "description", "parameters", "arguments", "content", "role", "id", "tool_calls")
     + ("tool_call_id", "type", "object", "array", "string", "number", "integer", "boolean", "null")
@@ -27,7 +27,7 @@ LOOKED_UP: Final = frozenset(
 
 
 class TokenFragments:
-    """Knows the beginnings, ends and insides of `tokens`."""
+    """The beginnings, ends and insides of `tokens`."""
 
     def __init__(self, tokens: Collection[str]) -> None:
         self._longest = max(map(len, tokens), default=1) - 1
@@ -39,7 +39,7 @@ class TokenFragments:
         self._insides = frozenset(token[cut:end] for token, cut in cuts for end in range(cut + 1, len(token)))
 
     def edged(self, text: str, edge: str) -> str:
-        """`text` with `edge` where a control token could begin before it, end behind it, or both."""
+        """Add `edge` where a control token could begin before `text`, end after it, or both."""
         if text in LOOKED_UP or not self._longest:
             return text
         inside = text in self._insides

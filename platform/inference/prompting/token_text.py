@@ -1,6 +1,6 @@
-"""Token id -> the string and the bytes that log-probabilities show. One token may hold only a part of a character.
+"""Maps token ids to the text and the bytes in log-probabilities. One token may be only a part of a character.
 
-Byte-level vocabularies follow GPT-2's alphabet (256 printable characters stand for bytes); SentencePiece ones spell
+Byte-level vocabularies follow GPT-2's alphabet (256 printable characters represent bytes); SentencePiece ones spell
 bytes as `<0xAB>` and a space as U+2581.
 """
 
@@ -24,7 +24,7 @@ class TokenText:
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, token_id: int) -> tuple[str, bytes]:
-        """(text, bytes); bytes that are no whole character read as U+FFFD in the text."""
+        """Return (text, bytes); bytes that are no whole character are U+FFFD in the text."""
         known = self._known.get(token_id)
         if known is None:
             raw = self._bytes(token_id)
@@ -44,7 +44,7 @@ class TokenText:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte: printable Latin-1 stands for itself, the other bytes follow from U+0100 on."""
+    """Return character -> byte: printable Latin-1 represents itself, the other bytes follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

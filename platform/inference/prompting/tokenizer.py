@@ -1,6 +1,6 @@
-"""The base model's tokenizer, read from local files only; never code that a model brings along.
+"""Loads the base model's tokenizer from local files, without running code of the model.
 
-Invariant: a folder with tokenizer.json is read without importing torch, which the gateway process never needs.
+Invariant: a folder with tokenizer.json is read without importing torch, which the gateway process does not need.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from loraplex.platform.startup_errors import StartError
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """A fast tokenizer of transformers for a folder or a `.gguf` file. Raises `StartError`."""
+    """Load a fast tokenizer of transformers from a folder or a `.gguf` file. Raises `StartError`."""
     path = Path(model_path)
     try:
         tokenizer = _read(path)

@@ -1,6 +1,6 @@
-"""Tools, calls and results as a prompt shows them: to a template that knows them as objects, to any other as plain text.
+"""Prepares tools, calls and results for a chat template: as objects if it knows tools, else as plain text.
 
-Invariant: nothing here is markup yet; what a tenant wrote stays apart from control tokens in `prompt.py`.
+Invariant: this text contains no markup yet; `chat_template.py` keeps user text apart from control tokens.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ MISTRAL_ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 def as_text(
     messages: Sequence[ChatMessage], tools: Sequence[Tool], style: ToolStyle, *, system: bool
 ) -> list[ChatMessage]:
-    """The conversation without calls, results and tools, for a template that knows none of them.
+    """Write calls, results and tools as text, for a template that does not know them.
 
-    Tools join the first system message. `system`: the template shows system messages; else they join the user's.
-    Results in a row become one message of the user, for templates in which roles alternate.
+    Tools are added to the first system message. `system`: the template renders system messages; else tools are added to the
+    first user message. Successive results become one user message, for templates that require alternating roles.
     """
     names = called_names(messages)
     plain: list[ChatMessage] = []
@@ -41,12 +41,12 @@ def as_text(
 
 
 def called_names(messages: Sequence[ChatMessage]) -> dict[str, str]:
-    """Call id -> name of the function."""
+    """Return call id -> name of the function."""
     return {call.id: call.name for message in messages for call in message.tool_calls}
 
 
 def template_message(message: ChatMessage, style: ToolStyle, names: dict[str, str]) -> dict[str, Any]:
-    """The message as chat templates read it: arguments as an object where they are one, a result with its function's name."""
+    """Build the message for a chat template: arguments as an object where possible, a result with its function's name."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     name = _name(message, names) if message.role == "tool" else message.name
     if name:
@@ -59,7 +59,7 @@ def template_message(message: ChatMessage, style: ToolStyle, names: dict[str, st
 
 
 def template_tool(tool: Tool) -> dict[str, Any]:
-    """The tool in the shape of the OpenAI API."""
+    """Build the tool in the format of the OpenAI API."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
@@ -70,7 +70,7 @@ def _template_call(call: ToolCall, style: ToolStyle) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """A call that was cut off is no object; templates get its text then."""
+    """Parse the arguments of a call. Truncated arguments are no object: then templates get their text."""
     try:
         return parse_object(text.encode(), ARGUMENT_LIMITS)
     except (InvalidBody, InvalidParameter):
@@ -78,7 +78,7 @@ def _arguments(text: str) -> dict[str, Any] | str:
 
 
 def _call_id(call_id: str, style: ToolStyle) -> str:
-    """Mistral's templates refuse ids of any other form than theirs, also those of other servers."""
+    """Return an id that the template accepts: Mistral's templates refuse ids in any other format than their own."""
     if style is not ToolStyle.MISTRAL or MISTRAL_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]

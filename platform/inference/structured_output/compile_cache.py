@@ -1,4 +1,4 @@
-"""Compile checks of a gateway: recorded in its metrics, or refused where the model has no end token."""
+"""Compile checks of one gateway: recorded in its metrics, or all refused where the model has no end token."""
 
 import time
 from typing import Protocol
@@ -10,13 +10,13 @@ from loraplex.platform.inference.dependencies import CompileChecks
 
 
 class CompileCheckRecorder(Protocol):
-    """Told of every check: `accepted`, `invalid`, `too_costly`, `unavailable` or `abandoned`, and its seconds."""
+    """Records every check: `accepted`, `invalid`, `too_costly`, `unavailable` or `abandoned`, and its seconds."""
 
     def record_trial(self, result: str, seconds: float) -> None: ...
 
 
 class RecordedCompileChecks:
-    """`CompileChecks` that are told to a recorder. A remembered verdict counts as well."""
+    """`CompileChecks` that are recorded. A cached result counts as well."""
 
     def __init__(self, trials: CompileChecks, recorder: CompileCheckRecorder) -> None:
         self._trials = trials
@@ -42,8 +42,8 @@ class RecordedCompileChecks:
 
 
 class NoCompileChecks:
-    """For a model without an end token, whose documents could never end."""
+    """The compile checks of a model without an end token, whose documents could never end."""
 
     async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
-        """Refuses every grammar."""
+        """Refuse every grammar."""
         raise UnsupportedParameter(f"`{param}` is not supported: the model has no end token.", param=param)

@@ -1,6 +1,6 @@
-"""`ConstrainedOutput`: how the text of an answer that was asked for in a form becomes content and calls.
+"""Turns constrained output into content and tool calls, and validates finished values.
 
-Invariant: a reader only notes what is to be judged; it is judged in another process before anybody hears how the answer ended.
+Invariant: a parser only collects the values to validate. A worker process validates them before the `finish_reason` is sent.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,28 +16,28 @@ ValidateValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedOutput:
-    """One request's composition and its way to a judge. `notes`: (schema, value), what its readers want judged.
+    """The output plan of one request and its validator. `values`: (schema, value) that its parsers have collected.
 
-    Readers run on the event loop, so notes are taken by whom they are of.
+    `finish` runs on the event loop and takes the values at once, so that they belong to its own choice.
     """
 
-    composition: OutputPlan
-    judge: ValidateValue
-    notes: list[tuple[str, str]] = field(default_factory=list)
+    plan: OutputPlan
+    validate: ValidateValue
+    values: list[tuple[str, str]] = field(default_factory=list)
 
-    def reader(self) -> OutputParser:
-        """A reader for one choice."""
-        return self.composition.parser(lambda schema, value: self.notes.append((schema, value)))
+    def parser(self) -> OutputParser:
+        """Create the parser of one choice."""
+        return self.plan.parser(lambda schema, value: self.values.append((schema, value)))
 
     async def finish(
-        self, reader: OutputParser, reason: EngineReason
+        self, parser: OutputParser, reason: EngineReason
     ) -> tuple[list[OutputDelta], AnswerReason]:
-        """What the reader held back, and why its choice ended. Raises `SchemaNotSatisfied`."""
+        """Return the remaining deltas of the parser and why its choice ended. Raises `SchemaNotSatisfied`."""
         try:
-            ended = reader.finish(reason)
+            ended = parser.finish(reason)
         finally:
-            notes = self.notes.copy()
-            self.notes.clear()
-        for schema, value in notes:
-            await self.judge(schema, value)
+            values = self.values.copy()
+            self.values.clear()
+        for schema, value in values:
+            await self.validate(schema, value)
         return ended

@@ -1,7 +1,7 @@
-"""From the form of an answer to a grammar that was tried and a reader of the answer, remembered per tenant.
+"""Plans constrained output: a grammar that passed its compile check and the parser of its text, cached per tenant.
 
-Invariants: the engine hears of no grammar that its trial refused; what may take long is composed in another process, and
-once for all of a tenant who ask for it at the same time.
+Invariants: no grammar that its compile check refused is sent to the engine. Large plans are built in a worker process, and
+only once for the concurrent requests of a tenant with the same constraints.
 """
 
 import asyncio
@@ -27,91 +27,95 @@ from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.inference.dependencies import CompileChecks, RequestAnalysis, ValueValidation
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.parameters.json_object import size_of
-from loraplex.platform.preparation.composed import CachedPlan, compose_form, form_size
-from loraplex.platform.preparation.packed_form import pack_form
+from loraplex.platform.preparation.composed import CachedPlan, build_plan, constraints_size
+from loraplex.platform.preparation.packed_form import pack_constraints
 
 INLINE_SIZE: Final = 512
-"""Composed on the event loop, in a millisecond or two."""
+"""Up to this size a plan is built on the event loop, in one or two milliseconds."""
 CACHE_BYTES: Final = 64 << 20
 TENANT_CACHE_BYTES: Final = 8 << 20
-PATIENCE_S: Final = 120.0
+QUEUE_TIMEOUT_S: Final = 120.0
 
 
 class OutputPlanner:
-    """Composes for one gateway, on its event loop."""
+    """Plans the output of one gateway's requests, on its event loop."""
 
     def __init__(
         self,
         limits: SchemaLimits,
         control_tokens: Collection[str],
-        preparation: RequestAnalysis,
-        trials: CompileChecks,
-        judges: ValueValidation,
+        request_analysis: RequestAnalysis,
+        compile_checks: CompileChecks,
+        value_validation: ValueValidation,
     ) -> None:
         self._limits = limits
         self._control_tokens = control_tokens
-        self._preparation = preparation
-        self._trials = trials
-        self._judges = judges
+        self._request_analysis = request_analysis
+        self._compile_checks = compile_checks
+        self._value_validation = value_validation
         self._cache: TenantCache[CachedPlan] = TenantCache(
             CACHE_BYTES, TENANT_CACHE_BYTES, attrgetter("size_bytes")
         )
-        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._tenant_locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
-    async def compose(self, namespace: bytes, form: OutputConstraints, style: ToolStyle) -> ConstrainedOutput:
-        """Raises `GrammarRefused`, or `WorkersUnavailable`."""
-        if form_size(form, INLINE_SIZE) <= INLINE_SIZE:
-            composed = compose_form(form, style, self._limits, self._control_tokens)
+    async def plan(
+        self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle
+    ) -> ConstrainedOutput:
+        """Build the output plan and check its grammar. Raises `GrammarRefused`, or `WorkersUnavailable`."""
+        if constraints_size(constraints, INLINE_SIZE) <= INLINE_SIZE:
+            cached = build_plan(constraints, style, self._limits, self._control_tokens)
         else:
-            composed = await self._large(namespace, form, style)
-        spec = composed.composition.spec
+            cached = await self._large(namespace, constraints, style)
+        spec = cached.plan.spec
         if spec is not None:
-            await self._trials.check(namespace, spec, param=_param(form))
-        judge = partial(self._judges.validate, namespace)
-        return ConstrainedOutput(composed.composition, judge)
+            await self._compile_checks.check(namespace, spec, param=_param(constraints))
+        validate = partial(self._value_validation.validate, namespace)
+        return ConstrainedOutput(cached.plan, validate)
 
-    async def _large(self, namespace: bytes, form: OutputConstraints, style: ToolStyle) -> CachedPlan:
-        turn = self._turns.setdefault(namespace, asyncio.Lock())
+    async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
+        lock = self._tenant_locks.setdefault(namespace, asyncio.Lock())
         try:
-            async with asyncio.timeout(PATIENCE_S), turn:
-                packed, key = await asyncio.to_thread(_packed, form, style, self._limits)
-                composed = self._cache.get(namespace, key)
-                if composed is None:
-                    composed = await self._preparation.compose(namespace, packed)
-                    self._cache.put(namespace, key, composed)
+            async with asyncio.timeout(QUEUE_TIMEOUT_S), lock:
+                packed, key = await asyncio.to_thread(_packed, constraints, style, self._limits)
+                cached = self._cache.get(namespace, key)
+                if cached is None:
+                    cached = await self._request_analysis.plan(namespace, packed)
+                    self._cache.put(namespace, key, cached)
         except TimeoutError:
-            raise WorkersUnavailable(f"no turn to compose this answer's form for {PATIENCE_S:g} s") from None
-        return composed
+            raise WorkersUnavailable(
+                f"the grammar of this request could not be built within {QUEUE_TIMEOUT_S:g} s"
+            ) from None
+        return cached
 
 
-def _packed(form: OutputConstraints, style: ToolStyle, limits: SchemaLimits) -> tuple[bytes, bytes]:
-    """The form as another process reads it, and what tells it from others.
+def _packed(constraints: OutputConstraints, style: ToolStyle, limits: SchemaLimits) -> tuple[bytes, bytes]:
+    """Return the packed constraints and their cache key.
 
-    Raises `GrammarTooLarge` for a schema above its bound in any spelling: a text of megabytes, written at once, would stop
+    Raises `GrammarTooLarge` for a schema that exceeds its bound in any spelling: encoding megabytes in one call would block
     the interpreter.
     """
-    for value, param, most in _bounded(form, limits):
-        if size_of(value, most) > most:
-            raise GrammarTooLarge(f"{param} has more than {most} bytes", param=param, pointer="")
-    packed = pack_form(form, style)
+    for value, param, limit in _bounded(constraints, limits):
+        if size_of(value, limit) > limit:
+            raise GrammarTooLarge(f"{param} has more than {limit} bytes", param=param, pointer="")
+    packed = pack_constraints(constraints, style)
     return packed, blake2b(packed, digest_size=32).digest()
 
 
-def _bounded(form: OutputConstraints, limits: SchemaLimits) -> Iterator[tuple[object, str, int]]:
-    """(value, its field, most bytes)."""
-    yield from ((tool.parameters, tool.param, limits.max_bytes) for tool in form.tools)
-    match form.format:
+def _bounded(constraints: OutputConstraints, limits: SchemaLimits) -> Iterator[tuple[object, str, int]]:
+    """Yield (value, its field, maximum bytes)."""
+    yield from ((tool.parameters, tool.param, limits.max_bytes) for tool in constraints.tools)
+    match constraints.format:
         case JsonSchema(schema=schema, param=param):
             yield schema, param, limits.max_bytes
         case StructuralTag(tag=tag):
             yield tag, "structured_outputs.structural_tag", limits.max_bytes
 
 
-def _param(form: OutputConstraints) -> str:
-    """The field of the request that a grammar as a whole came from."""
-    if form.tools:
+def _param(constraints: OutputConstraints) -> str:
+    """Return the field of the request that a whole grammar is attributed to."""
+    if constraints.tools:
         return "tools"
-    match form.format:
+    match constraints.format:
         case JsonSchema(param=param):
             return param
         case Regex():

@@ -51,7 +51,7 @@ async def blob_path(tenant_id: UUID, digest: str) -> str:
 
 @dataclass
 class Recorder:
-    """Keeps what it is given."""
+    """Records the stats of all requests."""
 
     timings: list[RequestStats] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class Trials:
 
 @dataclass
 class Gateway:
-    """A running gateway and what stands behind it."""
+    """A running gateway and its dependencies."""
 
     app: FastAPI
     url: str
@@ -149,7 +149,7 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
 async def start_gateway(
     database: Database, chat_tokenizer: Any, tmp_path: Path
 ) -> AsyncIterator[StartGateway]:
-    """A running gateway with the tenant `acme`, unless it is given another database. `refused`: what trials raise."""
+    """A running gateway with the tenant `acme`, unless another database is given. `refused`: the error of all compile checks."""
     async with AsyncExitStack() as stack:
 
         async def start(
@@ -170,26 +170,26 @@ async def start_gateway(
             setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
             preparer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=os.environ))
             stack.push_async_callback(preparer.close)
-            services = GatewayDependencies(
+            dependencies = GatewayDependencies(
                 served_model_name=served_model_name,
                 database=other or database,
                 engine=engine,
                 prompts=prompts,
                 token_text=TokenText(chat_tokenizer),
                 recorder=recorder,
-                preparation=preparer,
-                trials=trials,
-                judges=judges,
-                admissions=admissions,
-                policies=admissions,
+                request_analysis=preparer,
+                compile_checks=trials,
+                value_validation=judges,
+                admission_controller=admissions,
+                policy_publisher=admissions,
                 namespace_of=namespace_of,
                 derive_key=partial(derive, SECRET),
                 adapter_path=adapter_path,
-                limits=limits,
+                config=limits,
                 fast_forward=fast_forward,
                 uploads=UploadHome(other or database, tmp_path / "gateway").uploads,
             )
-            app = create_app(services)
+            app = create_app(dependencies)
             url = await stack.enter_async_context(served(app))
             gateway = Gateway(app, url, engine, database, recorder, trials, admissions, "", stack)
             gateway.key = "" if other else await gateway.tenant("acme")

@@ -1,4 +1,4 @@
-"""Bodies that are too large, stall, trickle or break off."""
+"""Bodies that are too large, stall, are too slow or end early."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -45,7 +45,7 @@ async def test_a_declared_size_is_refused_before_a_byte_is_read(length: str) -> 
         await read(request(sending(end=False), length))
 
 
-async def test_bytes_are_counted_whatever_is_declared() -> None:
+async def test_bytes_are_counted_independently_of_the_declared_size() -> None:
     with pytest.raises(BodyTooLarge):
         await read(request(sending(b"a" * 600, b"a" * 401), "10"))
 
@@ -55,7 +55,7 @@ async def test_a_stalled_body_ends() -> None:
         await asyncio.wait_for(read(request(sending(b"a", end=False))), 1)
 
 
-async def test_a_trickle_ends() -> None:
+async def test_a_slow_body_ends() -> None:
     trickle = sending(*[b"a"] * 100, every_s=0.02)
     with pytest.raises(BodyTimeout):
         await asyncio.wait_for(read(request(trickle)), 1)
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves() -> None:
 
 
 @given(st.floats(0, 10_000), st.integers(0, 10**10))
-def test_patience_is_bounded_and_grows_with_what_came(elapsed: float, received: int) -> None:
+def test_the_read_timeout_is_bounded_and_grows_with_the_received_bytes(elapsed: float, received: int) -> None:
     limits = UploadConfig()
     assert read_timeout(elapsed, received, limits) <= limits.stall_s
     assert read_timeout(elapsed, received + 1, limits) >= read_timeout(elapsed, received, limits)

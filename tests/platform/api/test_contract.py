@@ -149,7 +149,7 @@ def examine(url: str, document: dict[str, Any], known: Known, examples: int) -> 
     return failures + [f"{label}: only 404" for label, statuses in seen.items() if statuses == {404}]
 
 
-async def test_the_planes_do_what_their_document_says(
+async def test_the_planes_conform_to_their_openapi_document(
     start_gateway: Any, database: Database, request: pytest.FixtureRequest
 ) -> None:
     gateway = await start_gateway()

@@ -1,4 +1,4 @@
-"""Every route with an id in its path, called by another tenant: 404, in the very words for an id that nobody has."""
+"""Every route with an id in its path, called by another tenant: 404, with the same text as for an unknown id."""
 
 import re
 from collections.abc import Mapping
@@ -136,15 +136,15 @@ async def ask(client: httpx.AsyncClient, route: str, ids: Mapping[str, str], key
     return await client.request(method, filled, headers=headers, **body)
 
 
-def words(answer: httpx.Response, ids: Mapping[str, str]) -> tuple[int, str]:
+def words(response: httpx.Response, ids: Mapping[str, str]) -> tuple[int, str]:
     """Status and body, whatever ids it repeats."""
-    text = answer.text
+    text = response.text
     for name, value in sorted(ids.items(), key=lambda item: -len(item[1])):
         text = re.sub(rf"(?<![0-9A-Za-z]){re.escape(value)}(?![0-9A-Za-z])", name.partition(":")[0], text)
-    return answer.status_code, text
+    return response.status_code, text
 
 
-async def test_what_another_owns_does_not_exist(start_gateway: Any, database: Database) -> None:
+async def test_resources_of_another_tenant_do_not_exist(start_gateway: Any, database: Database) -> None:
     gateway = await start_gateway()
     with_ids = {route for route in routes_of(gateway.app) if "{" in route}
     assert with_ids == CASES.keys()

@@ -1,4 +1,4 @@
-"""Every route x every kind of caller: who is let through follows from the route's scope alone."""
+"""Every route x every kind of caller: the route's scope alone decides which callers are accepted."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +29,7 @@ STRANGERS = {
 
 
 def expected(role: str, scope: str) -> str | None:
-    """The error's code, None for who is let through."""
+    """The error's code; None for an accepted caller."""
     if role in STRANGERS:
         return STRANGERS[role]
     held = {OPERATOR} if role == OPERATOR else {ANY_KEY, *effective_scopes([role])}
@@ -61,7 +61,7 @@ async def keys_of_roles(database: Database) -> dict[str, str | None]:
 
 
 def path_of(route: str) -> tuple[str, str]:
-    """Method and path, with ids that nobody has."""
+    """Method and path, with unknown ids."""
     method, _, path = route.partition(" ")
     return method, "/".join("nonesuch" if part.startswith("{") else part for part in path.split("/"))
 
@@ -70,12 +70,12 @@ async def said(client: httpx.AsyncClient, route: str, key: str | None) -> str | 
     """The code of a refusal by role; None for any other answer."""
     method, path = path_of(route)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    answer = await client.request(method, path, headers=headers)
-    assert answer.status_code < 500, (route, answer.text)
-    if answer.status_code not in REFUSED.values():
+    response = await client.request(method, path, headers=headers)
+    assert response.status_code < 500, (route, response.text)
+    if response.status_code not in REFUSED.values():
         return None
-    code: str = answer.json()["error"]["code"]
-    assert answer.status_code == REFUSED[code], (route, answer.text)
+    code: str = response.json()["error"]["code"]
+    assert response.status_code == REFUSED[code], (route, response.text)
     return code
 
 
@@ -85,7 +85,7 @@ async def gateway(start_gateway: Any) -> Gateway:
     return found
 
 
-async def test_who_is_let_through(gateway: Gateway, database: Database) -> None:
+async def test_which_callers_are_accepted(gateway: Gateway, database: Database) -> None:
     assert routes_of(gateway.app) == SCOPES.keys()
     keys = await keys_of_roles(database)
     assert keys.keys() == {*STRANGERS, *TENANT_SCOPES, OPERATOR}
@@ -99,7 +99,7 @@ async def test_who_is_let_through(gateway: Gateway, database: Database) -> None:
     assert wrong == {}
 
 
-async def test_a_refusal_tells_nothing_of_what_exists(gateway: Gateway, database: Database) -> None:
+async def test_a_refusal_does_not_reveal_what_exists(gateway: Gateway, database: Database) -> None:
     """Before the scope is known to suffice, no id is looked at: the answer is the same for all."""
     keys = await keys_of_roles(database)
     async with database.as_operator() as session:
@@ -107,8 +107,8 @@ async def test_a_refusal_tells_nothing_of_what_exists(gateway: Gateway, database
     async with in_process(gateway.app) as client:
         for role in ("no key", "suspended", TENANT_ADMIN):
             headers = {"authorization": f"Bearer {keys[role]}"}
-            answers = [
+            responses = [
                 await client.get(f"/operator/v1/tenants/{name}", headers=headers)
                 for name in (known, "nonesuch")
             ]
-            assert answers[0].content == answers[1].content
+            assert responses[0].content == responses[1].content

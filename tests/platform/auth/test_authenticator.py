@@ -1,4 +1,4 @@
-"""Who is calling: from where, with which kind of key, how fresh, and what no header can do."""
+"""Authentication: addresses, kinds of keys, freshness, and hostile headers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -123,7 +123,7 @@ async def test_networks_of_a_key(cached: bool, database: Database) -> None:
         assert (seen.row.status, seen.row.code) == (403, "address_not_allowed") and uses.noted == []
 
 
-async def test_a_wrong_secret_learns_nothing_of_networks(database: Database) -> None:
+async def test_a_wrong_secret_reveals_nothing_about_networks(database: Database) -> None:
     key = await make_key(database, ["inference"], ["10.0.0.0/8"])
     forged = ParsedKey("live", key.split("_")[2], "0" * 43).plaintext
     with pytest.raises(UnknownKey):
@@ -187,7 +187,7 @@ async def test_two_secrets_of_one_id_share_nothing(database: Database) -> None:
         await authenticator.authenticate(bearer(ParsedKey(environment, key_id, near).plaintext), cached=True)
 
 
-async def test_a_gateway_that_is_told_of_a_younger_policy_sees_a_revocation_at_once(
+async def test_a_gateway_notified_of_a_newer_policy_sees_a_revocation_at_once(
     database: Database,
 ) -> None:
     key = await make_key(database, ["inference", "usage:read"])
@@ -196,14 +196,14 @@ async def test_a_gateway_that_is_told_of_a_younger_policy_sees_a_revocation_at_o
     await here.authenticate(bearer(key), cached=True)
     async with database.as_operator() as session:
         await session.execute(text("UPDATE api_keys SET scopes = '{inference}'"))
-    renewed = await there.renewed(stale, "inference")
+    renewed = await there.renew(stale, "inference")
     assert renewed.scopes == {"inference"} and renewed.policy_epoch == stale.policy_epoch + 1
     with pytest.raises(InsufficientScope):
-        await there.renewed(stale, "usage:read")
+        await there.renew(stale, "usage:read")
     async with database.as_operator() as session:
         await TenantRepository(session).suspend("acme")
     with pytest.raises(TenantSuspended):
-        await there.renewed(stale, "inference")
+        await there.renew(stale, "inference")
     async with database.as_operator() as session:
         await TenantRepository(session).resume("acme")
     await revoke(database, key)
@@ -211,16 +211,16 @@ async def test_a_gateway_that_is_told_of_a_younger_policy_sees_a_revocation_at_o
     here.forget(stale.tenant_id)
     for authenticator in (here, there):
         with pytest.raises(RevokedKey):
-            await authenticator.renewed(stale, "inference")
+            await authenticator.renew(stale, "inference")
         with pytest.raises(RevokedKey):
             await authenticator.authenticate(bearer(key), cached=True)
     await there._database.close()
 
 
-async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every_gateway(
+async def test_the_counters_refuse_a_revoked_key_at_the_next_request_on_every_gateway(
     database: Database, valkey_url: str
 ) -> None:
-    """Both gateways hold the key in their caches for an hour; only the counters are told."""
+    """Both gateways hold the key in their caches for an hour; only the counters are updated."""
     key = await make_key(database)
     client = open_valkey(valkey_url, command_s=10.0)
     counters = Counters(client, command_s=10.0, bulk_s=10.0)
@@ -241,7 +241,7 @@ async def test_the_counters_turn_a_revoked_key_away_on_the_next_request_of_every
         caller = await gateway.authenticate(bearer(key), cached=True)
         assert isinstance(await counters.admit(asked_by(caller)), PolicyOutdated)
         with pytest.raises(RevokedKey):
-            await gateway.renewed(caller, "inference")
+            await gateway.renew(caller, "inference")
         with pytest.raises(RevokedKey):
             await gateway.authenticate(bearer(key), cached=True)
     await client.aclose()
@@ -305,7 +305,7 @@ KEY = generate_key("live").plaintext
     ],
     ids=range(18),
 )
-def test_typing_errors_and_tricks_need_no_database(headers: list[str]) -> None:
+def test_malformed_keys_need_no_database(headers: list[str]) -> None:
     ask_nobody(headers)
 
 

@@ -1,4 +1,4 @@
-"""Where a request comes from: the peer, or what trusted proxies say, and never what a client says of itself."""
+"""The client's address: the peer, or the entries of trusted proxies, never an entry of the client."""
 
 import pytest
 from starlette.requests import Request

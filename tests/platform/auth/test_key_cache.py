@@ -1,4 +1,4 @@
-"""The cache of keys: how old, how many, and what is forgotten together."""
+"""The key cache: age, size, and the removal of a tenant's keys."""
 
 from dataclasses import replace
 from uuid import UUID, uuid4

@@ -1,4 +1,4 @@
-"""What the engine does is metered to its last word, also after everybody has left."""
+"""All engine events are counted, also after the client has left."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def test_events_of_all_prompts_and_then_none() -> None:
     await opened.close()
 
 
-async def test_tokens_that_nobody_read_count_when_the_client_leaves() -> None:
+async def test_unread_tokens_are_counted_when_the_client_leaves() -> None:
     engine = FakeEngine(FakeScript(token_interval_s=0.001))
     opened, meter = streams(engine, request("a", 1000))
     assert await opened.next() is not None
@@ -49,7 +49,7 @@ async def test_tokens_that_nobody_read_count_when_the_client_leaves() -> None:
     assert meter.finished == 0
 
 
-async def test_a_cancelled_listener_loses_no_event() -> None:
+async def test_a_cancelled_consumer_loses_no_event() -> None:
     engine = FakeEngine(FakeScript(token_interval_s=0.01))
     opened, meter = streams(engine, request("a", 20))
     tokens = 0
@@ -66,14 +66,14 @@ async def test_a_cancelled_listener_loses_no_event() -> None:
     assert tokens == meter.completion_tokens == 20
 
 
-async def test_what_was_never_begun_is_never_submitted() -> None:
+async def test_a_task_that_has_not_begun_submits_nothing_after_close() -> None:
     engine = FakeEngine()
     opened, meter = streams(engine, request("a"))
     await opened.close()
     assert engine.requests == [] and meter.prompt_tokens == 0
 
 
-async def test_an_engine_that_does_not_end_a_request_is_waited_for_in_vain_but_not_for_ever(
+async def test_waiting_for_an_engine_that_does_not_end_a_request_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine_streams, "ABORT_S", 0.1)

@@ -1,4 +1,4 @@
-"""Limits as headers: the OpenAI API's names and durations, whole seconds, nothing below zero."""
+"""Rate-limit headers: the OpenAI API's names and durations, whole seconds, no number below zero."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
-def test_what_nothing_limits_has_no_header() -> None:
+def test_a_quantity_without_a_limit_has_no_header() -> None:
     assert rate_headers(RateState(requests=None, tokens=None), degraded=False) == {}
     assert rate_headers(RateState(requests=None, tokens=None), degraded=True) == {
         "x-ratelimit-mode": "degraded"
@@ -41,7 +41,7 @@ def test_what_nothing_limits_has_no_header() -> None:
     }
 
 
-def test_a_refusal_names_its_limit_and_says_whether_to_try_again() -> None:
+def test_a_refusal_names_its_limit_and_whether_to_retry() -> None:
     limited = RateLimited(
         "slow down", limit="tokens_per_minute", level="key", limit_value=100, retry_after_s=1.2
     )
@@ -69,7 +69,7 @@ def test_a_refusal_names_its_limit_and_says_whether_to_try_again() -> None:
 
 
 @pytest.mark.parametrize("degraded", [False, True])
-def test_a_refusal_tells_the_rates_it_knows(degraded: bool) -> None:
+def test_a_refusal_has_the_known_rates(degraded: bool) -> None:
     limited = RateLimited(
         "slow down",
         limit="tokens_per_minute",
@@ -90,7 +90,7 @@ def test_a_refusal_tells_the_rates_it_knows(degraded: bool) -> None:
     assert refusal_headers(limited) == expected | ({"x-ratelimit-mode": "degraded"} if degraded else {})
 
 
-def test_what_nobody_can_tell_is_named() -> None:
+def test_a_limit_with_unknown_state_is_named() -> None:
     assert unavailable_headers(QuotaUnavailable("later")) == {}
     assert unavailable_headers(QuotaUnavailable("later", limit="tokens_per_day", level="adapter")) == {
         "x-loraplex-limit": "tokens_per_day",

@@ -1,4 +1,4 @@
-"""Values of the kinds that hold others (messages, prompts, formats, tools), at their bounds and one step outside."""
+"""Values of nested parameter types (messages, prompts, formats, tools), at their bounds and one step outside."""
 
 from typing import Any
 
@@ -15,41 +15,41 @@ NestedKind = Messages | Prompts | ResponseFormat | StructuredOutputs | ToolDefin
 def inside(kind: NestedKind) -> list[Any]:
     """Values at the bounds."""
     match kind:
-        case Messages(most):
-            return messages_inside(most)
-        case Prompts(most):
-            return prompts_inside(most)
+        case Messages(max_items):
+            return messages_inside(max_items)
+        case Prompts(max_items):
+            return prompts_inside(max_items)
         case ResponseFormat():
             return response_format_inside()
         case StructuredOutputs():
             return structured_outputs_inside()
-        case ToolDefinitions(most):
-            return tool_definitions_inside(most)
-        case ToolChoices(most):
-            return tool_choices_inside(most)
+        case ToolDefinitions(max_items):
+            return tool_definitions_inside(max_items)
+        case ToolChoices(max_items):
+            return tool_choices_inside(max_items)
 
 
 def outside(kind: NestedKind) -> list[Any]:
     """Values one step outside, and values of other types."""
     match kind:
-        case Messages(most):
-            return messages_outside(most)
-        case Prompts(most):
-            return prompts_outside(most)
+        case Messages(max_items):
+            return messages_outside(max_items)
+        case Prompts(max_items):
+            return prompts_outside(max_items)
         case ResponseFormat():
             return response_format_outside()
         case StructuredOutputs():
             return structured_outputs_outside()
-        case ToolDefinitions(most):
-            return tool_definitions_outside(most)
-        case ToolChoices(most):
-            return tool_choices_outside(most)
+        case ToolDefinitions(max_items):
+            return tool_definitions_outside(max_items)
+        case ToolChoices(max_items):
+            return tool_choices_outside(max_items)
 
 
-def messages_inside(most: int) -> list[Any]:
+def messages_inside(max_items: int) -> list[Any]:
     return [
         [USER],
-        [USER] * most,
+        [USER] * max_items,
         [{"role": "user", "content": [{"type": "text", "text": "a"}] * MAX_PARTS}],
         [{"role": "assistant", "tool_calls": [CALL] * MAX_CALLS}],
         [
@@ -74,8 +74,8 @@ def messages_inside(most: int) -> list[Any]:
     ]
 
 
-def prompts_inside(most: int) -> list[Any]:
-    return ["a", ["a"] * most, [1], [[1], [2, 3]]]
+def prompts_inside(max_items: int) -> list[Any]:
+    return ["a", ["a"] * max_items, [1], [[1], [2, 3]]]
 
 
 def response_format_inside() -> list[Any]:
@@ -100,24 +100,24 @@ def structured_outputs_inside() -> list[Any]:
     ]
 
 
-def tool_definitions_inside(most: int) -> list[Any]:
+def tool_definitions_inside(max_items: int) -> list[Any]:
     return [
         [],
-        [tool(f"f{index}") for index in range(most)],
+        [tool(f"f{index}") for index in range(max_items)],
         [tool("f" * 64, description="d" * MAX_DESCRIPTION_BYTES, parameters={}, strict=True)],
         [tool(description=None, parameters=None, strict=None)],
     ]
 
 
-def tool_choices_inside(most: int) -> list[Any]:
-    many = allowed_tools(*(f"f{index}" for index in range(most)), mode="required")
+def tool_choices_inside(max_items: int) -> list[Any]:
+    many = allowed_tools(*(f"f{index}" for index in range(max_items)), mode="required")
     return ["none", "auto", "required", NAMED, allowed_tools("f"), many]
 
 
-def messages_outside(most: int) -> list[Any]:
+def messages_outside(max_items: int) -> list[Any]:
     return [
         [],
-        [USER] * (most + 1),
+        [USER] * (max_items + 1),
         USER,
         "hello",
         [1],
@@ -130,8 +130,8 @@ def messages_outside(most: int) -> list[Any]:
     ]
 
 
-def prompts_outside(most: int) -> list[Any]:
-    return ["", [], [""], [[]], ["a"] * (most + 1), [1, "a"], [-1], [True], 1, {}]
+def prompts_outside(max_items: int) -> list[Any]:
+    return ["", [], [""], [[]], ["a"] * (max_items + 1), [1, "a"], [-1], [True], 1, {}]
 
 
 def response_format_outside() -> list[Any]:
@@ -168,9 +168,9 @@ def structured_outputs_outside() -> list[Any]:
     return [*wrong, *longer, *lists, both, long, {}, [], {"regex": ""}, {"close": 1}, {"xml": "a"}]
 
 
-def tool_definitions_outside(most: int) -> list[Any]:
+def tool_definitions_outside(max_items: int) -> list[Any]:
     return [
-        [tool(f"f{index}") for index in range(most + 1)],
+        [tool(f"f{index}") for index in range(max_items + 1)],
         [tool(), tool()],
         [tool("f" * 65)],
         [tool("a b")],
@@ -187,7 +187,7 @@ def tool_definitions_outside(most: int) -> list[Any]:
     ]
 
 
-def tool_choices_outside(most: int) -> list[Any]:
-    many = allowed_tools(*["f"] * (most + 1))
+def tool_choices_outside(max_items: int) -> list[Any]:
+    many = allowed_tools(*["f"] * (max_items + 1))
     modes: list[Any] = [allowed_tools(), allowed_tools("f", mode="none"), many]
     return [*modes, "any", 1, [], {}, tool("a b"), {"type": "function"}, {**NAMED, "x": 1}, tool(x=1)]

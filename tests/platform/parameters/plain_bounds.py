@@ -1,4 +1,4 @@
-"""Values of the plain kinds of parameters, at their bounds and one step outside."""
+"""Values of plain parameter types, at their bounds and one step outside."""
 
 import math
 from typing import Any
@@ -29,24 +29,24 @@ def inside(kind: Kind) -> list[Any]:
             return [low if low_allowed else math.nextafter(low, high), high, (low + high) / 2]
         case Boolean(only):
             return [True, False] if only is None else [only]
-        case Text(longest, shortest):
-            return ["a" * shortest, "a" * longest, "é" * (longest // 2)]
+        case Text(max_bytes, min_bytes):
+            return ["a" * min_bytes, "a" * max_bytes, "é" * (max_bytes // 2)]
         case Choice(values):
             return list(values)
-        case StopStrings(most, longest):
-            return ["a", "a" * longest, ["a"] * most, []]
-        case TokenIds(most):
-            return [[0] * most, [], [2**31 - 1]]
-        case LogitBias(most, bias):
-            return [{str(i): bias.low for i in range(most)}, {"0": bias.high}, {}]
-        case Metadata(most, _, value):
-            return [{f"{i:064}": "a" * value.longest for i in range(most)}, {"a": ""}]
+        case StopStrings(max_items, max_bytes):
+            return ["a", "a" * max_bytes, ["a"] * max_items, []]
+        case TokenIds(max_items):
+            return [[0] * max_items, [], [2**31 - 1]]
+        case LogitBias(max_items, bias):
+            return [{str(i): bias.low for i in range(max_items)}, {"0": bias.high}, {}]
+        case Metadata(max_items, _, value):
+            return [{f"{i:064}": "a" * value.max_bytes for i in range(max_items)}, {"a": ""}]
         case Flags(names):
             return [{}, dict.fromkeys(names, True), dict.fromkeys(names)]
         case Refused(_, harmless):
             return list(harmless)
-        case Identifier(longest):
-            return ["a", "a" * longest, "_-Z9"]
+        case Identifier(max_bytes):
+            return ["a", "a" * max_bytes, "_-Z9"]
     raise AssertionError(f"no bounds for {kind}")
 
 
@@ -60,35 +60,35 @@ def outside(kind: Kind) -> list[Any]:
             return [*beyond, 10**400, "1", True, *([] if low_allowed else [low])]
         case Boolean(only):
             return [0, 1, "true", *([] if only is None else [not only])]
-        case Text(longest, shortest):
+        case Text(max_bytes, min_bytes):
             return [
-                "a" * (longest + 1),
-                "é" * (longest // 2 + 1),
+                "a" * (max_bytes + 1),
+                "é" * (max_bytes // 2 + 1),
                 1,
                 ["a"],
-                *(["a" * (shortest - 1)] if shortest else []),
+                *(["a" * (min_bytes - 1)] if min_bytes else []),
             ]
         case Choice():
             return ["", "other", 1, []]
-        case StopStrings(most, longest):
-            return ["", [""], "a" * (longest + 1), ["a"] * (most + 1), [1], {"a": 1}]
-        case TokenIds(most):
-            return [[0] * (most + 1), [-1], [2**31], [True], [1.0], "1"]
-        case LogitBias(most, bias):
+        case StopStrings(max_items, max_bytes):
+            return ["", [""], "a" * (max_bytes + 1), ["a"] * (max_items + 1), [1], {"a": 1}]
+        case TokenIds(max_items):
+            return [[0] * (max_items + 1), [-1], [2**31], [True], [1.0], "1"]
+        case LogitBias(max_items, bias):
             return [
-                {str(i): 0 for i in range(most + 1)},
+                {str(i): 0 for i in range(max_items + 1)},
                 {"-1": 0},
                 {"x": 0},
                 {"0": bias.high + 0.1},
                 {"²": 0},
                 [],
             ]
-        case Metadata(most, key, value):
-            many = {str(i): "" for i in range(most + 1)}
+        case Metadata(max_items, key, value):
+            many = {str(i): "" for i in range(max_items + 1)}
             return [
                 many,
-                {"a" * (key.longest + 1): ""},
-                {"a": "a" * (value.longest + 1)},
+                {"a" * (key.max_bytes + 1): ""},
+                {"a": "a" * (value.max_bytes + 1)},
                 {"": ""},
                 {"a": 1},
                 [],
@@ -97,6 +97,6 @@ def outside(kind: Kind) -> list[Any]:
             return [{"other": True}, {names[0]: 1}, []]
         case Refused():
             return [{"type": "json_object"}, [{}], "auto", True, 2]
-        case Identifier(longest):
-            return ["", "a" * (longest + 1), "a b", "é", "a.b", "a\n", 1]
+        case Identifier(max_bytes):
+            return ["", "a" * (max_bytes + 1), "a b", "é", "a.b", "a\n", 1]
     raise AssertionError(f"no bounds for {kind}")

@@ -1,4 +1,4 @@
-"""Small messages, tools and formats as a client writes them."""
+"""Small messages, tools and formats of a client."""
 
 from typing import Any
 

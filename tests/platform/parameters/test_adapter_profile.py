@@ -1,4 +1,4 @@
-"""Profiles as callers write them: closed names, the bounds of the request table, and nothing that could be a template."""
+"""Profiles: closed names, the bounds of the request table, and no chat template."""
 
 import pytest
 

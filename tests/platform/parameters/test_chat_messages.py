@@ -1,4 +1,4 @@
-"""Messages are read whole, or refused by the path of what is wrong in them."""
+"""Messages are parsed completely, or refused with the path of the invalid field."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ from loraplex.platform.parameters.parameter_table import read_parameters
         ({**USER, "name": ""}, InvalidParameter, "messages[0].name"),
     ],
 )
-def test_messages_name_what_is_wrong(message: object, error: type[InvalidParameter], param: str) -> None:
+def test_errors_name_the_invalid_field(message: object, error: type[InvalidParameter], param: str) -> None:
     with pytest.raises(error) as refused:
         read_parameters("chat", {"model": "m", "messages": [message]})
     assert refused.value.param == param
@@ -71,6 +71,6 @@ def test_the_longest_message_list_is_a_number() -> None:
 @pytest.mark.parametrize(
     "message", [{"content": None}, {"tool_calls": []}, {"content": None, "tool_calls": None}]
 )
-def test_an_assistant_may_have_said_nothing(message: dict[str, Any]) -> None:
+def test_an_assistants_message_may_be_empty(message: dict[str, Any]) -> None:
     read = read_parameters("chat", {"model": "m", "messages": [{"role": "assistant", **message}]})
     assert read["messages"][0].content == "" and read["messages"][0].tool_calls == ()

@@ -1,15 +1,14 @@
-"""Bodies at their bounds: size, depth, values, numbers, names."""
+"""JSON bodies at their bounds: size, depth, values, numbers, names."""
 
 import json
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import Request
 
-from loraplex.platform.api.request_body import LARGE_BODY, MANY_VALUES, read_object
 from loraplex.platform.errors import GatewayError, InvalidBody, InvalidParameter
-from loraplex.platform.parameters.json_object import BodyLimits, parse_object
+from loraplex.platform.parameters.json_object import BodyLimits, parse_object, size_of
 
 LIMITS = BodyLimits(max_bytes=1000, max_depth=5, max_values=10)
 
@@ -36,45 +35,8 @@ def test_values_are_bounded() -> None:
         parse_object(json.dumps({"a": [0] * 8}).encode(), LIMITS)
 
 
-async def requested(body: bytes) -> Request:
-    async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return Request({"type": "http", "headers": []}, receive)
-
-
-@pytest.mark.parametrize(
-    ("body", "elsewhere"),
-    [
-        (json.dumps({"a": [0] * (MANY_VALUES - 2)}).encode(), False),
-        (json.dumps({"a": [0] * MANY_VALUES}).encode(), True),
-        (json.dumps({"a": [[]] * MANY_VALUES}).encode(), True),
-        (json.dumps({"a": [{}] * MANY_VALUES}).encode(), True),
-        (json.dumps({str(name): 0 for name in range(MANY_VALUES + 1)}).encode(), True),
-        (json.dumps({"a": "b" * 2 * LARGE_BODY}).encode(), False),
-        (b"{}", False),
-    ],
-)
-async def test_bodies_of_many_values_are_looked_through_elsewhere(body: bytes, elsewhere: bool) -> None:
-    asked: list[bytes] = []
-
-    async def check_elsewhere(data: bytes) -> None:
-        asked.append(data)
-
-    found = await read_object(await requested(body), BodyLimits(), dict, check_elsewhere)
-    assert found == json.loads(body) and asked == [body] * elsewhere
-
-
-async def test_what_is_refused_elsewhere_is_refused() -> None:
-    async def refuse(data: bytes) -> None:
-        raise InvalidBody("no")
-
-    with pytest.raises(InvalidBody, match="no"):
-        await read_object(await requested(b"[" * 2 * MANY_VALUES), BodyLimits(), dict, refuse)
-
-
 @pytest.mark.parametrize("digits", [401, 4_299, 100_000])
-def test_whole_numbers_have_so_many_digits(digits: int) -> None:
+def test_digits_of_whole_numbers_are_bounded(digits: int) -> None:
     assert parse_object(b'{"a": -' + b"9" * 399 + b"}", BodyLimits())
     with pytest.raises(InvalidBody, match="more than 400 digits"):
         parse_object(b'{"a": ' + b"9" * digits + b"}", BodyLimits())
@@ -99,7 +61,7 @@ def test_whole_numbers_have_so_many_digits(digits: int) -> None:
         b'\xef\xbb\xbf{"a": 1}',
     ],
 )
-def test_what_is_not_a_json_object_is_refused(body: bytes) -> None:
+def test_bodies_that_are_no_json_objects_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidBody):
         parse_object(body, LIMITS)
 
@@ -125,3 +87,24 @@ def test_any_bytes_parse_or_are_refused(body: bytes) -> None:
 )
 def test_small_objects_are_read_as_they_are(value: dict[str, object]) -> None:
     assert parse_object(json.dumps(value).encode(), LIMITS) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [(None, 1), ("abc", 4), ([], 1), (["ab", 1], 5), ({"key": "ab"}, 7), ({"a": {"b": [True]}}, 6)],
+)
+def test_every_value_and_every_character_counts(value: object, size: int) -> None:
+    assert size_of(value, 100) == size
+
+
+def test_counting_ends_above_the_limit() -> None:
+    assert size_of(["a" * 5, ["a"] * 5, "a" * 5], 10) == 13
+
+
+class Unread(list[object]):
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("read although its length decides")
+
+
+def test_a_long_list_is_not_read() -> None:
+    assert size_of({"a": Unread([0] * 1_000)}, 100) > 100

@@ -1,4 +1,4 @@
-"""Parameters of a request -> one `OutputConstraints`, or none for plain text."""
+"""The parameters of a request become one `OutputConstraints`, or None for plain text."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from loraplex.grammar.constraints import (
     StructuralTag,
 )
 from loraplex.platform.errors import InvalidParameter
-from loraplex.platform.parameters.output_constraints import answer_form
+from loraplex.platform.parameters.output_constraints import build_output_constraints
 from loraplex.platform.parameters.parameter_table import read_parameters
 
 USER: Any = [{"role": "user", "content": "hello"}]
@@ -30,7 +30,7 @@ TOOLS = [tool("f"), tool("g", parameters=SCHEMA, description="second", strict=Tr
 
 def form_of(**parameters: object) -> OutputConstraints | None:
     body = {"model": "m", "messages": USER, **parameters}
-    return answer_form(read_parameters("chat", body))
+    return build_output_constraints(read_parameters("chat", body))
 
 
 def named(**parameters: object) -> OutputConstraints:
@@ -50,7 +50,7 @@ def named(**parameters: object) -> OutputConstraints:
         {"structured_outputs": {"close": True}},
     ],
 )
-def test_what_asks_for_nothing_is_plain_text(parameters: dict[str, Any]) -> None:
+def test_requests_without_constraints_are_plain_text(parameters: dict[str, Any]) -> None:
     assert form_of(**parameters) is None
 
 
@@ -86,7 +86,7 @@ def test_formats(parameters: dict[str, Any], wanted: object) -> None:
     assert form_of(**parameters) == OutputConstraints(format=wanted)  # type: ignore[arg-type]
 
 
-def test_tools_may_be_called_unless_told_otherwise() -> None:
+def test_tools_may_be_called_by_default() -> None:
     form = named(tools=TOOLS)
     assert (form.tool_choice, form.parallel, form.format) == ("auto", True, None)
     first, second = form.tools
@@ -110,7 +110,7 @@ def test_allowed_tools_are_those_that_may_be_called(mode: str) -> None:
     assert (form.tool_choice, form.parallel) == (mode, True)
 
 
-def test_one_form_of_tools_and_format() -> None:
+def test_tools_and_a_format_are_combined() -> None:
     form = named(
         tools=TOOLS,
         tool_choice="required",
@@ -140,7 +140,7 @@ def test_a_format_stays_where_no_tool_may_be_called() -> None:
         ({"tool_choice": "required"}, "tool_choice", "`tools` is empty"),
     ],
 )
-def test_what_does_not_go_together(parameters: dict[str, Any], param: str, words: str) -> None:
+def test_contradictory_constraints(parameters: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidParameter, match=words) as refused:
         form_of(**parameters)
     assert refused.value.param == param
@@ -148,5 +148,5 @@ def test_what_does_not_go_together(parameters: dict[str, Any], param: str, words
 
 def test_completions_have_formats_and_no_tools() -> None:
     body = {"model": "m", "prompt": "a", "structured_outputs": {"regex": "a", "close": True}}
-    form = answer_form(read_parameters("completions", body), fast_forward=False)
+    form = build_output_constraints(read_parameters("completions", body), fast_forward=False)
     assert form == OutputConstraints(format=Regex("a"), close=True, fast_forward=False)

@@ -114,7 +114,7 @@ def test_unknown_fields_inside_are_named_by_their_path(name: str, value: object,
     assert unknown.value.param == param
 
 
-def test_defaults_of_a_profile_apply_where_the_request_is_silent() -> None:
+def test_defaults_of_a_profile_apply_to_omitted_parameters() -> None:
     values = read_parameters("chat", {**BASE["chat"], "temperature": 0.5, "top_p": None})
     changed = values.with_defaults({"temperature": 0.1, "top_p": 0.2, "top_k": 3, "no parameter": 1})
     assert (changed["temperature"], changed["top_p"], changed["top_k"]) == (0.5, 0.2, 3)
@@ -129,7 +129,7 @@ def test_defaults_of_a_profile_apply_where_the_request_is_silent() -> None:
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
     ],
 )
-def test_parameters_that_do_not_go_together(extra: dict[str, object], param: str) -> None:
+def test_contradictory_parameters(extra: dict[str, object], param: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
         read_parameters("chat", {**BASE["chat"], **extra})
     assert refused.value.param == param

@@ -1,4 +1,4 @@
-"""What crosses between a gateway and its preparing process."""
+"""Messages between a gateway and its analysis process."""
 
 import pytest
 
@@ -7,18 +7,18 @@ from loraplex.platform.errors import InvalidBody, MissingParameter
 from loraplex.platform.preparation.messages import (
     LENGTH_BYTES,
     REFUSALS,
-    Answer,
     CheckBody,
     Refusal,
     Refused,
-    decode_answer,
+    Reply,
+    decode_reply,
     decode_task,
     frame,
     length,
 )
 
 
-def test_a_message_is_framed_by_its_length() -> None:
+def test_a_message_has_a_length_prefix() -> None:
     data = frame(CheckBody(b"{}"))
     assert length(data[:LENGTH_BYTES]) == len(data) - LENGTH_BYTES
     assert decode_task(data[LENGTH_BYTES:]) == CheckBody(b"{}")
@@ -26,8 +26,8 @@ def test_a_message_is_framed_by_its_length() -> None:
 
 @pytest.mark.parametrize("kind", REFUSALS.values())
 def test_every_refusal_arrives_as_it_was_raised(kind: type[Refused]) -> None:
-    data = frame(Answer(refusal=Refusal.of(kind("why", param="p"))))
-    refusal = decode_answer(data[LENGTH_BYTES:]).refusal
+    data = frame(Reply(refusal=Refusal.of(kind("why", param="p"))))
+    refusal = decode_reply(data[LENGTH_BYTES:]).refusal
     assert refusal is not None
     error = refusal.error()
     assert type(error) is kind and str(error) == "why" and error.param == "p"

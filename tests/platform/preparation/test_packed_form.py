@@ -1,4 +1,4 @@
-"""Forms as bytes: every kind arrives as it left."""
+"""Packed constraints: every format is unpacked unchanged."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from loraplex.grammar.constraints import (
     Tool,
 )
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.preparation.packed_form import pack_form, unpack_form
+from loraplex.platform.preparation.packed_form import pack_constraints, unpack_constraints
 
 SCHEMA = {"maximum": 10**40, "multipleOf": 0.1, "const": "\u2028 \U0001f600 ä", "enum": [None, True, -0.0]}
 
@@ -33,8 +33,10 @@ SCHEMA = {"maximum": 10**40, "multipleOf": 0.1, "const": "\u2028 \U0001f600 ä",
     ],
 )
 @pytest.mark.parametrize("style", ToolStyle)
-def test_every_form_arrives_as_it_left(format_: OutputFormat | None, style: ToolStyle) -> None:
+def test_every_format_is_unpacked_unchanged(format_: OutputFormat | None, style: ToolStyle) -> None:
     tools = (Tool("f", "what", SCHEMA, True, "tools[0]"), Tool("g", "", True, False, "tools[1]"))
     form = OutputConstraints(format_, tools, "auto", parallel=False, close=True, fast_forward=False)
-    assert unpack_form(pack_form(form, style)) == (form, style)
-    assert pack_form(form, style) != pack_form(OutputConstraints(format_, tools[:1], "auto"), style)
+    assert unpack_constraints(pack_constraints(form, style)) == (form, style)
+    assert pack_constraints(form, style) != pack_constraints(
+        OutputConstraints(format_, tools[:1], "auto"), style
+    )

@@ -1,4 +1,4 @@
-"""Large bodies and forms prepared in another process: right answers, in turn, whatever becomes of the process or of who asked."""
+"""Request analysis in another process: correct replies in order, also when the process or a request ends early."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.errors import InvalidBody, InvalidParameter, Overloaded
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.packed_form import pack_form
+from loraplex.platform.preparation.packed_form import pack_constraints
 from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 
 ONE, OTHER = b"1" * 32, b"2" * 32
@@ -44,10 +44,10 @@ async def preparer() -> AsyncIterator[RequestAnalyzer]:
 
 
 def packed(schema: dict[str, Any], *, strict: bool = False) -> bytes:
-    return pack_form(OutputConstraints(format=JsonSchema(schema, strict, "p")), ToolStyle.GENERIC)
+    return pack_constraints(OutputConstraints(format=JsonSchema(schema, strict, "p")), ToolStyle.GENERIC)
 
 
-async def test_bodies_are_judged_as_they_are_here(preparer: RequestAnalyzer) -> None:
+async def test_bodies_are_checked_as_in_this_process(preparer: RequestAnalyzer) -> None:
     await preparer.check_body(ONE, json.dumps({"a": [0] * 40_000}).encode())
     with pytest.raises(InvalidBody, match="more than 50000"):
         await preparer.check_body(ONE, json.dumps({"a": [0] * 50_000}).encode())
@@ -56,18 +56,18 @@ async def test_bodies_are_judged_as_they_are_here(preparer: RequestAnalyzer) -> 
     assert twice.value.param == "model"
 
 
-async def test_a_composition_reads_and_notes_as_one_made_here(preparer: RequestAnalyzer) -> None:
+async def test_a_plan_parses_like_one_built_in_this_process(preparer: RequestAnalyzer) -> None:
     tools = tuple(
         Tool(name, "", {"type": "object", "properties": {"a": {"uniqueItems": True}}}, False, name)
         for name in ("f", "g")
     )
     for style in ToolStyle:
         form = OutputConstraints(tools=tools, tool_choice="required")
-        composed = await preparer.compose(ONE, pack_form(form, style))
-        assert composed.composition.enforcement == "validated" and composed.composition.spec is not None
-    composed = await preparer.compose(ONE, pack_form(form, ToolStyle.GENERIC))
+        cached = await preparer.plan(ONE, pack_constraints(form, style))
+        assert cached.plan.enforcement == "validated" and cached.plan.spec is not None
+    cached = await preparer.plan(ONE, pack_constraints(form, ToolStyle.GENERIC))
     noted: list[tuple[str, str]] = []
-    reader = composed.composition.parser(lambda schema, value: noted.append((schema, value)))
+    reader = cached.plan.parser(lambda schema, value: noted.append((schema, value)))
     pieces = reader.feed('<tool_call>{"name": "g", "arguments": {"a": [1, 1]}}</tool_call>')
     assert len(pieces) >= 2 and reader.finish("stop")[1] == "tool_calls"
     assert [value for _, value in noted] == ['{"a": [1, 1]}']
@@ -75,32 +75,32 @@ async def test_a_composition_reads_and_notes_as_one_made_here(preparer: RequestA
 
 async def test_refusals_arrive_with_field_and_place(preparer: RequestAnalyzer) -> None:
     with pytest.raises(SchemaNotEnforceable) as refused:
-        await preparer.compose(ONE, packed({"items": {"uniqueItems": True}}, strict=True))
+        await preparer.plan(ONE, packed({"items": {"uniqueItems": True}}, strict=True))
     assert refused.value.param == "p" and refused.value.pointer == "/items/uniqueItems"
     with pytest.raises(GrammarTooLarge, match="at most 262144"):
-        await preparer.compose(ONE, packed({"enum": ["a" * 300_000]}))
+        await preparer.plan(ONE, packed({"enum": ["a" * 300_000]}))
 
 
-async def test_who_leaves_takes_nobody_elses_answer(preparer: RequestAnalyzer) -> None:
+async def test_a_request_that_leaves_takes_no_other_reply(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     for index in range(4):
-        left = asyncio.create_task(preparer.compose(ONE, packed({**SLOW, "title": str(index)})))
+        left = asyncio.create_task(preparer.plan(ONE, packed({**SLOW, "title": str(index)})))
         await asyncio.sleep(0.01)
         left.cancel()
-    composed = await preparer.compose(ONE, packed({"const": "mine"}))
-    assert composed.composition.spec is not None and "mine" in composed.composition.spec.source
+    cached = await preparer.plan(ONE, packed({"const": "mine"}))
+    assert cached.plan.spec is not None and "mine" in cached.plan.spec.source
     assert preparer.pid == pid
 
 
-async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> None:
-    """A disconnect and the end of patience are two cancellations of one request."""
+async def test_two_cancellations_of_a_request_take_no_other_reply() -> None:
+    """A disconnect and a timeout are two cancellations of one request."""
     preparer = RequestAnalyzer(options(queue_timeout_s=0.2))
     try:
         await preparer.start()
         pid = preparer.pid
         for delay_s in (0.01, 0.19, 0.2):
-            left = asyncio.create_task(preparer.compose(OTHER, packed({**SLOW, "title": str(delay_s)})))
+            left = asyncio.create_task(preparer.plan(OTHER, packed({**SLOW, "title": str(delay_s)})))
             await asyncio.sleep(delay_s)
             for _ in range(3):
                 left.cancel()
@@ -118,7 +118,7 @@ async def test_who_leaves_more_than_once_takes_nobody_elses_answer_either() -> N
         await preparer.close()
 
 
-async def test_a_start_that_was_left_leaves_no_unread_answer() -> None:
+async def test_a_cancelled_start_leaves_no_unread_reply() -> None:
     preparer = RequestAnalyzer(options())
     starting = asyncio.create_task(preparer.start())
     await asyncio.sleep(0.1)
@@ -134,7 +134,7 @@ async def test_a_start_that_was_left_leaves_no_unread_answer() -> None:
         await preparer.check_body(ONE, b"{}")
 
 
-async def test_what_waits_is_bounded_for_each_tenant_and_for_all() -> None:
+async def test_waiting_bytes_are_bounded_per_tenant_and_in_total() -> None:
     preparer = RequestAnalyzer(options(tenant_bytes=1_000, waiting_bytes=1_500))
     body = b"{" + b" " * 698 + b"}"
     try:
@@ -146,41 +146,41 @@ async def test_what_waits_is_bounded_for_each_tenant_and_for_all() -> None:
         await preparer.close()
 
 
-async def test_what_breaks_down_costs_one_request_and_not_the_process(preparer: RequestAnalyzer) -> None:
+async def test_an_internal_error_fails_one_request_and_not_the_process(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
-    with pytest.raises(RuntimeError, match="broke down: JSONDecodeError"):
-        await preparer.compose(ONE, b"no form")
-    await preparer.compose(ONE, packed({"multipleOf": 10**400}))
+    with pytest.raises(RuntimeError, match="failed: JSONDecodeError"):
+        await preparer.plan(ONE, b"no form")
+    await preparer.plan(ONE, packed({"multipleOf": 10**400}))
     assert preparer.pid == pid
 
 
-async def test_one_tenants_tasks_keep_no_other_waiting(preparer: RequestAnalyzer) -> None:
+async def test_one_tenants_tasks_do_not_delay_other_tenants(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     ended: list[str] = []
 
-    async def compose(namespace: bytes, schema: dict[str, Any], name: str) -> None:
-        await preparer.compose(namespace, packed(schema))
+    async def plan(namespace: bytes, schema: dict[str, Any], name: str) -> None:
+        await preparer.plan(namespace, packed(schema))
         ended.append(name)
 
-    greedy = [compose(ONE, {**SLOW, "title": str(index)}, "greedy") for index in range(4)]
-    await asyncio.gather(*greedy, compose(OTHER, {"const": 1}, "modest"))
+    greedy = [plan(ONE, {**SLOW, "title": str(index)}, "greedy") for index in range(4)]
+    await asyncio.gather(*greedy, plan(OTHER, {"const": 1}, "modest"))
     assert ended.index("modest") <= 1
 
 
-async def test_the_process_has_no_priority_and_our_session(preparer: RequestAnalyzer) -> None:
+async def test_the_process_has_low_priority_and_the_session_of_the_server(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     assert preparer.pid is not None
     assert os.getpriority(os.PRIO_PROCESS, preparer.pid) == max(10, os.getpriority(os.PRIO_PROCESS, 0))
     assert os.getpgid(preparer.pid) == preparer.pid and os.getsid(preparer.pid) == os.getsid(0)
 
 
-async def test_a_killed_process_costs_its_task_alone(preparer: RequestAnalyzer) -> None:
+async def test_a_killed_process_fails_only_its_task(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     old = preparer.pid
     assert old is not None
     os.kill(old, signal.SIGSTOP)
-    lost = asyncio.create_task(preparer.compose(ONE, packed(SLOW)))
+    lost = asyncio.create_task(preparer.plan(ONE, packed(SLOW)))
     await asyncio.sleep(0.05)
     os.kill(old, signal.SIGKILL)
     with pytest.raises(GrammarTooCostly):
@@ -204,7 +204,7 @@ async def test_a_task_has_a_deadline() -> None:
         await preparer.close()
 
 
-async def test_without_a_process_nothing_can_be_prepared() -> None:
+async def test_without_a_process_requests_are_refused() -> None:
     preparer = RequestAnalyzer(options(environment={"PYTHONHOME": "/nowhere"}))
     with pytest.raises(WorkersUnavailable):
         await preparer.check_body(ONE, b"{}")
@@ -212,7 +212,7 @@ async def test_without_a_process_nothing_can_be_prepared() -> None:
         await preparer.start()
 
 
-async def test_it_ends_with_the_preparer(preparer: RequestAnalyzer) -> None:
+async def test_the_process_ends_with_the_analyzer(preparer: RequestAnalyzer) -> None:
     await preparer.start()
     pid = preparer.pid
     await preparer.close()

@@ -1,4 +1,4 @@
-"""Requests as routes are given them, without a server."""
+"""Requests built without a server, as routes receive them."""
 
 import json
 from typing import Any

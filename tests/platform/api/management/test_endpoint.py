@@ -1,4 +1,4 @@
-"""One request, one transaction: the change, its audit rows and its kept answer are there together or not at all."""
+"""A change, its audit rows and its stored response are committed together or not at all."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ class Anything(RequestModel):
 
 @dataclass
 class Policies:
-    """Keeps what was published; `down`: Valkey does not answer."""
+    """Records publications; `down`: Valkey does not respond."""
 
     published: list[UUID] = field(default_factory=list)
     down: bool = False
@@ -65,7 +65,7 @@ class Policies:
 class Making:
     """Work that makes an adapter, notes it, and answers with a secret; `begun` and `go` hold it where a test wants."""
 
-    plane: ManagementEndpoint
+    endpoint: ManagementEndpoint
     caller: Caller
     policies: Policies
     runs: int = 0
@@ -97,17 +97,17 @@ class Making:
         headers = {} if key is None else {"idempotency-key": key}
         made = request("POST", path, headers=headers, body=body or {})
         await request_model(Anything).dependency(made)
-        return await self.plane.change(made, self.caller, self.work)
+        return await self.endpoint.change(made, self.caller, self.work)
 
 
-def plane(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> ManagementEndpoint:
-    services: Any = SimpleNamespace(
+def endpoint(database: Database, policies: Policies, secret: bytes = b"s" * 32) -> ManagementEndpoint:
+    dependencies: Any = SimpleNamespace(
         database=database,
-        policies=policies,
+        policy_publisher=policies,
         derive_key=lambda *parts: derive(secret, *parts),
-        limits=ServingConfig(),
+        config=ServingConfig(),
     )
-    return ManagementEndpoint(services)
+    return ManagementEndpoint(dependencies)
 
 
 async def caller_of(database: Database, tenant_id: UUID) -> Caller:
@@ -120,13 +120,13 @@ async def caller_of(database: Database, tenant_id: UUID) -> Caller:
 async def making(database: Database) -> Making:
     policies = Policies()
     caller = await caller_of(database, await make_tenant(database))
-    made = Making(plane(database, policies), caller, policies)
+    made = Making(endpoint(database, policies), caller, policies)
     made.go.set()
     return made
 
 
 async def counts(database: Database) -> tuple[int, ...]:
-    """Adapters, audit entries and kept answers."""
+    """Numbers of adapters, audit entries and stored responses."""
     tables = ("adapters", "audit_entries", "idempotency_records")
     async with database.as_operator() as session:
         return tuple(
@@ -134,7 +134,9 @@ async def counts(database: Database) -> tuple[int, ...]:
         )
 
 
-async def test_a_change_and_its_entry_are_one(making: Making, database: Database) -> None:
+async def test_a_change_and_its_audit_entry_are_committed_together(
+    making: Making, database: Database
+) -> None:
     answer = await making.post(None)
     assert (answer.status_code, answer.headers["etag"], answer.headers["location"]) == (201, '"1"', "/made-1")
     assert answer.body == b'{"name":"made-1","secret":"shown once"}'
@@ -152,14 +154,16 @@ async def test_a_failure_leaves_nothing(making: Making, database: Database, key:
     assert (await making.post(key)).status_code == 201
 
 
-async def test_a_repeated_post_is_answered_the_same(making: Making, database: Database) -> None:
+async def test_a_repeated_post_gets_the_same_response(making: Making, database: Database) -> None:
     first, again = [await making.post() for _ in range(2)]
     assert making.runs == 1 and await counts(database) == (1, 1, 1)
     assert (first.status_code, first.body) == (again.status_code, again.body)
     assert first.headers.items() == [each for each in again.headers.items() if each[0] != REPLAYED_HEADER]
     assert again.headers[REPLAYED_HEADER] == "true"
     assert (await making.post("k-2")).body != first.body
-    other = Making(making.plane, await caller_of(database, making.caller.tenant_id), making.policies, runs=5)
+    other = Making(
+        making.endpoint, await caller_of(database, making.caller.tenant_id), making.policies, runs=5
+    )
     other.go.set()
     assert (await other.post()).body != first.body
 
@@ -174,7 +178,7 @@ async def test_another_request_with_the_key_is_refused(making: Making) -> None:
     assert making.runs == 1
 
 
-async def test_of_two_at_once_one_works(making: Making, database: Database) -> None:
+async def test_one_of_two_concurrent_requests_works(making: Making, database: Database) -> None:
     making.go.clear()
     first = asyncio.create_task(making.post())
     await making.has_begun()
@@ -186,7 +190,7 @@ async def test_of_two_at_once_one_works(making: Making, database: Database) -> N
     assert making.runs == 1 and await counts(database) == (1, 1, 1)
 
 
-async def test_many_at_once_make_one(making: Making, database: Database) -> None:
+async def test_many_concurrent_requests_create_one(making: Making, database: Database) -> None:
     answers = await asyncio.gather(*(making.post() for _ in range(8)), return_exceptions=True)
     bodies = {answer.body for answer in answers if not isinstance(answer, BaseException)}
     assert len(bodies) == 1 and await counts(database) == (1, 1, 1)
@@ -206,14 +210,16 @@ async def test_a_crash_before_the_commit_leaves_the_key_free(making: Making, dat
     assert await counts(database) == (1, 1, 1)
 
 
-async def test_a_crash_after_the_commit_is_answered_the_same(making: Making, database: Database) -> None:
-    """The gateway dies before it answers: another one, with the same secret, gives the answer."""
+async def test_after_a_crash_the_repetition_gets_the_same_response(
+    making: Making, database: Database
+) -> None:
+    """The gateway dies before it responds: another one, with the same secret, returns the response."""
     lost = await making.post()
-    other = Making(plane(database, Policies()), making.caller, making.policies)
+    other = Making(endpoint(database, Policies()), making.caller, making.policies)
     assert (await other.post()).body == lost.body and other.runs == 0
 
 
-async def test_a_kept_answer_is_sealed(making: Making, database: Database) -> None:
+async def test_a_stored_response_is_encrypted(making: Making, database: Database) -> None:
     await making.post()
     async with database.as_operator() as session:
         stored = (await session.execute(text("SELECT * FROM idempotency_records"))).one()
@@ -222,12 +228,12 @@ async def test_a_kept_answer_is_sealed(making: Making, database: Database) -> No
         await session.execute(text("UPDATE idempotency_records SET idempotency_key = 'k-9'"))
     with pytest.raises(StoredResponseUnreadable):
         await making.post("k-9")
-    strange = Making(plane(database, Policies(), b"t" * 32), making.caller, making.policies)
+    strange = Making(endpoint(database, Policies(), b"t" * 32), making.caller, making.policies)
     with pytest.raises(StoredResponseUnreadable):
         await strange.post("k-9")
 
 
-async def test_an_old_answer_is_forgotten(making: Making, database: Database) -> None:
+async def test_an_old_response_is_deleted(making: Making, database: Database) -> None:
     await making.post()
     async with database.as_operator() as session:
         await session.execute(text("UPDATE idempotency_records SET expires_at = now()"))
@@ -242,14 +248,14 @@ async def test_keys_that_are_refused(making: Making) -> None:
     assert making.runs == 0
 
 
-async def test_only_a_post_is_kept(making: Making, database: Database) -> None:
+async def test_only_a_post_is_stored(making: Making, database: Database) -> None:
     made: Request = request("PUT", headers={"idempotency-key": "k"})
     for _ in range(2):
-        await making.plane.change(made, making.caller, making.work)
+        await making.endpoint.change(made, making.caller, making.work)
     assert await counts(database) == (2, 2, 0)
 
 
-async def test_an_unpublished_change_stays(making: Making, database: Database) -> None:
+async def test_a_change_that_cannot_be_published_stays_committed(making: Making, database: Database) -> None:
     making.policies.down = True
     assert (await making.post()).status_code == 201
     assert await counts(database) == (1, 1, 1)
@@ -262,13 +268,13 @@ async def letters(making: Making, caller: Caller, path: str, query: str) -> Any:
         return [letter for letter in "abc" if page.after is None or letter > page.after][: page.fetch]
 
     made = request(path=path, query=query)
-    answer = await making.plane.listing(
+    answer = await making.endpoint.listing(
         made, caller, BY_LETTER, rows, lambda letter: Made(name=letter, secret="")
     )
     return json.loads(bytes(answer.body))
 
 
-async def test_a_cursor_is_of_one_tenant_and_path(making: Making, database: Database) -> None:
+async def test_a_cursor_is_valid_for_one_tenant_and_path(making: Making, database: Database) -> None:
     rival = await caller_of(database, await make_tenant(database, "rival"))
     first = await letters(making, making.caller, "/a", "limit=2")
     assert first["data"] == [{"name": "a", "secret": ""}, {"name": "b", "secret": ""}]

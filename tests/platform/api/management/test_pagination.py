@@ -1,4 +1,4 @@
-"""Pages by keyset: nothing is lost or doubled under inserts and deletions, and no cursor can be made up."""
+"""Keyset pages: no row is lost or repeated under insertions and deletions, and no cursor can be forged."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def rows_of(asked: Page[int, int], stored: set[int]) -> list[int]:
     st.integers(1, 7),
     st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 60), max_size=5)), max_size=70),
 )
-def test_nothing_is_lost_or_doubled(
+def test_no_row_is_lost_or_repeated(
     stored: set[int], limit: int, changes: list[tuple[bool, set[int]]]
 ) -> None:
     stored = set(stored)
@@ -48,10 +48,10 @@ def test_nothing_is_lost_or_doubled(
     assert seen == sorted(set(seen)) and kept <= set(seen)
 
 
-def test_a_cursor_brings_its_filters() -> None:
+def test_a_cursor_carries_its_filters() -> None:
     asked = page("colour=red")
     assert (asked.limit, asked.after, asked.filters) == (20, None, {"colour": "red"})
-    cursor = asked.cursors.seal(asked.filters, (7,))
+    cursor = asked.cursors.encode(asked.filters, (7,))
     for query in (f"cursor={cursor}", f"cursor={cursor}&colour=red&limit=3"):
         again = page(query)
         assert (again.after, again.filters) == (7, {"colour": "red"})
@@ -60,27 +60,27 @@ def test_a_cursor_brings_its_filters() -> None:
     assert refused.value.param == "colour"
 
 
-def test_a_cursor_is_of_one_listing_caller_and_server() -> None:
-    cursor = CURSORS.seal({}, ("a",))
+def test_a_cursor_is_valid_for_one_listing_caller_and_server() -> None:
+    cursor = CURSORS.encode({}, ("a",))
     for other in (Cursors(b"x" * 32, CURSORS.scope), Cursors(CURSORS.key, b"rival /things")):
         with pytest.raises(InvalidParameter, match="cursor"):
-            other.open(cursor)
+            other.decode(cursor)
 
 
 @given(st.data())
 def test_a_changed_cursor_is_refused(data: st.DataObject) -> None:
-    cursor = CURSORS.seal({"colour": "red"}, ("name", 3))
+    cursor = CURSORS.encode({"colour": "red"}, ("name", 3))
     # The last character holds bits that belong to no byte.
     place = data.draw(st.integers(0, len(cursor) - 2))
     letter = data.draw(st.sampled_from("Aq7-_").filter(lambda each: each != cursor[place]))
     with pytest.raises(InvalidParameter):
-        CURSORS.open(cursor[:place] + letter + cursor[place + 1 :])
+        CURSORS.decode(cursor[:place] + letter + cursor[place + 1 :])
 
 
 @given(st.text(max_size=80))
 def test_any_text_as_a_cursor(text: str) -> None:
     with pytest.raises(InvalidParameter):
-        CURSORS.open(text)
+        CURSORS.decode(text)
 
 
 @pytest.mark.parametrize(

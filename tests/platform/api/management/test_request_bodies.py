@@ -63,14 +63,14 @@ async def test_a_body_becomes_its_model() -> None:
         (b'{"name": [' + b"1," * 25_000 + b"1]}", InvalidBody, None),
     ],
 )
-async def test_what_is_refused(body: object, error: type[Exception], param: str | None) -> None:
+async def test_invalid_bodies_are_refused(body: object, error: type[Exception], param: str | None) -> None:
     with pytest.raises(error) as refused:
         await read(body)
     assert type(refused.value) is error
     assert getattr(refused.value, "param", None) == param
 
 
-async def test_a_refusal_does_not_repeat_what_was_sent() -> None:
+async def test_an_error_does_not_quote_the_body() -> None:
     secret = "lpx_live_secretsecret"
     for body in (
         {"name": secret},
@@ -96,7 +96,7 @@ async def test_the_hash_is_of_the_content() -> None:
     assert hashes[0] == hashes[1] != hashes[2] and body_sha256(request()) not in hashes
 
 
-def test_the_schema_stands_alone() -> None:
+def test_the_schema_has_no_references() -> None:
     schema = body_schema(Thing)["requestBody"]["content"]["application/json"]["schema"]
     assert schema["additionalProperties"] is False and schema["required"] == ["name"]
     assert schema["properties"]["split"]["items"]["properties"]["version"]["minimum"] == 1

@@ -1,4 +1,4 @@
-"""A place in a listing comes out of a cursor as it went in."""
+"""A cursor returns the position that was stored in it."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
@@ -20,7 +20,7 @@ def through_a_cursor(order: SortOrder[RowT, KeyT], row: RowT) -> KeyT:
 
 
 @given(st.text(), st.integers(-(2**63), 2**63), st.uuids(), MOMENTS)
-def test_a_place_is_read_as_it_was_written(
+def test_a_position_is_read_as_it_was_written(
     text: str, number: int, identity: UUID, moment: tuple[datetime, UUID]
 ) -> None:
     texts: SortOrder[str, str] = by_text(lambda row: row)

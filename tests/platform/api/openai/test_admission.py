@@ -1,4 +1,4 @@
-"""Admission on the way of a request: asked once its size is known, settled by what the engine did, told in headers."""
+"""Admission of a request: once its sizes are known; settled by the engine's usage; reported in headers."""
 
 import asyncio
 import json
@@ -57,15 +57,15 @@ async def settled(gateway: Any, count: int = 1) -> SettledUsage:
     return usage
 
 
-def told(answer: httpx.Response, names: dict[str, str]) -> dict[str, str]:
-    return {name: answer.headers[name] for name in names if name in answer.headers}
+def told(response: httpx.Response, names: dict[str, str]) -> dict[str, str]:
+    return {name: response.headers[name] for name in names if name in response.headers}
 
 
 async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(cached_tokens=2))
     await gateway.adapter("acme", "pirate", DIGEST)
     body = {"model": "pirate", "prompt": [[3, 4, 5], [6, 7]], "n": 2, "max_tokens": 4}
-    answer = await gateway.post("/v1/completions", body, **{"x-request-id": "mine"})
+    response = await gateway.post("/v1/completions", body, **{"x-request-id": "mine"})
     (asked,) = gateway.admissions.asked
     assert (asked.prompt_tokens, asked.completion_tokens, asked.request_id) == (5, 16, "mine")
     assert (asked.id.version, asked.adapter_version, asked.digest) == (7, 1, DIGEST)
@@ -73,26 +73,26 @@ async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(star
     ((admission, usage),) = gateway.admissions.settled
     assert admission.id == asked.id and gateway.admissions.cancelled == []
     expected = SettledUsage(outcome="completed", prompt_tokens=5, cached_tokens=4, completion_tokens=16)
-    assert usage == expected and answer.json()["usage"]["completion_tokens"] == 16
+    assert usage == expected and response.json()["usage"]["completion_tokens"] == 16
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_rates_are_on_the_answer(start_gateway: Any, stream: bool) -> None:
     gateway = await start_gateway()
     gateway.admissions.rate = RATE
-    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
-    assert answer.status_code == 200
-    assert told(answer, RATE_HEADERS) == RATE_HEADERS and "x-ratelimit-mode" not in answer.headers
+    response = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert response.status_code == 200
+    assert told(response, RATE_HEADERS) == RATE_HEADERS and "x-ratelimit-mode" not in response.headers
     gateway.admissions.degraded = True
-    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
-    assert answer.headers["x-ratelimit-mode"] == "degraded"
+    response = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert response.headers["x-ratelimit-mode"] == "degraded"
 
 
 async def test_an_answer_that_fails_after_admission_tells_the_rates_too(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code="overloaded"),)))
     gateway.admissions.rate = RATE
-    answer = await gateway.post("/v1/chat/completions", CHAT)
-    assert answer.status_code == 503 and told(answer, RATE_HEADERS) == RATE_HEADERS
+    response = await gateway.post("/v1/chat/completions", CHAT)
+    assert response.status_code == 503 and told(response, RATE_HEADERS) == RATE_HEADERS
     usage = await settled(gateway)
     assert usage == SettledUsage(outcome="failed", prompt_tokens=0, cached_tokens=0, completion_tokens=0)
 
@@ -139,14 +139,14 @@ async def test_refusals(
     gateway = await start_gateway()
     gateway.admissions.refusals = [refusal]
     form = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}
-    answer = await gateway.post("/v1/chat/completions", CHAT | form | {"stream": stream})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (status, code)
-    assert told(answer, headers) == headers
+    response = await gateway.post("/v1/chat/completions", CHAT | form | {"stream": stream})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, code)
+    assert told(response, headers) == headers
     if status == 429:
         assert isinstance(refusal, RateLimited | QuotaExhausted)
-        assert answer.headers["x-loraplex-limit"] == refusal.limit
-        assert answer.headers["x-loraplex-limit-level"] == refusal.level
+        assert response.headers["x-loraplex-limit"] == refusal.limit
+        assert response.headers["x-loraplex-limit-level"] == refusal.level
     # Nothing was done for it.
     assert gateway.trials.checked == [] and gateway.engine.requests == []
     assert gateway.admissions.settled == gateway.admissions.cancelled == []
@@ -156,18 +156,18 @@ async def test_refusals(
 async def test_a_refusal_tells_the_rates(start_gateway: Any, stream: bool) -> None:
     gateway = await start_gateway()
     gateway.admissions.refusals = [RateLimited("slow down", **LIMITED, rate=RATE)]
-    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
-    assert answer.status_code == 429 and told(answer, RATE_HEADERS) == RATE_HEADERS
-    assert "x-ratelimit-mode" not in answer.headers
+    response = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert response.status_code == 429 and told(response, RATE_HEADERS) == RATE_HEADERS
+    assert "x-ratelimit-mode" not in response.headers
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_never_passes_is_not_to_be_tried_again(start_gateway: Any, stream: bool) -> None:
     gateway = await start_gateway()
     gateway.admissions.refusals = [RateLimited("too large", **LIMITED | {"retry_after_s": None})]
-    answer = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
-    assert answer.status_code == 429 and answer.headers["x-should-retry"] == "false"
-    assert "retry-after" not in answer.headers
+    response = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
+    assert response.status_code == 429 and response.headers["x-should-retry"] == "false"
+    assert "retry-after" not in response.headers
 
 
 async def test_the_official_client_does_not_repeat_what_is_spent(start_gateway: Any) -> None:
@@ -205,8 +205,8 @@ async def test_a_stale_policy_is_read_anew_once(start_gateway: Any) -> None:
     assert stale.key.policy_epoch == before < fresh.key.policy_epoch
     assert stale.id != fresh.id and gateway.engine.requests[-1].weight == 7
     gateway.admissions.refusals = [PolicyStale("old")] * 2
-    answer = await gateway.post("/v1/chat/completions", CHAT)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    response = await gateway.post("/v1/chat/completions", CHAT)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
     assert gateway.admissions.refusals == []
 
 
@@ -237,13 +237,13 @@ async def test_who_is_found_revoked_learns_nothing_of_the_model(start_gateway: A
     gateway = await start_gateway(limits=ServingConfig(key_cache_s=60))
     await gateway.adapter("acme", "pirate", DIGEST)
     body = CHAT | {"model": "pirate"}
-    answer = await gateway.post("/v1/chat/completions", body)
-    assert answer.headers["x-loraplex-adapter-digest"] == DIGEST
+    response = await gateway.post("/v1/chat/completions", body)
+    assert response.headers["x-loraplex-adapter-digest"] == DIGEST
     async with gateway.database.as_operator() as session:
         await session.execute(sql("UPDATE api_keys SET revoked_at = now()"))
     gateway.admissions.refusals = [PolicyStale("old")]
-    answer = await gateway.post("/v1/chat/completions", body)
-    assert answer.status_code == 401 and not [name for name in answer.headers if "adapter" in name]
+    response = await gateway.post("/v1/chat/completions", body)
+    assert response.status_code == 401 and not [name for name in response.headers if "adapter" in name]
 
 
 async def test_large_prompts_of_one_tenant_take_turns(start_gateway: Any, monkeypatch: Any) -> None:
@@ -265,8 +265,8 @@ async def test_large_prompts_of_one_tenant_take_turns(start_gateway: Any, monkey
 
     monkeypatch.setattr(PromptRenderer, "text_ids", watched)
     body = {"model": MODEL, "prompt": "hello " * 2_000, "max_tokens": 10**6}
-    answers = await asyncio.gather(*(gateway.post("/v1/completions", body) for _ in range(12)))
-    assert {answer.status_code for answer in answers} == {400} and 1 <= most <= AT_ONCE
+    responses = await asyncio.gather(*(gateway.post("/v1/completions", body) for _ in range(12)))
+    assert {response.status_code for response in responses} == {400} and 1 <= most <= AT_ONCE
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -309,9 +309,9 @@ async def test_a_request_that_the_books_refuse_is_aborted_and_costs_nothing(
 
     gateway.admissions.before_confirmation = refuse
     body = CHAT | {"max_tokens": 3000, "stream": stream}
-    answer = await gateway.post("/v1/chat/completions", body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert told(answer, headers) == headers
+    response = await gateway.post("/v1/chat/completions", body)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert told(response, headers) == headers
     assert gateway.engine.running == 0
     assert gateway.admissions.settled == gateway.admissions.cancelled == []
 

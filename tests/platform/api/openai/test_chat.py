@@ -1,4 +1,4 @@
-"""Chat completions through the official client: whole and streamed answers, choices, log-probabilities, usage."""
+"""Chat completions through the official client: whole and streamed responses, choices, log-probabilities, usage."""
 
 import asyncio
 import math
@@ -18,24 +18,28 @@ ANSWERS = FakeScript(answers=(("Hello", " wörld", "!"), ("Other",)), cached_tok
 
 async def test_a_whole_answer(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
-    answer = await gateway.client().chat.completions.create(model=MODEL, messages=USER)
-    assert answer.object == "chat.completion" and answer.model == MODEL and answer.id.startswith("chatcmpl-")
-    assert answer.choices[0].message.content == "Hello wörld!"
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].finish_reason == "stop" and answer.choices[0].logprobs is None
+    response = await gateway.client().chat.completions.create(model=MODEL, messages=USER)
+    assert (
+        response.object == "chat.completion"
+        and response.model == MODEL
+        and response.id.startswith("chatcmpl-")
+    )
+    assert response.choices[0].message.content == "Hello wörld!"
+    assert response.choices[0].message.role == "assistant"
+    assert response.choices[0].finish_reason == "stop" and response.choices[0].logprobs is None
     request = gateway.engine.requests[0]
-    assert answer.usage.prompt_tokens == len(request.prompt_token_ids)
-    assert answer.usage.completion_tokens == 3
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 3
-    assert answer.usage.prompt_tokens_details.cached_tokens == 2
+    assert response.usage.prompt_tokens == len(request.prompt_token_ids)
+    assert response.usage.completion_tokens == 3
+    assert response.usage.total_tokens == response.usage.prompt_tokens + 3
+    assert response.usage.prompt_tokens_details.cached_tokens == 2
     assert request.weight == 2.0 and request.adapter is None and len(request.namespace) == 32
 
 
 async def test_the_synchronous_client_gets_the_same(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
     client = OpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.key, max_retries=0)
-    answer = await asyncio.to_thread(client.chat.completions.create, model=MODEL, messages=USER)
-    assert answer.choices[0].message.content == "Hello wörld!"
+    response = await asyncio.to_thread(client.chat.completions.create, model=MODEL, messages=USER)
+    assert response.choices[0].message.content == "Hello wörld!"
 
 
 async def test_a_stream_is_role_text_reason_usage(start_gateway: Any) -> None:
@@ -58,27 +62,27 @@ async def test_a_stream_is_role_text_reason_usage(start_gateway: Any) -> None:
 async def test_the_bytes_of_a_stream(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
     async with httpx.AsyncClient(base_url=gateway.url, verify=False) as client:
-        answer = await client.post(
+        response = await client.post(
             "/v1/chat/completions",
             json={"model": MODEL, "messages": USER, "stream": True},
             headers={"authorization": f"Bearer {gateway.key}", "x-request-id": "my-request.1"},
         )
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert answer.headers["x-request-id"] == "my-request.1"
-    events = answer.text.split("\n\n")
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-request-id"] == "my-request.1"
+    events = response.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     assert all(event.startswith("data: {") for event in events[:-2])
-    assert "usage" not in answer.text
+    assert "usage" not in response.text
 
 
 async def test_choices_by_index(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
     client = gateway.client()
-    answer = await client.chat.completions.create(model=MODEL, messages=USER, n=3)
+    response = await client.chat.completions.create(model=MODEL, messages=USER, n=3)
     texts = ["Hello wörld!", "Other", "Hello wörld!"]
-    assert [choice.message.content for choice in answer.choices] == texts
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    assert answer.usage.completion_tokens == 7
+    assert [choice.message.content for choice in response.choices] == texts
+    assert [choice.index for choice in response.choices] == [0, 1, 2]
+    assert response.usage.completion_tokens == 7
     streamed, reasons = ["", "", ""], [0, 0, 0]
     async for chunk in await client.chat.completions.create(model=MODEL, messages=USER, n=3, stream=True):
         choice = chunk.choices[0]
@@ -90,8 +94,8 @@ async def test_choices_by_index(start_gateway: Any) -> None:
 async def test_logprobs(start_gateway: Any, chat_tokenizer: Any) -> None:
     gateway = await start_gateway(ANSWERS)
     create = gateway.client().chat.completions.create
-    answer = await create(model=MODEL, messages=USER, logprobs=True, top_logprobs=2)
-    entries = answer.choices[0].logprobs.content
+    response = await create(model=MODEL, messages=USER, logprobs=True, top_logprobs=2)
+    entries = response.choices[0].logprobs.content
     assert len(entries) == 3
     for entry in entries:
         assert math.isclose(entry.logprob, -0.5) and len(entry.top_logprobs) == 2
@@ -145,9 +149,9 @@ async def test_parameters_reach_the_sampler(start_gateway: Any) -> None:
 
 async def test_a_stop_string_ends_the_text(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
-    answer = await gateway.client().chat.completions.create(model=MODEL, messages=USER, stop="rld")
-    assert answer.choices[0].message.content == "Hello wö"
-    assert answer.choices[0].finish_reason == "stop"
+    response = await gateway.client().chat.completions.create(model=MODEL, messages=USER, stop="rld")
+    assert response.choices[0].message.content == "Hello wö"
+    assert response.choices[0].finish_reason == "stop"
 
 
 async def test_max_tokens_defaults_to_1024_or_what_the_context_leaves(start_gateway: Any) -> None:

@@ -1,4 +1,4 @@
-"""Completions and tokenize: every form of prompt, several prompts, and the shapes of the answers."""
+"""Completions and tokenize: every form of prompt, several prompts, and the formats of the responses."""
 
 import asyncio
 from typing import Any
@@ -18,19 +18,19 @@ async def test_prompts_in_every_form(start_gateway: Any, chat_tokenizer: Any) ->
     create = gateway.client().completions.create
     hello = chat_tokenizer("hello").input_ids
     for prompt in ("hello", ["hello"], hello, [hello]):
-        answer = await create(model=MODEL, prompt=prompt)
-        assert answer.object == "text_completion" and answer.choices[0].text == "one two"
+        response = await create(model=MODEL, prompt=prompt)
+        assert response.object == "text_completion" and response.choices[0].text == "one two"
         assert gateway.engine.requests[-1].prompt_token_ids == hello
 
 
 async def test_several_prompts_and_choices_are_indexed_in_order(start_gateway: Any) -> None:
     gateway = await start_gateway(ANSWERS)
     create = gateway.client().completions.create
-    answer = await create(model=MODEL, prompt=[[1, 2, 3], [4, 5]], n=2)
+    response = await create(model=MODEL, prompt=[[1, 2, 3], [4, 5]], n=2)
     texts = ["one two", "three", "one two", "three"]
-    assert [choice.text for choice in answer.choices] == texts
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    usage = answer.usage
+    assert [choice.text for choice in response.choices] == texts
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    usage = response.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens) == (
         5,
         6,

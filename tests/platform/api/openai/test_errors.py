@@ -1,4 +1,4 @@
-"""The client's error classes for every way a request can go wrong, before and after the first byte."""
+"""The client's error classes for every kind of failure, before and after the first byte."""
 
 import asyncio
 import json
@@ -25,8 +25,8 @@ ENDLESS = FakeScript(token_interval_s=0.005)
 
 
 async def ask(gateway: Any, body: Any, **headers: str) -> httpx.Response:
-    answer: httpx.Response = await gateway.post("/v1/chat/completions", body, **headers)
-    return answer
+    response: httpx.Response = await gateway.post("/v1/chat/completions", body, **headers)
+    return response
 
 
 class Client:
@@ -101,24 +101,24 @@ async def test_engine_failures_before_the_first_byte(
 ) -> None:
     gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code=code, message="inner words"),)))
     for stream in (False, True):
-        answer = await ask(gateway, {"model": MODEL, "messages": USER, "stream": stream})
-        assert answer.status_code == status
-        assert ("retry-after" in answer.headers) == retry
-        assert answer.headers["x-request-id"]
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-        assert ("inner words" in answer.text) == (status != 500)
+        response = await ask(gateway, {"model": MODEL, "messages": USER, "stream": stream})
+        assert response.status_code == status
+        assert ("retry-after" in response.headers) == retry
+        assert response.headers["x-request-id"]
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert ("inner words" in response.text) == (status != 500)
     assert [each.finish_reason for each in gateway.recorder.timings] == ["error", "error"]
 
 
 async def test_a_failure_after_the_first_byte_is_an_error_event(start_gateway: Any) -> None:
     fault = Fault(kind="nan", after_tokens=2)
     gateway = await start_gateway(FakeScript(faults=(fault,)))
-    answer = await ask(gateway, {"model": MODEL, "messages": USER, "stream": True})
-    assert answer.status_code == 200
-    *_, error, end = answer.text.split("\n\n")
+    response = await ask(gateway, {"model": MODEL, "messages": USER, "stream": True})
+    assert response.status_code == 200
+    *_, error, end = response.text.split("\n\n")
     assert end == "" and error.startswith("event: error\ndata: ")
     assert json.loads(error.removeprefix("event: error\ndata: "))["error"]["code"] == "non_finite_logits"
-    assert "[DONE]" not in answer.text
+    assert "[DONE]" not in response.text
     with pytest.raises(openai.APIError):
         stream = await gateway.client().chat.completions.create(model=MODEL, messages=USER, stream=True)
         [chunk async for chunk in stream]
@@ -133,9 +133,9 @@ async def test_a_whole_answer_that_fails_midway_delivers_nothing(start_gateway: 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_other_weights_than_resolved_deliver_nothing(start_gateway: Any, stream: bool) -> None:
     gateway = await start_gateway(FakeScript(answers=(("secret",),), digest="f" * 64))
-    answer = await ask(gateway, {"model": MODEL, "messages": USER, "stream": stream})
-    assert answer.status_code == 500 and answer.json()["error"]["code"] == "adapter_mismatch"
-    assert "secret" not in answer.text and gateway.engine.running == 0
+    response = await ask(gateway, {"model": MODEL, "messages": USER, "stream": stream})
+    assert response.status_code == 500 and response.json()["error"]["code"] == "adapter_mismatch"
+    assert "secret" not in response.text and gateway.engine.running == 0
 
 
 async def test_a_token_id_is_spelled_one_way_in_logit_bias(start_gateway: Any) -> None:
@@ -161,8 +161,8 @@ async def test_a_body_over_the_limit_is_413_whether_declared_or_not(start_gatewa
     assert (await ask(gateway, b"x" * 1001)).status_code == 413
     async with httpx.AsyncClient(base_url=gateway.url, verify=False) as client:
         headers = {"authorization": f"Bearer {gateway.key}"}
-        answer = await client.post("/v1/completions", content=pieces(), headers=headers)
-    assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+        response = await client.post("/v1/completions", content=pieces(), headers=headers)
+    assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
 
 
 async def test_a_body_that_does_not_arrive_is_408(start_gateway: Any) -> None:
@@ -195,10 +195,10 @@ async def test_an_adapter_whose_files_are_lost_is_503(start_gateway: Any, tmp_pa
 
     gateway = await start_gateway(adapter_path=adapter_path)
     await gateway.adapter("acme", "pirate", "a" * 64)
-    answer = await ask(gateway, {"model": "pirate", "messages": USER})
-    assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
-    assert answer.json()["error"]["code"] == "adapter_unavailable"
-    assert str(tmp_path) not in answer.text and gateway.engine.requests == []
+    response = await ask(gateway, {"model": "pirate", "messages": USER})
+    assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["code"] == "adapter_unavailable"
+    assert str(tmp_path) not in response.text and gateway.engine.requests == []
 
 
 async def test_log_probabilities_count_towards_the_size_of_an_answer(start_gateway: Any) -> None:
@@ -219,7 +219,7 @@ async def test_a_full_gateway_refuses_and_recovers(start_gateway: Any) -> None:
     refused = await ask(gateway, body)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
     assert int(refused.headers["retry-after"]) >= 1
-    assert [answer.status_code for answer in await asyncio.gather(*first)] == [200, 200]
+    assert [response.status_code for response in await asyncio.gather(*first)] == [200, 200]
     assert (await ask(gateway, body)).status_code == 200
 
 
@@ -255,17 +255,17 @@ async def test_unknown_paths_and_methods_answer_in_the_same_shape(start_gateway:
 async def test_a_hostile_request_id_is_replaced(start_gateway: Any) -> None:
     gateway = await start_gateway()
     for hostile in ("a b", "x" * 65, "a\tb", "a;b", "<b>"):
-        answer = await gateway.get("/v1/models", [("x-request-id", hostile)])
-        assert answer.status_code == 401 and len(answer.headers["x-request-id"]) == 32
+        response = await gateway.get("/v1/models", [("x-request-id", hostile)])
+        assert response.status_code == 401 and len(response.headers["x-request-id"]) == 32
 
 
 async def test_a_database_that_is_down_is_503_and_never_401(start_gateway: Any) -> None:
     database = Database("postgresql://nobody@127.0.0.1:9/none")
     gateway = await start_gateway(other=database)
     key = generate_key("live").plaintext
-    answer = await gateway.get("/v1/models", [("authorization", f"Bearer {key}")])
-    assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
-    assert "127.0.0.1" not in answer.text
+    response = await gateway.get("/v1/models", [("authorization", f"Bearer {key}")])
+    assert response.status_code == 503 and int(response.headers["retry-after"]) >= 1
+    assert "127.0.0.1" not in response.text
     assert (await gateway.get("/v1/models", [("authorization", f"Bearer {key[:-1]}")])).status_code == 401
     await database.close()
 
@@ -277,6 +277,6 @@ async def test_what_nobody_foresaw_is_a_plain_500(start_gateway: Any) -> None:
         raise RuntimeError("inner words")
 
     gateway.app.add_api_route("/broken", broken)
-    answer = await gateway.get("/broken", [])
-    assert answer.status_code == 500 and "inner words" not in answer.text
-    assert answer.json()["error"]["code"] == "internal_error" and answer.headers["x-request-id"]
+    response = await gateway.get("/broken", [])
+    assert response.status_code == 500 and "inner words" not in response.text
+    assert response.json()["error"]["code"] == "internal_error" and response.headers["x-request-id"]

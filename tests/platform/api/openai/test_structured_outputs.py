@@ -1,4 +1,4 @@
-"""Formats of an answer: parsed by the official client, held or judged as the header says, refused by keyword and place."""
+"""Structured output: parsed by the official client, enforced as the header says, refused by keyword and place."""
 
 import json
 from typing import Any, Literal
@@ -76,7 +76,7 @@ async def test_functions_of_pydantic_models_are_parsed(start_gateway: Any) -> No
         ({}, None),
     ],
 )
-async def test_the_header_says_how_a_schema_is_held(
+async def test_the_header_says_how_a_schema_is_enforced(
     start_gateway: Any, parameters: dict[str, Any], enforcement: str | None, stream: bool
 ) -> None:
     gateway = await start_gateway(FakeScript(answers=(GOOD,)))
@@ -93,7 +93,7 @@ async def test_the_header_says_how_a_schema_is_held(
         ({"response_format": json_schema(UNIQUE), "n": 2}, (GOOD, BAD)),
     ],
 )
-async def test_what_only_the_validator_could_judge_is_422_and_counted(
+async def test_a_value_that_fails_validation_is_422_and_counted(
     start_gateway: Any, parameters: dict[str, Any], script: Any
 ) -> None:
     gateway = await start_gateway(FakeScript(answers=script))
@@ -111,7 +111,7 @@ async def test_what_only_the_validator_could_judge_is_422_and_counted(
     assert gateway.engine.running == 0
 
 
-async def test_a_value_that_was_cut_off_is_not_judged(start_gateway: Any) -> None:
+async def test_a_truncated_value_is_not_validated(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(answers=(BAD,)))
     answer = await gateway.post(
         "/v1/chat/completions", body(response_format=json_schema(UNIQUE), max_tokens=2)
@@ -189,7 +189,7 @@ async def test_structured_outputs_in_both_endpoints(
     assert streamed.text.endswith("data: [DONE]\n\n")
 
 
-async def test_completions_are_judged_at_their_end(start_gateway: Any) -> None:
+async def test_completions_are_validated_at_their_end(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(answers=(BAD,)))
     fields = {"model": MODEL, "prompt": "a", "structured_outputs": {"json": UNIQUE}}
     assert (await gateway.post("/v1/completions", fields)).status_code == 422
@@ -198,7 +198,7 @@ async def test_completions_are_judged_at_their_end(start_gateway: Any) -> None:
     assert "schema_not_satisfied" in streamed.text and "[DONE]" not in streamed.text
 
 
-async def test_a_call_or_a_conforming_answer(start_gateway: Any) -> None:
+async def test_a_call_or_a_conforming_response(start_gateway: Any) -> None:
     call = ('<tool_call>{"name": "label", "arguments": ', "".join(GOOD), "}</tool_call>")
     gateway = await start_gateway(FakeScript(answers=(call, PERSON)))
     format_ = json_schema(Person.model_json_schema(), strict=True)
@@ -211,7 +211,7 @@ async def test_a_call_or_a_conforming_answer(start_gateway: Any) -> None:
     assert Person.model_validate_json(answered.message.content).name == "Ada"
 
 
-async def test_a_large_schema_is_composed_off_the_event_loop(start_gateway: Any) -> None:
+async def test_a_large_schema_is_planned_off_the_event_loop(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(answers=(("{}",),)))
     schema = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(2000)}}
     answer = await gateway.post("/v1/chat/completions", body(response_format=json_schema(schema)))

@@ -1,4 +1,4 @@
-"""Who may ask for what: keys, scopes, adapters of one tenant only, and no route without a key."""
+"""Access to the inference plane: keys, scopes, adapters of one tenant only, and no route without a key."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -38,9 +38,9 @@ async def test_every_spelling_of_an_adapter(start_gateway: Any) -> None:
         ("pirate@1", 1, FIRST),
         ("pirate@2", 2, SECOND),
     ):
-        answer = await create(model=name, messages=USER, max_tokens=2)
-        assert answer.headers["x-loraplex-adapter"] == f"pirate@{version}"
-        assert answer.headers["x-loraplex-adapter-digest"] == digest
+        response = await create(model=name, messages=USER, max_tokens=2)
+        assert response.headers["x-loraplex-adapter"] == f"pirate@{version}"
+        assert response.headers["x-loraplex-adapter-digest"] == digest
         reference = gateway.engine.requests[-1].adapter
         assert reference.digest == digest and reference.blob_path.endswith(f"/{digest}")
         assert reference.namespace == gateway.engine.requests[-1].namespace
@@ -50,8 +50,8 @@ async def test_a_stream_names_its_adapter_before_its_first_chunk(start_gateway: 
     gateway = await start_gateway()
     await gateway.adapter("acme", "pirate", FIRST)
     create = gateway.client().chat.completions.with_raw_response.create
-    answer = await create(model="pirate", messages=USER, max_tokens=2, stream=True)
-    assert answer.headers["x-loraplex-adapter-digest"] == FIRST
+    response = await create(model="pirate", messages=USER, max_tokens=2, stream=True)
+    assert response.headers["x-loraplex-adapter-digest"] == FIRST
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -73,29 +73,29 @@ async def test_an_error_names_the_adapter_too(
     await gateway.adapter("acme", "pirate", FIRST)
     gateway.admissions.refusals = [refusal] if refusal is not None and refused is None else []
     body = {"model": "pirate", "messages": USER, "stream": stream} | more
-    answer = await gateway.post("/v1/chat/completions", body)
+    response = await gateway.post("/v1/chat/completions", body)
     # A stream has begun when its schema is judged.
-    assert answer.status_code == (200 if stream and status == 422 else status)
-    assert answer.headers["x-loraplex-adapter"] == "pirate@1"
-    assert answer.headers["x-loraplex-adapter-digest"] == FIRST
-    assert ("x-loraplex-schema-enforcement" in answer.headers) == (status == 422)
+    assert response.status_code == (200 if stream and status == 422 else status)
+    assert response.headers["x-loraplex-adapter"] == "pirate@1"
+    assert response.headers["x-loraplex-adapter-digest"] == FIRST
+    assert ("x-loraplex-schema-enforcement" in response.headers) == (status == 422)
 
 
 async def test_an_error_of_counting_tokens_names_the_adapter(start_gateway: Any) -> None:
     gateway = await start_gateway(limits=ServingConfig(max_prompt_characters=10_000))
     await gateway.adapter("acme", "pirate", FIRST)
     for prompt, status in (("short", 200), ("x" * 20_000, 400)):
-        answer = await gateway.post("/v1/tokenize", {"model": "pirate", "prompt": prompt})
-        assert answer.status_code == status
-        assert answer.headers["x-loraplex-adapter-digest"] == FIRST
+        response = await gateway.post("/v1/tokenize", {"model": "pirate", "prompt": prompt})
+        assert response.status_code == status
+        assert response.headers["x-loraplex-adapter-digest"] == FIRST
 
 
 async def test_the_base_model_has_no_adapter_headers(start_gateway: Any) -> None:
     gateway = await start_gateway()
-    answer = await gateway.client().chat.completions.with_raw_response.create(
+    response = await gateway.client().chat.completions.with_raw_response.create(
         model=MODEL, messages=USER, max_tokens=2
     )
-    assert "x-loraplex-adapter" not in answer.headers
+    assert "x-loraplex-adapter" not in response.headers
 
 
 async def test_another_tenants_adapter_does_not_exist(start_gateway: Any) -> None:
@@ -163,9 +163,9 @@ async def status_of(gateway: Any, method: str, target: str, host: str) -> int:
     reader, writer = await asyncio.open_connection(url.host, url.port)
     head = f"{method} {target} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\nConnection: close"
     writer.write(f"{head}\r\n\r\n{{}}".encode())
-    answer = await reader.read()
+    response = await reader.read()
     writer.close()
-    return int(answer.split(b" ")[1])
+    return int(response.split(b" ")[1])
 
 
 async def test_no_route_answers_without_a_key_whatever_host_or_spelling(start_gateway: Any) -> None:
@@ -195,9 +195,9 @@ async def test_wrong_keys_are_401_with_one_message(start_gateway: Any) -> None:
         "Bearer",
         key,
     ):
-        answer = await gateway.get("/v1/models", [("authorization", value)])
-        assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
-        assert answer.json() == missing.json(), value
+        response = await gateway.get("/v1/models", [("authorization", value)])
+        assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
+        assert response.json() == missing.json(), value
     with pytest.raises(openai.AuthenticationError):
         await gateway.client("nonsense").models.list()
 
@@ -292,8 +292,8 @@ async def test_a_revoked_key_is_refused_at_once_where_nothing_is_admitted(
         ("chat/completions", b"{"),
         ("completions", {"model": "nobody", "prompt": "hello"}),
     ):
-        answer = await gateway.post(f"/v1/{path}", wrong)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), wrong
+        response = await gateway.post(f"/v1/{path}", wrong)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key"), wrong
 
 
 async def test_a_wrong_request_with_a_good_key_is_told_what_is_wrong(start_gateway: Any) -> None:
@@ -309,12 +309,12 @@ async def test_a_tenant_tokenizes_so_much_at_once_and_others_beside_it(start_gat
     )
     rival, third = [f"Bearer {await gateway.tenant(name)}" for name in ("rival", "third")]
     body = {"model": MODEL, "prompt": "many words of a long text " * 8_000}
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(gateway.post("/v1/tokenize", body) for _ in range(6)),
         *(gateway.post("/v1/tokenize", body, authorization=key) for key in (rival, rival, third)),
     )
-    statuses = [answer.status_code for answer in answers]
+    statuses = [response.status_code for response in responses]
     assert set(statuses) == {200, 503} and statuses.count(200) >= 3
-    refused = next(answer for answer in answers if answer.status_code == 503)
+    refused = next(response for response in responses if response.status_code == 503)
     assert refused.json()["error"]["code"] == "overloaded" and refused.headers["retry-after"] == "1"
     assert (await gateway.post("/v1/tokenize", body)).status_code == 200

@@ -1,4 +1,4 @@
-"""Tool calls through the official client: whole and streamed, choices, results sent back, and what each refusal says."""
+"""Tool calls through the official client: whole and streamed, choices, returned results, and the error of each refusal."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ from loraplex.grammar.errors import GrammarInvalid, GrammarTooCostly, WorkersUna
 from loraplex.grammar.parsing.deltas import OutputDelta
 from loraplex.grammar.parsing.tool_call_parser import ToolCallParser
 from loraplex.grammar.spec import decode_spec
-from loraplex.platform.api.openai.parsed_output import READ_AT_ONCE
+from loraplex.platform.api.openai.parsed_output import PARSE_CHARACTERS
 from loraplex.platform.inference.pipeline import INLINE_CHARACTERS
 from loraplex.platform.parameters.json_object import size_of
 from loraplex.platform.parameters.parameter_table import read_parameters
@@ -73,8 +73,10 @@ async def accumulated(stream: Any) -> dict[int, tuple[str, list[Call], str | Non
 
 async def test_calls_of_a_whole_answer(start_gateway: Any) -> None:
     gateway = await start_gateway(SCRIPT)
-    answer = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER, TIME])
-    [choice] = answer.choices
+    response = await gateway.client().chat.completions.create(
+        model=MODEL, messages=USER, tools=[WEATHER, TIME]
+    )
+    [choice] = response.choices
     assert choice.finish_reason == "tool_calls" and choice.message.content.startswith("I ask.")
     first, second = choice.message.tool_calls
     assert (first.type, first.function.name, first.function.arguments) == ("function", "get_weather", ROME)
@@ -83,7 +85,7 @@ async def test_calls_of_a_whole_answer(start_gateway: Any) -> None:
     spec = decode_spec(request.grammar)
     assert gateway.trials.checked == [(request.namespace, spec)] and spec.fast_forward
     assert request.sampling.skip_special_tokens
-    assert answer.usage.prompt_tokens == len(request.prompt_token_ids) > 100
+    assert response.usage.prompt_tokens == len(request.prompt_token_ids) > 100
 
 
 async def test_calls_alone_have_no_content(start_gateway: Any) -> None:
@@ -158,15 +160,15 @@ async def test_a_stream_begins_with_the_role_and_ends_with_usage(start_gateway: 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_that_was_cut_off_is_length(start_gateway: Any, stream: bool) -> None:
     gateway = await start_gateway(SCRIPT)
-    answer = await gateway.client().chat.completions.create(
+    response = await gateway.client().chat.completions.create(
         model=MODEL, messages=USER, tools=[WEATHER], max_tokens=9, stream=stream
     )
     if stream:
-        _, calls, reason = (await accumulated(answer))[0]
+        _, calls, reason = (await accumulated(response))[0]
         arguments = calls[0].arguments
     else:
-        reason = answer.choices[0].finish_reason
-        arguments = answer.choices[0].message.tool_calls[0].function.arguments
+        reason = response.choices[0].finish_reason
+        arguments = response.choices[0].message.tool_calls[0].function.arguments
     assert reason == "length" and ROME.startswith(arguments) and arguments != ROME
 
 
@@ -238,9 +240,9 @@ async def test_a_long_call_is_read_in_parts(start_gateway: Any, monkeypatch: pyt
     monkeypatch.setattr(ToolCallParser, "feed", measured)
     city = "Rome" * 50_000
     gateway = await start_gateway(FakeScript(answers=((*ONE[:2], f'"{city}"}}}}</tool_call>'),)))
-    answer = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
-    [call] = answer.choices[0].message.tool_calls
-    assert json.loads(call.function.arguments) == {"city": city} and 0 < longest <= READ_AT_ONCE
+    response = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
+    [call] = response.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"city": city} and 0 < longest <= PARSE_CHARACTERS
 
 
 async def test_without_a_choice_to_call_the_text_is_left_alone(
@@ -260,10 +262,10 @@ async def test_every_tool_is_shown_whichever_may_be_called(start_gateway: Any) -
     named = {"type": "function", "function": {"name": "get_weather"}}
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
     for choice in ("auto", "required", named, allowed):
-        answer = await gateway.client().chat.completions.create(
+        response = await gateway.client().chat.completions.create(
             model=MODEL, messages=USER, tools=[WEATHER, TIME], tool_choice=choice
         )
-        assert answer.choices[0].finish_reason == "tool_calls"
+        assert response.choices[0].finish_reason == "tool_calls"
     prompts = [request.prompt_token_ids for request in gateway.engine.requests]
     assert prompts == [prompts[0]] * 4
     assert len({request.grammar for request in gateway.engine.requests}) >= 3
@@ -289,9 +291,9 @@ async def test_what_a_trial_refuses_never_reaches_the_engine(
     gateway = await start_gateway(SCRIPT, refused=error)
     for stream in (False, True):
         body = {"model": MODEL, "messages": USER, "tools": [WEATHER], "stream": stream}
-        answer = await gateway.post("/v1/chat/completions", body)
-        assert answer.status_code == status and ("retry-after" in answer.headers) == (status == 503)
-        told = answer.json()["error"]
+        response = await gateway.post("/v1/chat/completions", body)
+        assert response.status_code == status and ("retry-after" in response.headers) == (status == 503)
+        told = response.json()["error"]
         assert (told["code"], told["param"], told["message"]) == (code, param, str(error))
     assert gateway.engine.requests == [] and gateway.recorder.timings == []
     assert (await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": USER})).status_code == 200
@@ -303,14 +305,14 @@ async def test_what_a_trial_refuses_never_reaches_the_engine(
 async def test_a_grammar_that_breaks_down_in_the_engine(start_gateway: Any, code: str, status: int) -> None:
     gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code=code, message="inner words"),)))
     body = {"model": MODEL, "messages": USER, "tools": [WEATHER]}
-    answer = await gateway.post("/v1/chat/completions", body)
-    assert answer.status_code == status and answer.json()["error"]["code"] == code
-    assert ("inner words" in answer.text) == (status == 400)
+    response = await gateway.post("/v1/chat/completions", body)
+    assert response.status_code == status and response.json()["error"]["code"] == code
+    assert ("inner words" in response.text) == (status == 400)
 
 
 async def test_a_version_answers_as_its_profile_says(start_gateway: Any, chat_tokenizer: Any) -> None:
-    answer = ('{"name": "get_weather", ', '"parameters": {"city": "Rome"}}')
-    gateway = await start_gateway(FakeScript(answers=(answer,)))
+    response = ('{"name": "get_weather", ', '"parameters": {"city": "Rome"}}')
+    gateway = await start_gateway(FakeScript(answers=(response,)))
     profile = AdapterProfile("llama3", {"temperature": 0.25, "top_k": 7, "max_tokens": 100_000})
     await gateway.adapter("acme", "support", "a" * 64, profile)
     create = gateway.client().chat.completions.create
@@ -329,16 +331,16 @@ async def test_tools_count_when_tokens_are_counted(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(answers=(ONE,)))
     await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
     body = {"model": MODEL, "messages": USER, "tools": [WEATHER]}
-    answer = (await gateway.post("/v1/tokenize", body)).json()
-    assert answer["tokens"] == gateway.engine.requests[0].prompt_token_ids
+    response = (await gateway.post("/v1/tokenize", body)).json()
+    assert response["tokens"] == gateway.engine.requests[0].prompt_token_ids
 
 
 async def test_a_large_list_of_tools_counts_towards_the_prompt(start_gateway: Any) -> None:
     gateway = await start_gateway(SCRIPT)
     schema = {"type": "object", "properties": {"city": {"description": "d" * 2_000_000}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    answer = await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": USER, "tools": [tool]})
-    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    response = await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": USER, "tools": [tool]})
+    assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_a_large_body_is_checked_and_counted_off_the_event_loop(
@@ -359,12 +361,12 @@ async def test_a_large_body_is_checked_and_counted_off_the_event_loop(
     gateway = await start_gateway(FakeScript(answers=(ONE,)))
     values = {"type": "object", "properties": {"a": {"enum": list(range(30_000))}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": values}}
-    answer = await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": USER, "tools": [tool]})
-    assert answer.json()["error"]["code"] == "context_length_exceeded" and on_loop == [INLINE_CHARACTERS]
+    response = await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": USER, "tools": [tool]})
+    assert response.json()["error"]["code"] == "context_length_exceeded" and on_loop == [INLINE_CHARACTERS]
 
 
 async def test_the_arguments_of_every_call_are_json(start_gateway: Any) -> None:
     gateway = await start_gateway(SCRIPT)
-    answer = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
-    parsed = [json.loads(call.function.arguments) for call in answer.choices[0].message.tool_calls]
+    response = await gateway.client().chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER])
+    parsed = [json.loads(call.function.arguments) for call in response.choices[0].message.tool_calls]
     assert parsed == [{"city": "Rome"}, {"city": "Oslø"}]

@@ -1,4 +1,4 @@
-"""The gateway of the inference plane's tests and an operator who speaks to it: all planes are one application."""
+"""The gateway of the inference plane's tests, and an operator's client: all planes are one application."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ class Operator:
 
     async def tenant(self, name: str = "harbor") -> tuple[str, str]:
         """A new tenant's path and its first key."""
-        answer = await self.post("/tenants", {"name": name})
-        assert answer.status_code == 201, answer.text
-        return f"/tenants/{answer.json()['id']}", answer.json()["api_key"]
+        response = await self.post("/tenants", {"name": name})
+        assert response.status_code == 201, response.text
+        return f"/tenants/{response.json()['id']}", response.json()["api_key"]
 
 
 @pytest.fixture

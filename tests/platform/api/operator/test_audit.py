@@ -1,4 +1,4 @@
-"""`GET /operator/v1/audit` over HTTP: of every tenant, newest first, and only what was asked for."""
+"""`GET /operator/v1/audit` over HTTP: entries of all tenants, newest first, with filters."""
 
 from typing import Any
 from uuid import uuid4
@@ -25,6 +25,6 @@ async def test_entries_of_all_tenants_by_pages_and_filters(operator: Any) -> Non
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tenant_id")
 
 
-async def test_no_entry_holds_a_new_key(operator: Any) -> None:
+async def test_no_entry_contains_a_new_key(operator: Any) -> None:
     _, key = await operator.tenant()
     assert key.split("_")[3] not in (await operator.get("/audit")).text

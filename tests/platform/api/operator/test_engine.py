@@ -1,4 +1,4 @@
-"""`GET /operator/v1/engine`: the numbers of engines as an operator reads them, also of one that does not answer."""
+"""`GET /operator/v1/engine`: the figures of engines, also of one that does not respond."""
 
 from typing import Any
 
@@ -26,16 +26,16 @@ STATS = EngineStats(
 
 
 async def test_one_engine_over_http(operator: Any) -> None:
-    answer = await operator.get("/engine")
-    document = answer.json()
-    assert answer.status_code == 200
+    response = await operator.get("/engine")
+    document = response.json()
+    assert response.status_code == 200
     assert (document["model"]["served_name"], document["model"]["digest"]) == ("demo/base", "0" * 64)
     (engine,) = document["engines"]
     assert engine["connected"] and engine["queues"]["running"] == 0 and engine["kv"]["block_size"] == 16
 
 
 class Services:
-    """As much of the services as the route reads."""
+    """The dependencies that the route uses."""
 
     def __init__(self, engine: object) -> None:
         self.engine = engine
@@ -44,8 +44,8 @@ class Services:
 async def test_every_engine_of_a_pool_by_tier_queue_and_cache() -> None:
     well, lost = Managed(), Managed()
     well.last_stats, lost.connected, lost.failure = STATS, False, "it keeps failing"
-    services: Any = Services(EnginePool([well, lost]))
-    first, second = await engines_of(services, 16)
+    dependencies: Any = Services(EnginePool([well, lost]))
+    first, second = await engines_of(dependencies, 16)
     assert first.residency is not None and first.queues is not None and first.kv is not None
     assert first.residency.device.adapters == ["a" * 64]
     assert (first.residency.device.bytes, first.residency.host.bytes) == (10, 20)
@@ -54,13 +54,13 @@ async def test_every_engine_of_a_pool_by_tier_queue_and_cache() -> None:
     assert (second.connected, second.failure, second.kv) == (False, "it keeps failing", None)
 
 
-async def test_an_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
 
     async def silent() -> EngineStats:
         raise EngineUnavailable("the engine does not answer")
 
     monkeypatch.setattr(engine, "stats", silent)
-    services: Any = Services(engine)
-    (document,) = await engines_of(services, 16)
+    dependencies: Any = Services(engine)
+    (document,) = await engines_of(dependencies, 16)
     assert (document.connected, document.failure) == (False, "the engine does not answer")

@@ -1,4 +1,4 @@
-"""`/operator/v1/tenants/{id}/quotas` over HTTP: changed by name, against lost updates, within bounds."""
+"""`/operator/v1/tenants/{id}/quotas` over HTTP: changed by name, without lost updates, within bounds."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ async def test_limits_are_changed_by_name(operator: Any) -> None:
     assert f"/{entries[0]['target']}" == f"{path}/quotas"
 
 
-async def test_what_no_limit_can_be_is_refused_by_name(operator: Any) -> None:
+async def test_invalid_limits_are_refused_by_name(operator: Any) -> None:
     path, _ = await operator.tenant()
     for name, value in REFUSED:
-        answer = await operator.patch(f"{path}/quotas", {name: value}, '"1"')
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), value
+        response = await operator.patch(f"{path}/quotas", {name: value}, '"1"')
+        assert (response.status_code, response.json()["error"]["param"]) == (400, name), value

@@ -1,4 +1,4 @@
-"""`/operator/v1/tenants` over HTTP: made once, listed by pages, suspended and deleted for their very next request."""
+"""`/operator/v1/tenants` over HTTP: created once, listed in pages; suspension and deletion apply to the next request."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -21,11 +21,11 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-async def test_a_tenant_is_made_with_its_first_key(operator: Any) -> None:
-    answer = await operator.post("/tenants", {"name": "harbor", "tier": "gold", "weight": 2})
-    document = answer.json()
-    assert answer.status_code == 201 and answer.headers["etag"] == '"1"'
-    assert answer.headers["cache-control"] == "no-store"
+async def test_a_tenant_is_created_with_its_first_key(operator: Any) -> None:
+    response = await operator.post("/tenants", {"name": "harbor", "tier": "gold", "weight": 2})
+    document = response.json()
+    assert response.status_code == 201 and response.headers["etag"] == '"1"'
+    assert response.headers["cache-control"] == "no-store"
     assert (document["name"], document["tier"], document["weight"]) == ("harbor", "gold", 2.0)
     key = document.pop("api_key")
     models = await operator.as_tenant("GET", f"{operator.gateway.url}/v1/models", key)
@@ -36,7 +36,7 @@ async def test_a_tenant_is_made_with_its_first_key(operator: Any) -> None:
     assert (taken.status_code, taken.json()["error"]["code"]) == (409, "conflict")
 
 
-async def test_repeated_with_its_key_a_tenant_is_made_once(operator: Any) -> None:
+async def test_a_repeated_request_creates_one_tenant(operator: Any) -> None:
     body = {"name": "harbor"}
     first = await operator.post("/tenants", body, **{"idempotency-key": "k"})
     again = await operator.post("/tenants", body, **{"idempotency-key": "k"})
@@ -45,13 +45,13 @@ async def test_repeated_with_its_key_a_tenant_is_made_once(operator: Any) -> Non
     assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_mismatch")
 
 
-async def test_what_no_tenant_can_be_is_refused_by_name(operator: Any) -> None:
+async def test_invalid_fields_of_a_tenant_are_refused_by_name(operator: Any) -> None:
     for body, param in REFUSED:
-        answer = await operator.post("/tenants", body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
+        response = await operator.post("/tenants", body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), body
 
 
-async def test_the_listing_goes_on_behind_the_last_name(operator: Any) -> None:
+async def test_the_listing_continues_after_the_last_name(operator: Any) -> None:
     for name in ("d", "b", "c", "e"):
         await operator.tenant(name)
     first = (await operator.get("/tenants?limit=3")).json()
@@ -78,7 +78,7 @@ async def test_suspended_and_resumed_for_the_next_request(operator: Any) -> None
     assert len(entries) == 1 and entries[0]["after"].keys() == {"suspended_at"}
 
 
-async def test_tier_and_weight_change_what_was_seen(operator: Any) -> None:
+async def test_tier_and_weight_change_the_named_revision(operator: Any) -> None:
     path, _ = await operator.tenant()
     changed = await operator.patch(f"{path}/tier", {"tier": "gold"}, '"1"')
     assert (changed.json()["tier"], changed.json()["weight"], changed.headers["etag"]) == ("gold", 1.0, '"2"')
@@ -113,20 +113,20 @@ async def test_deleted_for_the_next_request_and_its_name_is_free(operator: Any, 
     assert len((await operator.get("/audit?action=tenant.delete")).json()["data"]) == 1
 
 
-async def test_who_is_unknown(operator: Any) -> None:
+async def test_unknown_tenants(operator: Any) -> None:
     for path in (UNKNOWN, "/tenants/x", UNKNOWN.upper().replace("TENANTS", "tenants")):
-        answers = [
+        responses = [
             await operator.get(path),
             await operator.delete(path),
             await operator.get(f"{path}/quotas"),
         ]
-        answers += [await operator.post(f"{path}/{verb}") for verb in ("suspend", "resume")]
-        answers += [await operator.patch(f"{path}/{part}", {}, '"1"') for part in ("tier", "quotas")]
-        assert {answer.status_code for answer in answers} == {404}
-        assert {answer.json()["error"]["code"] for answer in answers} == {"not_found"}
+        responses += [await operator.post(f"{path}/{verb}") for verb in ("suspend", "resume")]
+        responses += [await operator.patch(f"{path}/{part}", {}, '"1"') for part in ("tier", "quotas")]
+        assert {response.status_code for response in responses} == {404}
+        assert {response.json()["error"]["code"] for response in responses} == {"not_found"}
 
 
-async def test_every_gateway_hears_of_what_decides_requests(operator: Any) -> None:
+async def test_every_gateway_is_notified_of_policy_changes(operator: Any) -> None:
     path, _ = await operator.tenant()
     tenant_id = UUID(path.rpartition("/")[2])
     heard = operator.gateway.admissions.published

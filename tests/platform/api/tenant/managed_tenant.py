@@ -1,4 +1,4 @@
-"""A tenant that calls the tenant plane over HTTP, and what its database rows are given from behind."""
+"""A client of the tenant plane, and helpers that write its database rows directly."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

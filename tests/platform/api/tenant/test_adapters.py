@@ -1,4 +1,4 @@
-"""Adapters over HTTP: made, described, listed, deleted; each change in the audit log, each race with one winner."""
+"""Adapters over HTTP: create, describe, list, delete; each change is audited, each race has one winner."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from loraplex.platform.server.gateway import warn_of_shadowed
 from loraplex.tenants.database import Database
 
 
-async def test_the_life_of_an_adapter(tenant: ManagedTenant) -> None:
+async def test_the_lifecycle_of_an_adapter(tenant: ManagedTenant) -> None:
     made = await tenant.http.post("adapters", json={"name": "pirate", "description": "Talks like one."})
     assert (made.status_code, made.headers["location"]) == (201, "/tenant/v1/adapters/pirate")
     assert (await tenant.http.post("adapters", json={"name": "pirate"})).status_code == 409
@@ -19,8 +19,8 @@ async def test_the_life_of_an_adapter(tenant: ManagedTenant) -> None:
     assert read.json() == made.json() and read.headers["etag"] == made.headers["etag"] == '"1"'
     assert read.json()["created_at"].endswith("Z")
     for headers, status in (({}, 428), ({"if-match": "1"}, 400), ({"if-match": '"7"'}, 412)):
-        answer = await tenant.http.patch("adapters/pirate", json={"description": ""}, headers=headers)
-        assert answer.status_code == status
+        response = await tenant.http.patch("adapters/pirate", json={"description": ""}, headers=headers)
+        assert response.status_code == status
     changed = await tenant.http.patch(
         "adapters/pirate", json={"description": "Arr."}, headers={"if-match": '"1"'}
     )
@@ -50,15 +50,15 @@ async def test_bodies_and_names(tenant: ManagedTenant) -> None:
         ({"name": "a", "description": "\0"}, "invalid_value", "description"),
         ({"name": "a", "owner": "b"}, "unknown_parameter", "owner"),
     ):
-        answer = await tenant.http.post("adapters", json=body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["param"]) == (400, code, param)
+        response = await tenant.http.post("adapters", json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, code, param)
     for name in ("nobody", "a%00", "ö"):
         assert (await tenant.http.get(f"adapters/{name}")).status_code == 404
     assert await tenant.actions() == []
 
 
-async def test_no_adapter_is_called_like_the_base_model(start_gateway: Any, database: Database) -> None:
+async def test_no_adapter_has_the_name_of_the_base_model(start_gateway: Any, database: Database) -> None:
     async with managed(await start_gateway(served_model_name="tiny"), "writer") as tenant:
         refused = await tenant.http.post("adapters", json={"name": "tiny"})
         error = refused.json()["error"]
@@ -72,7 +72,7 @@ async def test_no_adapter_is_called_like_the_base_model(start_gateway: Any, data
         assert [entry["tenants"] for entry in logs] == warned
 
 
-async def test_what_is_listed_while_others_come_and_go(tenant: ManagedTenant) -> None:
+async def test_the_listing_is_stable_under_insertions_and_deletions(tenant: ManagedTenant) -> None:
     for number in range(7):
         await tenant.http.post("adapters", json={"name": f"b-{number}"})
     first = (await tenant.http.get("adapters?limit=3")).json()
@@ -99,29 +99,27 @@ async def test_an_adapter_in_use_is_not_deleted(tenant: ManagedTenant) -> None:
     assert (await tenant.http.delete("adapters/pirate")).status_code == 204
 
 
-async def test_adapters_have_a_bound_where_no_operator_set_one(
-    tenant: ManagedTenant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_adapters_have_a_default_limit(tenant: ManagedTenant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loraplex.tenants.registry.adapters.DEFAULT_MAX_ADAPTERS", 1)
     assert (await tenant.http.post("adapters", json={"name": "first"})).status_code == 201
     refused = await tenant.http.post("adapters", json={"name": "second"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "limit_reached")
 
 
-async def test_max_adapters_holds_under_a_race(tenant: ManagedTenant) -> None:
+async def test_max_adapters_is_enforced_under_a_race(tenant: ManagedTenant) -> None:
     await tenant.limit(max_adapters=3)
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(tenant.http.post("adapters", json={"name": f"a-{number}"}) for number in range(8))
     )
-    assert sorted(answer.status_code for answer in answers) == [201] * 3 + [409] * 5
-    error = next(answer for answer in answers if answer.status_code == 409).json()["error"]
+    assert sorted(response.status_code for response in responses) == [201] * 3 + [409] * 5
+    error = next(response for response in responses if response.status_code == 409).json()["error"]
     assert error["code"] == "limit_reached" and "max_adapters" in error["message"]
-    name = next(answer for answer in answers if answer.status_code == 201).json()["name"]
+    name = next(response for response in responses if response.status_code == 201).json()["name"]
     await tenant.http.delete(f"adapters/{name}")
     assert (await tenant.http.post("adapters", json={"name": "room"})).status_code == 201
 
 
-async def test_a_repeated_post_makes_one(tenant: ManagedTenant) -> None:
+async def test_a_repeated_post_creates_one_adapter(tenant: ManagedTenant) -> None:
     async def post(name: str = "pirate") -> Any:
         return await tenant.http.post("adapters", json={"name": name}, headers={"idempotency-key": "k"})
 
@@ -132,18 +130,18 @@ async def test_a_repeated_post_makes_one(tenant: ManagedTenant) -> None:
     assert len(await tenant.actions()) == 1
 
 
-async def test_of_two_describers_one_wins(tenant: ManagedTenant) -> None:
+async def test_one_of_two_concurrent_changes_wins(tenant: ManagedTenant) -> None:
     await tenant.http.post("adapters", json={"name": "pirate"})
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(
             tenant.http.patch("adapters/pirate", json={"description": text}, headers={"if-match": '"1"'})
             for text in ("one", "two")
         )
     )
-    assert sorted(answer.status_code for answer in answers) == [200, 412]
+    assert sorted(response.status_code for response in responses) == [200, 412]
 
 
-async def test_what_another_owns_does_not_exist(start_gateway: Any) -> None:
+async def test_resources_of_another_tenant_do_not_exist(start_gateway: Any) -> None:
     gateway = await start_gateway()
     async with managed(gateway, "owner") as owner, managed(gateway, "rival") as rival:
         await owner.version(1)
@@ -163,12 +161,12 @@ async def test_what_another_owns_does_not_exist(start_gateway: Any) -> None:
             ("POST", "adapters/pirate/aliases/production/rollback", None),
             ("DELETE", "adapters/pirate/aliases/production", None),
         ):
-            answers = [
+            responses = [
                 await rival.http.request(method, each, json=body, headers=seen)
                 for each in (path, path.replace("pirate", "nobody"))
             ]
-            assert [answer.status_code for answer in answers] == [404, 404], (method, path)
-            assert answers[0].text.replace("pirate", "nobody") == answers[1].text
+            assert [response.status_code for response in responses] == [404, 404], (method, path)
+            assert responses[0].text.replace("pirate", "nobody") == responses[1].text
         assert (await rival.http.get("adapters")).json()["data"] == [] == await rival.actions()
         assert (await owner.http.get("adapters/pirate/versions/1")).json()["state"] == "ready"
 

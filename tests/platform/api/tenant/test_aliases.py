@@ -1,4 +1,4 @@
-"""Aliases over HTTP: made, moved by who saw where they are, split, rolled back, deleted; and what `/v1/models` shows."""
+"""Aliases over HTTP: create, move with the current ETag, split, roll back, delete; and the list of `/v1/models`."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from tests.platform.api.tenant.managed_tenant import ManagedTenant
 ALIAS = "adapters/pirate/aliases/production"
 
 
-async def test_the_life_of_an_alias(tenant: ManagedTenant) -> None:
+async def test_the_lifecycle_of_an_alias(tenant: ManagedTenant) -> None:
     for number in (1, 2, 3):
         await tenant.version(number)
     assert (await tenant.http.put(ALIAS, json={"version": 1})).status_code == 428
@@ -54,24 +54,24 @@ REFUSED: list[tuple[str, object, int, str | None]] = [
 ]
 
 
-async def test_places_that_are_refused(tenant: ManagedTenant) -> None:
+async def test_invalid_targets_are_refused(tenant: ManagedTenant) -> None:
     await tenant.version(1)
     await tenant.version(2, state="quarantined")
     for alias, body, status, param in REFUSED:
-        answer = await tenant.put(alias, body, None)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), (alias, body)
+        response = await tenant.put(alias, body, None)
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param), (alias, body)
 
 
-async def test_of_many_movers_one_wins(tenant: ManagedTenant) -> None:
+async def test_one_of_several_concurrent_moves_wins(tenant: ManagedTenant) -> None:
     for number in range(1, 7):
         await tenant.version(number)
     await tenant.put("production", {"version": 1}, None)
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         *(tenant.put("production", {"version": number}, 1) for number in range(2, 7))
     )
-    assert sorted(answer.status_code for answer in answers) == [200, *[412] * 4]
+    assert sorted(response.status_code for response in responses) == [200, *[412] * 4]
     new = await asyncio.gather(*(tenant.put("canary", {"version": number}, None) for number in (1, 2, 3)))
-    assert sorted(answer.status_code for answer in new) == [201, 412, 412]
+    assert sorted(response.status_code for response in new) == [201, 412, 412]
 
 
 async def test_a_rollback_is_repeatable(tenant: ManagedTenant) -> None:
@@ -79,14 +79,14 @@ async def test_a_rollback_is_repeatable(tenant: ManagedTenant) -> None:
         await tenant.version(number)
     await tenant.put("production", {"version": 1}, None)
     await tenant.put("production", {"version": 2}, 1)
-    answers = [
+    responses = [
         await tenant.http.post(f"{ALIAS}/rollback", headers={"idempotency-key": "k"}) for _ in range(2)
     ]
-    assert [answer.json()["version"] for answer in answers] == [1, 1]
+    assert [response.json()["version"] for response in responses] == [1, 1]
     assert (await tenant.http.get(ALIAS)).json()["revision"] == 3
 
 
-async def test_models_are_what_is_served(tenant: ManagedTenant) -> None:
+async def test_the_model_list_has_the_served_models(tenant: ManagedTenant) -> None:
     for number in (1, 2):
         await tenant.version(number)
         await tenant.version(number, "sailor")

@@ -1,4 +1,4 @@
-"""The audit log over HTTP: pages that later entries do not shift, and nothing about where an operator sits."""
+"""The audit log over HTTP: pages that later entries do not shift, and no address of an operator."""
 
 from tests.platform.api.tenant.managed_tenant import ManagedTenant
 
@@ -20,7 +20,7 @@ async def test_pages_and_filters(tenant: ManagedTenant) -> None:
     assert (other.status_code, other.json()["error"]["param"]) == (400, "action")
 
 
-async def test_an_operators_address_is_not_told(tenant: ManagedTenant) -> None:
+async def test_an_operators_address_is_null(tenant: ManagedTenant) -> None:
     async with tenant.database.as_operator() as session:
         audit = AuditRepository(session, Actor("operator", "op-key", "198.51.100.7", "r"), None)
         await audit.record("tenant.suspend", "tenants/writer", tenant_id=tenant.id)

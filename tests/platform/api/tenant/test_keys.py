@@ -1,4 +1,4 @@
-"""`/tenant/v1/keys` and `me` over HTTP: what they show, what they refuse, and that a change holds from the next request on."""
+"""`/tenant/v1/keys` and `me` over HTTP: responses, refusals, and that a change applies to the next request."""
 
 import asyncio
 import json
@@ -27,12 +27,12 @@ async def call(gateway: Any, key: str, method: str, path: str, body: object = No
         return await client.request(method, path, content=content, headers=sent)
 
 
-def refusal(answer: httpx.Response) -> tuple[int, str, str | None]:
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
+def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
 
 
-async def test_a_keys_life(start_gateway: Any, database: Database) -> None:
+async def test_the_lifecycle_of_a_key(start_gateway: Any, database: Database) -> None:
     gateway = await start_gateway()
     admin = await gateway.tenant("lives", ("tenant:admin",))
     later = (datetime.now(UTC) + timedelta(days=30)).replace(microsecond=0)
@@ -112,11 +112,11 @@ async def test_another_tenants_keys_do_not_exist(start_gateway: Any) -> None:
     messages = set()
     for key_id in (parse_key(gateway.key).key_id, "0" * 16, "x", "%00", "a" * 5000):
         for method, path in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/rotate")):
-            answer = await call(gateway, rival, method, f"{KEYS}/{key_id}{path}", {}, if_match='"1"')
+            response = await call(gateway, rival, method, f"{KEYS}/{key_id}{path}", {}, if_match='"1"')
             if method == "DELETE":
-                answer = await call(gateway, rival, method, f"{KEYS}/{key_id}")
-            assert refusal(answer) == (404, "not_found", None), (method, key_id)
-            messages.add(answer.json()["error"]["message"].split("'")[0])
+                response = await call(gateway, rival, method, f"{KEYS}/{key_id}")
+            assert refusal(response) == (404, "not_found", None), (method, key_id)
+            messages.add(response.json()["error"]["message"].split("'")[0])
     assert messages == {"no key "}
     assert (await call(gateway, gateway.key, "GET", ME)).status_code == 200
 
@@ -179,12 +179,12 @@ async def test_changes_that_are_refused_change_nothing(start_gateway: Any, datab
     for method, path in (("DELETE", wider), ("POST", f"{wider}/rotate")):
         assert refusal(await call(gateway, manager, method, path))[:2] == (403, "insufficient_scope")
     for grace in (-1, 30 * 24 * 3600 + 1, 1.5, "1"):
-        answer = await call(gateway, manager, "POST", f"{own}/rotate", {"grace_seconds": grace})
-        assert refusal(answer) == (400, "invalid_value", "grace_seconds")
+        response = await call(gateway, manager, "POST", f"{own}/rotate", {"grace_seconds": grace})
+        assert refusal(response) == (400, "invalid_value", "grace_seconds")
     assert (await call(gateway, admin, "GET", own)).headers["etag"] == '"1"'
 
 
-async def test_a_repeated_post_makes_one_key_and_shows_it_again(start_gateway: Any) -> None:
+async def test_a_repeated_post_creates_one_key_and_returns_it_again(start_gateway: Any) -> None:
     gateway = await start_gateway()
     admin = await gateway.tenant("repeats", ("tenant:admin",))
     answers = [
@@ -196,7 +196,9 @@ async def test_a_repeated_post_makes_one_key_and_shows_it_again(start_gateway: A
     assert len((await call(gateway, admin, "GET", KEYS)).json()["data"]) == 2
 
 
-async def test_the_quota_of_keys_holds_against_many_at_once(start_gateway: Any, database: Database) -> None:
+async def test_the_key_quota_is_enforced_for_concurrent_requests(
+    start_gateway: Any, database: Database
+) -> None:
     gateway = await start_gateway()
     admin = await gateway.tenant("many", ("tenant:admin",))
     async with database.as_operator() as session:
@@ -209,12 +211,12 @@ async def test_the_quota_of_keys_holds_against_many_at_once(start_gateway: Any, 
     answers = await asyncio.gather(
         *(call(gateway, admin, "POST", KEYS, {"name": f"key {number}"}) for number in range(6))
     )
-    assert sorted(answer.status_code for answer in answers) == [201, 201, 409, 409, 409, 409]
-    refused = next(answer for answer in answers if answer.status_code == 409)
+    assert sorted(response.status_code for response in answers) == [201, 201, 409, 409, 409, 409]
+    refused = next(response for response in answers if response.status_code == 409)
     assert refusal(refused)[1] == "limit_reached" and "max_keys" in refused.json()["error"]["message"]
 
 
-async def test_a_network_binds_every_plane_from_the_next_request_on(start_gateway: Any) -> None:
+async def test_a_network_restriction_applies_to_every_plane_at_the_next_request(start_gateway: Any) -> None:
     gateway = await start_gateway()
     admin = await gateway.tenant("bound", ("tenant:admin",))
     made = (await call(gateway, admin, "POST", KEYS, {"name": "x", "scopes": ["tenant:admin"]})).json()
@@ -222,13 +224,13 @@ async def test_a_network_binds_every_plane_from_the_next_request_on(start_gatewa
     assert (await call(gateway, key, "GET", "/v1/models")).status_code == 200
     await call(gateway, admin, "PATCH", path, {"allowed_cidrs": ["10.0.0.0/8"]}, if_match='"1"')
     for plane in (ME, "/v1/models"):
-        answer = await call(gateway, key, "GET", plane, x_forwarded_for="10.0.0.1")
-        assert refusal(answer)[:2] == (403, "address_not_allowed")
+        response = await call(gateway, key, "GET", plane, x_forwarded_for="10.0.0.1")
+        assert refusal(response)[:2] == (403, "address_not_allowed")
     await call(gateway, admin, "PATCH", path, {"allowed_cidrs": ["127.0.0.1", "::1"]}, if_match='"2"')
     assert (await call(gateway, key, "GET", ME)).json()["key"]["allowed_cidrs"] == ["127.0.0.1/32", "::1/128"]
 
 
-async def test_a_bounded_key_mints_no_sibling_without_its_bounds(
+async def test_a_restricted_key_creates_no_key_with_fewer_restrictions(
     start_gateway: Any, database: Database
 ) -> None:
     gateway = await start_gateway()
@@ -248,10 +250,10 @@ async def test_a_bounded_key_mints_no_sibling_without_its_bounds(
         ("PATCH", own, {"expires_at": None}, "expires_at"),
         ("POST", f"{free}/rotate", {}, "allowed_cidrs"),
     ):
-        answer = await call(
+        response = await call(
             gateway, fenced, method, path, sent, **({} if method == "POST" else {"if_match": '"1"'})
         )
-        assert refusal(answer) == (403, "insufficient_scope", field), (method, path, sent)
+        assert refusal(response) == (403, "insufficient_scope", field), (method, path, sent)
     heir = (await call(gateway, fenced, "POST", KEYS, {"name": "heir"})).json()
     assert heir["allowed_cidrs"] == ["127.0.0.0/8"] and datetime.fromisoformat(heir["expires_at"]) == end
     rotated = await call(gateway, fenced, "POST", f"{own}/rotate")

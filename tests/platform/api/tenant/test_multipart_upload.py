@@ -1,4 +1,4 @@
-"""The streaming reader of multipart bodies, byte by byte and against hostile frames."""
+"""The streaming parser of multipart bodies, byte by byte and with hostile bodies."""
 
 import hashlib
 from collections.abc import AsyncIterator
@@ -68,7 +68,7 @@ async def test_any_content_in_any_chunks(tmp_path: Path, content: bytes, step: i
         assert files[WEIGHTS] == content
 
 
-async def test_file_names_name_nothing_but_the_two(tmp_path: Path) -> None:
+async def test_only_the_two_file_names_are_accepted(tmp_path: Path) -> None:
     """A form with another field name is understood where its file name is exactly one of the two."""
     content = part(f'form-data; name="files"; filename="{CONFIG}"', b"{}")
     content += part(f'form-data; name="{WEIGHTS}"; filename="../../{CONFIG}"', b"w") + b"--frame--\r\n"

@@ -1,4 +1,4 @@
-"""Quotas over HTTP on real stores: what is used, narrower limits, why a request was refused, and crossed budgets."""
+"""Quotas over HTTP on real stores: use, narrower limits, explanations of refusals, threshold events."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -48,12 +48,12 @@ def use(document: Any, name: str) -> tuple[int | None, int | None, int | None]:
     return limit["limit"], limit["used"], limit["reserved"]
 
 
-async def test_what_is_limited_and_used(start_gateway: Any, database: Database, valkey_url: str) -> None:
+async def test_limits_and_their_use(start_gateway: Any, database: Database, valkey_url: str) -> None:
     limits = {"requests_per_minute": 60, "tokens_per_day": 20, "budget_per_month": 1000, "max_keys": 5}
     async with limited(start_gateway, database, valkey_url, **limits) as (gateway, http):
         assert (await gateway.post("/v1/completions", BODY)).status_code == 200
-        answer = await http.get("quotas")
-        document = answer.json()
+        response = await http.get("quotas")
+        document = response.json()
         assert document["currency"] == "USD"
         (tenant,) = document["data"]
         assert (tenant["level"], tenant["name"], tenant["revision"]) == ("tenant", "boss", 1)
@@ -94,7 +94,7 @@ async def test_quotas_come_in_pages(start_gateway: Any, database: Database, valk
             assert (await http.get("quotas", params=wrong)).status_code == 400
 
 
-async def test_reading_quotas_takes_turns_and_holds_no_connection(
+async def test_reading_quotas_waits_for_a_slot_and_keeps_no_connection(
     start_gateway: Any, database: Database
 ) -> None:
     gateway = await start_gateway()
@@ -119,19 +119,19 @@ async def test_reading_quotas_takes_turns_and_holds_no_connection(
         await asyncio.sleep(0.1)
         assert gateway.database._engine.pool.checkedout() == 0
         go_on.set()
-        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 3 * AT_ONCE
+        assert [response.status_code for response in await asyncio.gather(*asked)] == [200] * 3 * AT_ONCE
     assert most == AT_ONCE
 
 
-async def test_a_spent_budget_is_refused_explained_and_told(
+async def test_a_spent_budget_is_refused_explained_and_reported(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:
     async with limited(start_gateway, database, valkey_url, tokens_per_day=12) as (gateway, http):
         assert (await gateway.post("/v1/completions", BODY)).status_code == 200
-        answer = await gateway.post("/v1/completions", BODY, **{"x-request-id": "too-much"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "insufficient_quota")
-        assert answer.headers["x-loraplex-limit"] == "tokens_per_day"
-        assert answer.headers["x-should-retry"] == "false" and int(answer.headers["retry-after"]) >= 1
+        response = await gateway.post("/v1/completions", BODY, **{"x-request-id": "too-much"})
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "insufficient_quota")
+        assert response.headers["x-loraplex-limit"] == "tokens_per_day"
+        assert response.headers["x-should-retry"] == "false" and int(response.headers["retry-after"]) >= 1
         explanation = (await http.get("limits/explain/too-much")).json()
         assert (explanation["request_id"], explanation["mode"]) == ("too-much", "counted")
         (decision,) = explanation["decisions"]
@@ -172,7 +172,7 @@ async def test_a_degraded_refusal_is_explained_as_such(start_gateway: Any) -> No
     assert (unknown["used"], unknown["reserved"], unknown["passed"]) == (None, None, False)
 
 
-async def test_keys_and_adapters_are_narrowed_and_hold_at_once(
+async def test_narrower_limits_of_keys_and_adapters_apply_at_once(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:
     async with limited(start_gateway, database, valkey_url, requests_per_minute=60) as (gateway, http):
@@ -182,23 +182,23 @@ async def test_keys_and_adapters_are_narrowed_and_hold_at_once(
         before = await http.get(path)
         assert before.json()["requests_per_minute"] is None and before.headers["etag"] == '"1"'
         seen = {"if-match": before.headers["etag"]}
-        answer = await http.put(path, json={"requests_per_minute": 1}, headers=seen)
-        assert (answer.status_code, answer.headers["etag"]) == (200, '"2"'), answer.text
+        response = await http.put(path, json={"requests_per_minute": 1}, headers=seen)
+        assert (response.status_code, response.headers["etag"]) == (200, '"2"'), response.text
         assert (await gateway.post("/v1/completions", BODY)).status_code == 200
         refused = await gateway.post("/v1/completions", BODY)
         assert refused.status_code == 429 and refused.headers["x-loraplex-limit-level"] == "key"
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        answer = await http.put(
+        response = await http.put(
             "adapters/pirate/quotas", json={"concurrent_requests": 0}, headers={"if-match": '"1"'}
         )
-        assert answer.status_code == 200
+        assert response.status_code == 200
         levels = [each["level"] for each in (await http.get("quotas")).json()["data"]]
         assert levels == ["tenant", "key", "adapter"]
         actions = [each["action"] for each in (await http.get("audit")).json()["data"]]
         assert actions == ["quotas.change"] * 2
 
 
-async def test_what_is_not_narrower_is_refused(
+async def test_limits_that_are_not_narrower_are_refused(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:
     seen = {"if-match": '"1"'}
@@ -213,12 +213,12 @@ async def test_what_is_not_narrower_is_refused(
     async with limited(start_gateway, database, valkey_url, requests_per_minute=60) as (gateway, http):
         path = f"keys/{gateway.key.split('_')[2]}/quotas"
         for body, headers, status, param in cases:
-            answer = await http.put(path, json=body, headers=headers)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), body
+            response = await http.put(path, json=body, headers=headers)
+            assert (response.status_code, response.json()["error"]["param"]) == (status, param), body
         assert (await http.get(path)).headers["etag"] == '"1"'
 
 
-async def test_what_another_owns_does_not_exist(
+async def test_resources_of_another_tenant_do_not_exist(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:
     async with limited(start_gateway, database, valkey_url) as (gateway, http):
@@ -230,7 +230,7 @@ async def test_what_another_owns_does_not_exist(
             assert put.status_code == 404
 
 
-async def test_a_key_is_not_narrowed_by_one_that_may_do_less(
+async def test_a_key_with_fewer_rights_cannot_narrow_another(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:
     async with limited(start_gateway, database, valkey_url) as (gateway, http):
@@ -238,14 +238,14 @@ async def test_a_key_is_not_narrowed_by_one_that_may_do_less(
         helper = (await http.post("keys", json=body)).json()
         headers = {"authorization": f"Bearer {helper['api_key']}", "if-match": '"1"'}
         boss = f"keys/{gateway.key.split('_')[2]}/quotas"
-        answer = await http.put(boss, json={"requests_per_minute": 0}, headers=headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "insufficient_scope")
+        response = await http.put(boss, json={"requests_per_minute": 0}, headers=headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "insufficient_scope")
         assert (await http.get(boss)).json()["requests_per_minute"] is None
         own = await http.put(f"keys/{helper['id']}/quotas", json={"requests_per_minute": 5}, headers=headers)
         assert own.status_code == 200
 
 
-async def test_holdings_are_what_the_limits_count(
+async def test_resource_counts_match_the_limits(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:
     async with limited(start_gateway, database, valkey_url, max_adapter_bytes=1000, max_keys=5) as (

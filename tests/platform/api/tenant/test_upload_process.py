@@ -1,4 +1,4 @@
-"""A server process whose memory is watched while it takes a large upload, and whose client is killed half way."""
+"""A server process whose memory is watched during a large upload, and whose client is killed half way."""
 
 import asyncio
 import hashlib
@@ -142,12 +142,12 @@ async def test_an_upload_goes_on_after_its_client_was_killed_and_memory_stays_fl
                         CONFIG: ("x", config),
                         WEIGHTS: ("x", content),
                     }
-                    answer = await asyncio.to_thread(
+                    response = await asyncio.to_thread(
                         httpx.post,
                         f"{url}/adapters/support/versions",
                         files=whole,
                         headers={"authorization": f"Bearer {key}"},
                         timeout=60,
                     )
-            assert answer.status_code == 202
+            assert response.status_code == 202
             assert newest(tmp_path) == files[1]["sha256"]

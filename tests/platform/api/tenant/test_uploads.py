@@ -42,9 +42,9 @@ class Tenant:
 
     async def open(self, files: dict[str, bytes] | None = None, **headers: str) -> dict[str, Any]:
         body = {"files": declared(files or FILES)}
-        answer = await self.http.post("/adapters/support/uploads", json=body, headers=headers)
-        assert answer.status_code == 201, answer.text
-        return dict(answer.json())
+        response = await self.http.post("/adapters/support/uploads", json=body, headers=headers)
+        assert response.status_code == 201, response.text
+        return dict(response.json())
 
     async def put(self, upload: str, file: str, number: int, content: Any, **headers: str) -> httpx.Response:
         path = f"/uploads/{upload}/{file}/parts/{number}"
@@ -53,8 +53,8 @@ class Tenant:
     async def put_all(self, upload: str, files: dict[str, bytes] | None = None) -> None:
         for file, content in (files or FILES).items():
             for start in range(0, len(content), 1000):
-                answer = await self.put(upload, file, start // 1000 + 1, content[start : start + 1000])
-                assert answer.status_code == 200, answer.text
+                response = await self.put(upload, file, start // 1000 + 1, content[start : start + 1000])
+                assert response.status_code == 200, response.text
 
     async def complete(self, upload: str) -> httpx.Response:
         return await self.http.post(f"/uploads/{upload}/complete")
@@ -103,21 +103,21 @@ async def start(
         yield make
 
 
-def code(answer: httpx.Response) -> tuple[int, str, str | None]:
-    error = answer.json()["error"]
-    return answer.status_code, error["code"], error["param"]
+def code(response: httpx.Response) -> tuple[int, str, str | None]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
 
 
 async def test_a_folder_in_one_request(start: StartTenant) -> None:
     tenant = await start()
-    answer = await tenant.post()
-    assert answer.status_code == 202
-    assert answer.json() == {"name": "support", "version": 1, "digest": None, "state": "validating"}
+    response = await tenant.post()
+    assert response.status_code == 202
+    assert response.json() == {"name": "support", "version": 1, "digest": None, "state": "validating"}
     assert tenant.home.taken() == FILES
     assert tenant.home.left() == []
 
 
-async def test_an_idempotency_key_makes_one_version(start: StartTenant) -> None:
+async def test_an_idempotency_key_creates_one_version(start: StartTenant) -> None:
     tenant = await start()
     first, again = [await tenant.post(once="once") for _ in range(2)]
     assert first.json() == again.json() and len(tenant.home.life_cycle.taken) == 1
@@ -131,7 +131,7 @@ async def test_an_idempotency_key_makes_one_version(start: StartTenant) -> None:
     assert tenant.home.left() == []
 
 
-async def test_parts_in_any_order_and_side_by_side(start: StartTenant, kind: str) -> None:
+async def test_parts_in_any_order_and_in_parallel(start: StartTenant, kind: str) -> None:
     tenant = await start(kind)
     upload = await tenant.open()
     assert upload["part_size"] == 1000 and upload["state"] == "open" and upload["received"] == []
@@ -140,14 +140,14 @@ async def test_parts_in_any_order_and_side_by_side(start: StartTenant, kind: str
     assert code(early) == (409, "parts_missing", "parts")
     assert f"{CONFIG} 1, {WEIGHTS} 1, {WEIGHTS} 2, {WEIGHTS} 3" in early.json()["error"]["message"]
     digest = {"content-digest": content_digest(weights[1000:2000])}
-    answers = await asyncio.gather(
+    responses = await asyncio.gather(
         tenant.put(upload["id"], WEIGHTS, 3, weights[2000:]),
         tenant.put(upload["id"], WEIGHTS, 2, weights[1000:2000], **digest),
         tenant.put(upload["id"], WEIGHTS, 2, weights[1000:2000]),
         tenant.put(upload["id"], WEIGHTS, 2, weights[1000:2000]),
         tenant.put(upload["id"], CONFIG, 1, FILES[CONFIG]),
     )
-    assert {answer.status_code for answer in answers} == {200}
+    assert {response.status_code for response in responses} == {200}
     shown = (await tenant.http.get(f"/uploads/{upload['id']}")).json()
     assert [(part["file"], part["number"]) for part in shown["received"]] == [
         (CONFIG, 1),
@@ -166,13 +166,13 @@ async def test_parts_in_any_order_and_side_by_side(start: StartTenant, kind: str
     assert code(await tenant.http.delete(f"/uploads/{upload['id']}"))[:2] == (409, "conflict")
 
 
-async def test_what_was_not_declared_is_not_taken(start: StartTenant, kind: str) -> None:
+async def test_undeclared_content_is_refused(start: StartTenant, kind: str) -> None:
     tenant = await start(kind)
     upload = await tenant.open()
     wrong = {**FILES, WEIGHTS: FILES[WEIGHTS][:-1] + bytes([FILES[WEIGHTS][-1] ^ 1])}
     await tenant.put_all(upload["id"], wrong)
-    answer = await tenant.complete(upload["id"])
-    assert code(answer) == (400, "checksum_mismatch", WEIGHTS)
+    response = await tenant.complete(upload["id"])
+    assert code(response) == (400, "checksum_mismatch", WEIGHTS)
     assert tenant.home.left() == [] and tenant.home.life_cycle.taken == []
     await tenant.put(upload["id"], WEIGHTS, 3, FILES[WEIGHTS][2000:])
     assert (await tenant.complete(upload["id"])).status_code == 202
@@ -215,8 +215,8 @@ async def test_parts_that_an_upload_does_not_have(start: StartTenant) -> None:
     for file, number, size, expected in NO_PARTS:
         for content in (b"x" * size, chunked(size)):
             path = f"/uploads/{upload['id']}/{file.replace('.', '%2e')}/parts/{number}"
-            answer = await tenant.http.put(path, content=content)
-            assert code(answer) == expected, (file, number)
+            response = await tenant.http.put(path, content=content)
+            assert code(response) == expected, (file, number)
     assert tenant.home.left() == [] and await tenant.home.parts.uploads() == []
 
 
@@ -227,8 +227,8 @@ async def test_a_part_with_another_hash_is_refused(start: StartTenant) -> None:
     wrong = await tenant.put(upload["id"], CONFIG, 1, content, **{"content-digest": content_digest(b"x")})
     assert code(wrong) == (400, "checksum_mismatch", CONFIG)
     for header in ("sha-256=:x:", "md5=:AAAA:", "", f"sha-256={'a' * 64}"):
-        answer = await tenant.put(upload["id"], CONFIG, 1, content, **{"content-digest": header})
-        assert code(answer) == (400, "invalid_value", "Content-Digest")
+        response = await tenant.put(upload["id"], CONFIG, 1, content, **{"content-digest": header})
+        assert code(response) == (400, "invalid_value", "Content-Digest")
     both = f"sha-512=:AAAA:, {content_digest(content)}"
     assert (await tenant.put(upload["id"], CONFIG, 1, content, **{"content-digest": both})).status_code == 200
     assert tenant.home.left() == []
@@ -252,25 +252,25 @@ BODIES: list[tuple[Any, str]] = [
 async def test_declarations_that_are_refused(start: StartTenant) -> None:
     tenant = await start()
     for body, param in BODIES:
-        answer = await tenant.http.post("/adapters/support/uploads", json=body)
-        assert answer.status_code == 400, body
-        assert (answer.json()["error"]["param"] or "body").startswith(param), (body, answer.text)
+        response = await tenant.http.post("/adapters/support/uploads", json=body)
+        assert response.status_code == 400, body
+        assert (response.json()["error"]["param"] or "body").startswith(param), (body, response.text)
 
 
-async def test_what_another_owns_does_not_exist(start: StartTenant) -> None:
+async def test_resources_of_another_tenant_do_not_exist(start: StartTenant) -> None:
     tenant = await start()
     upload = (await tenant.open())["id"]
     rival = await tenant.other("rival", "tenant:admin")
     async with rival.http:
         body = {"files": declared(FILES)}
         for identity in (upload, upload.upper(), "x", "%00", "00000000-0000-0000-0000-000000000000"):
-            answers = [
+            responses = [
                 await rival.http.get(f"/uploads/{identity}"),
                 await rival.http.delete(f"/uploads/{identity}"),
                 await rival.complete(identity),
                 await rival.put(identity, CONFIG, 1, b"x"),
             ]
-            assert {code(answer)[:2] for answer in answers} == {(404, "not_found")}, identity
+            assert {code(response)[:2] for response in responses} == {(404, "not_found")}, identity
         assert code(await rival.post())[:2] == (404, "not_found")
         assert code(await rival.http.post("/adapters/support/uploads", json=body))[:2] == (404, "not_found")
     assert tenant.home.left() == []
@@ -282,8 +282,8 @@ async def test_the_scope_is_needed(start: StartTenant) -> None:
     upload = (await tenant.open())["id"]
     reader = await tenant.other("reader", "adapters:read", "inference")
     async with reader.http:
-        for answer in (await reader.post(), await reader.put(upload, CONFIG, 1, b"x")):
-            assert code(answer)[:2] == (403, "insufficient_scope")
+        for response in (await reader.post(), await reader.put(upload, CONFIG, 1, b"x")):
+            assert code(response)[:2] == (403, "insufficient_scope")
 
 
 async def test_limits_of_a_tenant(start: StartTenant) -> None:
@@ -291,16 +291,16 @@ async def test_limits_of_a_tenant(start: StartTenant) -> None:
     tenant = await start(limits=limits, max_adapter_bytes=5000)
     too_much = {**FILES, WEIGHTS: b"w" * 5000}
     body = {"files": declared(too_much)}
-    answer = await tenant.http.post("/adapters/support/uploads", json=body)
-    assert code(answer)[:2] == (409, "limit_reached")
+    response = await tenant.http.post("/adapters/support/uploads", json=body)
+    assert code(response)[:2] == (409, "limit_reached")
     assert code(await tenant.post(too_much))[:2] == (409, "limit_reached")
     await tenant.open()
-    answer = await tenant.http.post("/adapters/support/uploads", json={"files": declared(FILES)})
-    assert code(answer)[:2] == (409, "limit_reached")
+    response = await tenant.http.post("/adapters/support/uploads", json={"files": declared(FILES)})
+    assert code(response)[:2] == (409, "limit_reached")
     assert tenant.home.left() == []
 
 
-async def test_so_many_bodies_at_once(start: StartTenant) -> None:
+async def test_concurrent_bodies_are_bounded(start: StartTenant) -> None:
     limits = UploadConfig(part_bytes=1000, max_in_flight_per_tenant=1)
     tenant = await start(limits=limits)
     upload = (await tenant.open())["id"]
@@ -314,15 +314,15 @@ async def test_so_many_bodies_at_once(start: StartTenant) -> None:
 
     first = asyncio.create_task(tenant.put(upload, WEIGHTS, 1, slow()))
     await sending.wait()
-    while (answer := await tenant.put(upload, CONFIG, 1, FILES[CONFIG])).status_code == 200:
+    while (response := await tenant.put(upload, CONFIG, 1, FILES[CONFIG])).status_code == 200:
         await asyncio.sleep(0.01)
-    assert code(answer)[:2] == (503, "overloaded") and answer.headers["retry-after"] == "1"
+    assert code(response)[:2] == (503, "overloaded") and response.headers["retry-after"] == "1"
     finish.set()
     assert (await first).status_code == 200
     assert (await tenant.put(upload, CONFIG, 1, FILES[CONFIG])).status_code == 200
 
 
-async def test_a_client_that_breaks_off_leaves_nothing(start: StartTenant) -> None:
+async def test_an_interrupted_upload_leaves_nothing(start: StartTenant) -> None:
     tenant = await start()
     upload = (await tenant.open())["id"]
     host, port = tenant.url.removeprefix("http://").split(":")
@@ -347,7 +347,7 @@ async def test_a_client_that_breaks_off_leaves_nothing(start: StartTenant) -> No
     assert (await tenant.http.get(f"/uploads/{upload}")).json()["received"] == []
 
 
-async def test_the_cleaner_removes_what_is_over(start: StartTenant, database: Database, kind: str) -> None:
+async def test_the_cleanup_removes_expired_uploads(start: StartTenant, database: Database, kind: str) -> None:
     tenant = await start(kind)
     home = tenant.home
     cleaner = UploadCleanup(database, home.parts, home.storage)

@@ -37,12 +37,12 @@ async def test_a_profile_over_http_until_the_first_alias(start_gateway: Any, dat
     gateway = await start_gateway()
     key = await gateway.tenant("writer", ("adapters:write", "inference"))
     await upload(database, "writer")
-    answer = await patch(gateway, PATH, {"tool_style": "hermes", "defaults": {"temperature": 0}}, key)
-    assert answer.status_code == 200
-    document = answer.json()
+    response = await patch(gateway, PATH, {"tool_style": "hermes", "defaults": {"temperature": 0}}, key)
+    assert response.status_code == 200
+    document = response.json()
     assert (document["name"], document["version"], document["digest"]) == ("pirate", 1, DIGEST)
     assert (document["tool_style"], document["defaults"]) == ("hermes", {"temperature": 0})
-    assert answer.headers["etag"] == '"2"'
+    assert response.headers["etag"] == '"2"'
     assert (await patch(gateway, PATH, {"defaults": {}}, key)).status_code == 412
     assert (await patch(gateway, PATH, {"defaults": None}, key, 2)).json()["tool_style"] == "hermes"
     assert (await patch(gateway, PATH, {}, key, 3)).json()["defaults"] == {}
@@ -63,24 +63,24 @@ async def test_the_profile_reaches_the_request(start_gateway: Any, database: Dat
     key = await gateway.tenant("writer", ("tenant:admin",))
     await upload(database, "writer")
     await patch(gateway, PATH, {"tool_style": "llama3", "defaults": {"top_k": 7}}, key)
-    services: Any = SimpleNamespace(served_model_name="base", database=database)
+    dependencies: Any = SimpleNamespace(served_model_name="base", database=database)
     caller = await Authenticator(database, 0).authenticate([f"Bearer {key}"])
-    model = await resolve_model(services, caller, "pirate@1")
+    model = await resolve_model(dependencies, caller, "pirate@1")
     assert (model.tool_style, model.defaults) == ("llama3", {"top_k": 7})
-    base = await resolve_model(services, caller, "base")
+    base = await resolve_model(dependencies, caller, "base")
     assert (base.tool_style, base.defaults) == (None, {})
 
 
-async def test_what_another_owns_does_not_exist(start_gateway: Any, database: Database) -> None:
+async def test_resources_of_another_tenant_do_not_exist(start_gateway: Any, database: Database) -> None:
     gateway = await start_gateway()
     rival = await gateway.tenant("rival", ("tenant:admin",))
     await upload(database, "acme")
     messages = set()
     for name in ("pirate", "nobody", "a%00", "ö"):
         path = f"/tenant/v1/adapters/{name}/versions/1"
-        answer = await patch(gateway, path, {"tool_style": "hermes"}, rival)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), name
-        messages.add(answer.json()["error"]["message"].split("named")[0])
+        response = await patch(gateway, path, {"tool_style": "hermes"}, rival)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found"), name
+        messages.add(response.json()["error"]["message"].split("named")[0])
     assert messages == {"no adapter "}
 
 
@@ -89,8 +89,8 @@ async def test_versions_that_do_not_exist(tenant: ManagedTenant) -> None:
     for version in ("0", "2", "01", "-1", "one", "1.0", "9" * 10, "9" * 60):
         for method, body in (("GET", None), ("PATCH", {}), ("DELETE", None)):
             path, seen = f"adapters/pirate/versions/{version}", {"if-match": '"1"'}
-            answer = await tenant.http.request(method, path, json=body, headers=seen)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), version
+            response = await tenant.http.request(method, path, json=body, headers=seen)
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found"), version
 
 
 async def test_bad_bodies(tenant: ManagedTenant) -> None:
@@ -127,9 +127,9 @@ async def test_versions_are_listed_newest_first_with_their_reports(tenant: Manag
         seen += [version["version"] for version in listing["data"]]
         query = f"limit=2&cursor={listing['next_cursor']}" if listing["next_cursor"] else ""
     assert seen == [5, 4, 3, 2, 1]
-    answer = await tenant.http.get("adapters/pirate/versions/3")
-    document = answer.json()
-    assert answer.headers["etag"] == f'"{document["revision"]}"'
+    response = await tenant.http.get("adapters/pirate/versions/3")
+    document = response.json()
+    assert response.headers["etag"] == f'"{document["revision"]}"'
     assert (document["state"], document["digest"], document["config"]) == ("ready", digest(3), {"r": 8})
     assert document["report"] == {
         "checks": [{"name": "finite", "passed": True, "detail": "every value is finite", "warning": False}]

@@ -42,9 +42,11 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 def upload_app(database: Database, home: UploadHome) -> FastAPI:
     """The upload routes alone, without a model."""
-    services: Any = SimpleNamespace(database=database, derive_key=partial(derive, b"secret"), policies=None)
+    dependencies: Any = SimpleNamespace(
+        database=database, derive_key=partial(derive, b"secret"), policy_publisher=None
+    )
     app = FastAPI()
-    router = uploads_router(ManagementEndpoint(services), Authenticator(database, 0), home.uploads)
+    router = uploads_router(ManagementEndpoint(dependencies), Authenticator(database, 0), home.uploads)
     app.include_router(router, prefix="/tenant/v1")
     for error in (GatewayError, AdaptersError, TenantsError):
         app.add_exception_handler(error, on_error)

@@ -1,4 +1,4 @@
-"""What the tests of uploads share: a life cycle that only takes folders over, and what it needs on a real database."""
+"""Helpers of the upload tests: a version lifecycle that only accepts folders, on a real database."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Only the template writes control tokens; without spelled-out ones the ids are the tokenizer's own."""
+"""Only the template writes control tokens; without spelled control tokens the ids are the tokenizer's own."""
 
 import threading
 import time
@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from loraplex.platform.errors import InvalidParameter, UnsupportedParameter
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.parameters.chat_messages import ChatMessage
 
+INSTRUCT = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}"
+    "[INST] {{ message.content | trim }} [/INST]{% else %} {{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+METASPACE_CONTROL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
 SPECIAL = ("<|bos|>", "<|im_start|>", "<|im_end|>")
 THINKING = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -91,7 +98,7 @@ def test_control_tokens_are_the_templates_and_the_text_is_kept(
     )
 )
 @settings(max_examples=300, deadline=None)
-def test_without_spelled_out_tokens_the_ids_are_the_tokenizers_own(
+def test_without_spelled_control_tokens_the_ids_are_the_tokenizers_own(
     chat_tokenizer: Any, messages: list[ChatMessage]
 ) -> None:
     assert renderer_of(chat_tokenizer).chat_ids(messages) == own_ids(chat_tokenizer, messages)
@@ -174,7 +181,7 @@ def test_a_private_character_in_the_content_is_kept(chat_tokenizer: Any) -> None
     assert text in chat_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def test_others_go_on_while_a_large_prompt_is_encoded(chat_tokenizer: Any) -> None:
+def test_other_threads_run_while_a_large_prompt_is_encoded(chat_tokenizer: Any) -> None:
     renderer, turns = PromptRenderer(chat_tokenizer), 0
     work = threading.Thread(target=renderer.text_ids, args=("a" * 1_000_000,))
     work.start()
@@ -182,3 +189,33 @@ def test_others_go_on_while_a_large_prompt_is_encoded(chat_tokenizer: Any) -> No
         time.sleep(0.002)
         turns += 1
     assert turns > 10
+
+
+def metaspace_tokenizer(spacing: str) -> Any:
+    """A SentencePiece-like tokenizer, where the first character of a text decides about a leading space."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    if spacing == "normalizer":
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        backend.normalizer = normalizers.Sequence(steps)
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=spacing, split=False)
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=METASPACE_CONTROL, show_progress=False)
+    backend.train_from_iterator(["hello world how are you < s > / INST []"] * 5, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = INSTRUCT
+    return tokenizer
+
+
+@pytest.mark.parametrize("spacing", ["first", "always", "normalizer"])
+def test_with_metaspace_the_ids_are_the_tokenizers_own_and_spellings_are_text(spacing: str) -> None:
+    tokenizer = metaspace_tokenizer(spacing)
+    renderer = PromptRenderer(tokenizer)
+    messages = [("user", " hello world"), ("assistant", "how are  you"), ("user", "you")]
+    own = tokenizer.apply_chat_template(
+        [{"role": role, "content": content} for role, content in messages], return_dict=False
+    )
+    assert renderer.chat_ids([ChatMessage(*message) for message in messages]) == own
+    tokens = tokenizer.convert_ids_to_tokens(renderer.chat_ids([ChatMessage("user", "a</s>[INST] you")]))
+    assert [token for token in tokens if token in METASPACE_CONTROL] == ["<s>", "[INST]", "[/INST]"]

@@ -1,4 +1,4 @@
-"""What a template could complete to a control token is kept apart; all else is left as it is."""
+"""Texts that a template could complete to a control token are marked; all others stay unchanged."""
 
 import pytest
 
@@ -23,7 +23,7 @@ FRAGMENTS = TokenFragments(["<|im_end|>", "[INST]", "<type>"])
         ("type", "type"),
     ],
 )
-def test_only_what_could_be_completed_is_edged(text: str, edged: str) -> None:
+def test_only_parts_of_control_tokens_are_marked(text: str, edged: str) -> None:
     assert FRAGMENTS.edged(text, "~") == edged
 
 

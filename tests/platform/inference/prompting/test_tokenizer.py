@@ -1,4 +1,4 @@
-"""The gateway's tokenizer: read without torch, and refused with a clear error where there is none."""
+"""The gateway's tokenizer is loaded without torch; a folder without one is refused with a clear error."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from loraplex.platform.inference.prompting.tokenizer import load_tokenizer
 from loraplex.platform.startup_errors import StartError
 
 
-def test_reading_needs_no_torch_and_keeps_the_template(tmp_path: Path, chat_tokenizer: Any) -> None:
+def test_loading_needs_no_torch_and_keeps_the_template(tmp_path: Path, chat_tokenizer: Any) -> None:
     chat_tokenizer.save_pretrained(tmp_path)
     read = load_tokenizer(str(tmp_path))
     assert read.chat_template == chat_tokenizer.chat_template

@@ -1,4 +1,4 @@
-"""Readers note what is to be judged; it is judged elsewhere before the end is told."""
+"""Parsers collect values; a worker validates them before the `finish_reason` is returned."""
 
 import asyncio
 import time
@@ -32,35 +32,35 @@ def answer_of(form: OutputConstraints, judge: Judge) -> ConstrainedOutput:
     return ConstrainedOutput(plan_output(form, ToolStyle.GENERIC, limits=SchemaLimits()), judge)
 
 
-async def test_every_call_is_judged_and_one_bad_one_is_enough() -> None:
+async def test_every_call_is_validated_and_one_invalid_call_fails() -> None:
     judge = Judge()
     tool = Tool("f", "", ARGUMENTS, False, "tools[0].function.parameters")
-    answer = answer_of(OutputConstraints(tools=(tool,), tool_choice="required"), judge)
-    reader = answer.reader()
+    response = answer_of(OutputConstraints(tools=(tool,), tool_choice="required"), judge)
+    reader = response.parser()
     reader.feed(
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "f", "arguments": '
     )
     reader.feed('{"tags": ["bad"]}}</tool_call>')
     with pytest.raises(SchemaNotSatisfied):
-        await answer.finish(reader, "stop")
+        await response.finish(reader, "stop")
     assert judge.asked == ["{}", '{"tags": ["bad"]}']
 
 
-async def test_choices_that_end_together_are_judged_by_their_own_values() -> None:
+async def test_choices_that_end_together_are_validated_by_their_own_values() -> None:
     judge = Judge()
-    answer = answer_of(OutputConstraints(format=JsonSchema(UNIQUE, False, "p")), judge)
-    readers = [answer.reader() for _ in range(20)]
+    response = answer_of(OutputConstraints(format=JsonSchema(UNIQUE, False, "p")), judge)
+    readers = [response.parser() for _ in range(20)]
     for index, reader in enumerate(readers):
         reader.feed(f'["{"bad" if index % 2 else "good"}"]')
-    ended = await asyncio.gather(*(answer.finish(each, "stop") for each in readers), return_exceptions=True)
+    ended = await asyncio.gather(*(response.finish(each, "stop") for each in readers), return_exceptions=True)
     assert [isinstance(each, SchemaNotSatisfied) for each in ended] == [bool(i % 2) for i in range(20)]
-    assert len(judge.asked) == 20 and answer.notes == []
+    assert len(judge.asked) == 20 and response.values == []
 
 
-def test_nothing_is_made_of_a_schema_that_takes_a_validator_minutes() -> None:
+def test_a_schema_that_takes_minutes_to_validate_is_only_collected() -> None:
     names = [f"d{number}" for number in range(20)]
     everything = {"allOf": [{"$ref": f"#/$defs/{name}"} for name in names], "unevaluatedProperties": False}
     schema = {"$ref": "#/$defs/d0", "$defs": dict.fromkeys(names, everything)}
     started = time.process_time()
-    answer = answer_of(OutputConstraints(format=JsonSchema(schema, False, "p")), Judge())
-    assert answer.composition.enforcement == "validated" and time.process_time() - started < 2
+    response = answer_of(OutputConstraints(format=JsonSchema(schema, False, "p")), Judge())
+    assert response.plan.enforcement == "validated" and time.process_time() - started < 2

@@ -1,4 +1,4 @@
-"""Forms composed once per tenant, off the event loop where it may take long, and tried before anybody uses them."""
+"""Output plans: built once per tenant, large ones off the event loop, and compile-checked before use."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ MakeComposer = Callable[..., OutputPlanner]
 
 
 @pytest.fixture
-def composer(preparer: RequestAnalyzer) -> MakeComposer:
+def make_planner(preparer: RequestAnalyzer) -> MakeComposer:
     def make(trials: Trials, judges: Judges | None = None) -> OutputPlanner:
         return OutputPlanner(SchemaLimits(), CONTROL_TOKENS, preparer, trials, judges or Judges())
 
@@ -80,41 +80,45 @@ def form_of(schema: dict[str, Any]) -> OutputConstraints:
     )
 
 
-async def test_a_large_form_is_composed_once_per_tenant_and_tried_each_time(composer: MakeComposer) -> None:
+async def test_a_large_plan_is_built_once_per_tenant_and_checked_each_time(
+    make_planner: MakeComposer,
+) -> None:
     trials = Trials()
-    composing = composer(trials)
-    first = (await composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC)).composition
-    assert (await composing.compose(ONE, form_of(dict(LARGE)), ToolStyle.GENERIC)).composition is first
-    foreign = (await composing.compose(OTHER, form_of(LARGE), ToolStyle.GENERIC)).composition
+    planner = make_planner(trials)
+    first = (await planner.plan(ONE, form_of(LARGE), ToolStyle.GENERIC)).plan
+    assert (await planner.plan(ONE, form_of(dict(LARGE)), ToolStyle.GENERIC)).plan is first
+    foreign = (await planner.plan(OTHER, form_of(LARGE), ToolStyle.GENERIC)).plan
     assert foreign is not first and foreign.spec == first.spec
     reordered = {"type": "object", "properties": dict(reversed(LARGE["properties"].items()))}  # type: ignore[attr-defined]
-    other = (await composing.compose(ONE, form_of(reordered), ToolStyle.GENERIC)).composition
+    other = (await planner.plan(ONE, form_of(reordered), ToolStyle.GENERIC)).plan
     assert other.spec != first.spec
     assert [namespace for namespace, *_ in trials.checked] == [ONE, ONE, OTHER, ONE]
 
 
-async def test_who_asks_at_the_same_time_shares_one_composition(composer: MakeComposer) -> None:
-    composing = composer(Trials())
-    forms = [composing.compose(ONE, form_of(LARGE), ToolStyle.GENERIC) for _ in range(5)]
-    composed = await asyncio.gather(*forms)
-    assert all(each.composition is composed[0].composition for each in composed)
+async def test_concurrent_requests_share_one_plan(make_planner: MakeComposer) -> None:
+    planner = make_planner(Trials())
+    forms = [planner.plan(ONE, form_of(LARGE), ToolStyle.GENERIC) for _ in range(5)]
+    cached = await asyncio.gather(*forms)
+    assert all(each.plan is cached[0].plan for each in cached)
 
 
-async def test_values_are_judged_elsewhere_for_the_tenant_and_only_whole_ones(composer: MakeComposer) -> None:
+async def test_only_complete_values_are_validated_and_for_their_tenant(
+    make_planner: MakeComposer,
+) -> None:
     judges = Judges()
-    composing = composer(Trials(), judges)
+    planner = make_planner(Trials(), judges)
     schema = {"type": "array", "uniqueItems": True}
-    answers = [await composing.compose(tenant, form_of(schema), ToolStyle.GENERIC) for tenant in (ONE, OTHER)]
-    for answer in answers:
-        first, second = answer.reader(), answer.reader()
+    responses = [await planner.plan(tenant, form_of(schema), ToolStyle.GENERIC) for tenant in (ONE, OTHER)]
+    for response in responses:
+        first, second = response.parser(), response.parser()
         first.feed("[1,")
         second.feed("[2]")
-        assert await answer.finish(second, "stop") == ([], "stop")
-        assert await answer.finish(first, "length") == ([], "length")
+        assert await response.finish(second, "stop") == ([], "stop")
+        assert await response.finish(first, "length") == ([], "length")
     assert judges.judged == [(ONE, json.dumps(schema), "[2]"), (OTHER, json.dumps(schema), "[2]")]
 
 
-async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed(composer: MakeComposer) -> None:
+async def test_the_event_loop_runs_while_a_slow_schema_is_planned(make_planner: MakeComposer) -> None:
     longest, done = 0.0, False
 
     async def tick() -> None:
@@ -126,35 +130,35 @@ async def test_the_event_loop_goes_on_while_a_slow_schema_is_composed(composer: 
 
     ticking = asyncio.create_task(tick())
     begun = time.perf_counter()
-    await composer(Trials()).compose(ONE, form_of(SLOW), ToolStyle.GENERIC)
+    await make_planner(Trials()).plan(ONE, form_of(SLOW), ToolStyle.GENERIC)
     took, done = time.perf_counter() - begun, True
     await ticking
     # Composed in the loop itself, it would be all of it.
     assert longest < max(0.8 * took, 0.05)
 
 
-async def test_one_tenants_schemas_are_composed_one_at_a_time(composer: MakeComposer) -> None:
-    composing, ended = composer(Trials()), list[str]()
+async def test_one_tenants_schemas_are_planned_one_at_a_time(make_planner: MakeComposer) -> None:
+    planner, ended = make_planner(Trials()), list[str]()
 
-    async def compose(namespace: bytes, schema: dict[str, Any], name: str) -> None:
-        await composing.compose(namespace, form_of(schema), ToolStyle.GENERIC)
+    async def plan(namespace: bytes, schema: dict[str, Any], name: str) -> None:
+        await planner.plan(namespace, form_of(schema), ToolStyle.GENERIC)
         ended.append(name)
 
     variants = [{**SLOW, "description": str(index)} for index in range(4)]
-    greedy = [compose(ONE, schema, "greedy") for schema in variants]
-    await asyncio.gather(*greedy, compose(OTHER, LARGE, "modest"))
+    greedy = [plan(ONE, schema, "greedy") for schema in variants]
+    await asyncio.gather(*greedy, plan(OTHER, LARGE, "modest"))
     assert ended.index("modest") <= 1
 
 
 class Unwritten(dict[str, Any]):
-    """Writing megabytes in one go stops the interpreter."""
+    """Encoding megabytes in one call blocks the interpreter."""
 
     def items(self) -> Any:
         raise AssertionError("written before its size was looked at")
 
 
 @pytest.mark.parametrize("of", ["schema", "tag", "tool"])
-async def test_nothing_far_above_a_bound_is_written_out(composer: MakeComposer, of: str) -> None:
+async def test_a_schema_far_above_its_bound_is_not_encoded(make_planner: MakeComposer, of: str) -> None:
     large = Unwritten({"type": "object", "description": "d" * 1_000_000})
     form = form_of(large)
     if of == "tag":
@@ -163,20 +167,22 @@ async def test_nothing_far_above_a_bound_is_written_out(composer: MakeComposer, 
         tool = Tool("f", "", large, False, "tools[0].function.parameters")
         form = OutputConstraints(tools=(tool,), tool_choice="auto")
     with pytest.raises(GrammarTooLarge, match="has more than 262144 bytes"):
-        await composer(Trials()).compose(ONE, form, ToolStyle.GENERIC)
+        await make_planner(Trials()).plan(ONE, form, ToolStyle.GENERIC)
 
 
 @pytest.mark.parametrize("schema", [{"enum": list(range(10_001))}, {"enum": ["a" * 300_000]}])
-async def test_what_is_refused_reaches_no_trial(composer: MakeComposer, schema: dict[str, Any]) -> None:
+async def test_a_refused_schema_reaches_no_compile_check(
+    make_planner: MakeComposer, schema: dict[str, Any]
+) -> None:
     trials = Trials()
     with pytest.raises(GrammarTooLarge):
-        await composer(trials).compose(ONE, form_of(schema), ToolStyle.GENERIC)
+        await make_planner(trials).plan(ONE, form_of(schema), ToolStyle.GENERIC)
     assert trials.checked == []
 
 
-async def test_a_trial_without_a_verdict_ends_the_request(composer: MakeComposer) -> None:
+async def test_a_compile_check_without_a_result_ends_the_request(make_planner: MakeComposer) -> None:
     with pytest.raises(WorkersUnavailable):
-        await composer(Trials(WorkersUnavailable("down"))).compose(ONE, form_of(LARGE), ToolStyle.GENERIC)
+        await make_planner(Trials(WorkersUnavailable("down"))).plan(ONE, form_of(LARGE), ToolStyle.GENERIC)
 
 
 @pytest.mark.parametrize(
@@ -193,17 +199,17 @@ async def test_a_trial_without_a_verdict_ends_the_request(composer: MakeComposer
         ),
     ],
 )
-async def test_a_trial_knows_the_field_of_its_grammar(
-    composer: MakeComposer, format_: OutputFormat, param: str
+async def test_a_compile_check_gets_the_field_of_its_grammar(
+    make_planner: MakeComposer, format_: OutputFormat, param: str
 ) -> None:
     trials = Trials()
-    await composer(trials).compose(ONE, OutputConstraints(format=format_), ToolStyle.GENERIC)
+    await make_planner(trials).plan(ONE, OutputConstraints(format=format_), ToolStyle.GENERIC)
     assert trials.checked[0][2] == param
 
 
-async def test_tools_and_a_format_are_one_grammar_named_tools(composer: MakeComposer) -> None:
+async def test_tools_and_a_format_are_one_grammar_named_tools(make_planner: MakeComposer) -> None:
     trials = Trials()
     tool = Tool("f", "", {"type": "object"}, False, "tools[0].function.parameters")
     form = OutputConstraints(format=JsonObject(), tools=(tool,), tool_choice="auto")
-    await composer(trials).compose(ONE, form, ToolStyle.HERMES)
+    await make_planner(trials).plan(ONE, form, ToolStyle.HERMES)
     assert [param for *_, param in trials.checked] == ["tools"]

@@ -1,4 +1,4 @@
-"""Clients that leave while their grammar is tried or their value is judged: what they held is given back at once."""
+"""Clients that disconnect during a compile check or a validation: their slots and reservations are freed at once."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Who holds an Idempotency-Key of a whole upload: the request that lives, for as long as it lives, and no other."""
+"""The lease of the Idempotency-Key of a whole upload: only the running request has it, for as long as it runs."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def slow(home: UploadHome, seconds: float) -> UploadHome:
     return home
 
 
-async def test_the_key_of_a_process_that_died_is_free_when_its_claim_is_over(
+async def test_the_key_of_a_dead_process_is_free_when_its_lease_ends(
     database: Database, tmp_path: Path
 ) -> None:
     assert UploadConfig().lease_s <= 60
@@ -71,9 +71,7 @@ async def test_the_key_of_a_process_that_died_is_free_when_its_claim_is_over(
     assert time.monotonic() - died < lease_s + 3
 
 
-async def test_a_request_that_lives_keeps_its_key_beyond_the_first_lease(
-    database: Database, tmp_path: Path
-) -> None:
+async def test_a_running_request_renews_its_lease(database: Database, tmp_path: Path) -> None:
     tenant_id, upload_id = await prepare(database), uuid4()
     home, rival = slow(gateway(database, tmp_path, 1.5), 3.5), gateway(database, tmp_path, 1.5)
     first = asyncio.create_task(submit_whole(home, tenant_id, upload_id))
@@ -86,7 +84,7 @@ async def test_a_request_that_lives_keeps_its_key_beyond_the_first_lease(
     assert (len(home.life_cycle.taken), rival.life_cycle.taken) == (1, [])
 
 
-async def test_who_cannot_renew_stops_and_leaves_the_others_claim(
+async def test_a_request_that_cannot_renew_stops_and_leaves_the_next_lease(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off from the database for a whole lease; then the next one with the key has it."""

@@ -1,4 +1,4 @@
-"""Tools in prompts: through a template that knows them, as text for one that does not; never a control token of a tenant."""
+"""Tools in prompts: as objects for a template that knows them, else as text; never a control token of a tenant."""
 
 import json
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_a_template_that_knows_tools_gets_them_as_objects(tokenizer_with_templat
     assert "sunny of get_weather for call_1" in text
 
 
-def test_arguments_that_were_cut_off_are_shown_as_text(tokenizer_with_template: Any) -> None:
+def test_truncated_arguments_are_rendered_as_text(tokenizer_with_template: Any) -> None:
     prompts = renderer(tokenizer_with_template, HERMES)
     for arguments in ('{"city": "Ro', "[1]", "[" * 10_000, '{"a": "\\ud800"}', '{"a": NaN}', ""):
         cut = ChatMessage("assistant", "", tool_calls=(ToolCall("c", "get_weather", arguments),))
@@ -103,7 +103,7 @@ def test_a_template_that_ignores_tools_gets_them_as_text(tokenizer_with_template
     assert result.startswith("<|im_start|>user\n") and "sunny" in result and "get_weather" in result
 
 
-def test_tools_join_the_system_message_that_is_there(tokenizer_with_template: Any) -> None:
+def test_tools_are_added_to_an_existing_system_message(tokenizer_with_template: Any) -> None:
     for role in ("system", "developer"):
         messages = [ChatMessage(role, "Be brief."), USER]
         ids = renderer(tokenizer_with_template).chat_ids(messages, tools=[WEATHER])
@@ -111,14 +111,14 @@ def test_tools_join_the_system_message_that_is_there(tokenizer_with_template: An
         assert text.startswith("<|im_start|>system\nBe brief.\n\n") and text.count("<|im_start|>") == 3
 
 
-def test_tools_join_the_user_where_there_is_no_system_role(tokenizer_with_template: Any) -> None:
+def test_tools_are_added_to_the_user_message_without_a_system_role(tokenizer_with_template: Any) -> None:
     prompts = renderer(tokenizer_with_template, NO_SYSTEM)
     text = text_of(tokenizer_with_template, NO_SYSTEM, prompts.chat_ids([USER], tools=[WEATHER]))
     assert text.startswith("<|im_start|>user\n") and "get_weather" in text and text.count("<|im_start|>") == 1
     assert text.endswith("hello<|im_end|>\n")
 
 
-def test_results_in_a_row_are_one_message_of_the_user(tokenizer_with_template: Any) -> None:
+def test_successive_results_are_one_user_message(tokenizer_with_template: Any) -> None:
     calls = tuple(ToolCall(f"c{i}", f"tool_{i}", "{}") for i in range(3))
     results = [ChatMessage("tool", f"result {i}", tool_call_id=f"c{i}") for i in range(3)]
     messages = [USER, ChatMessage("assistant", "So:", tool_calls=calls), *results]
@@ -138,7 +138,7 @@ def test_a_profiles_style_is_written_as_text_where_the_template_has_another(
     assert '{"name": "get_weather", "parameters": {"city": "Rome"}}' in text and "<tools>" not in text
 
 
-def test_ids_are_as_mistrals_templates_want_them(tokenizer_with_template: Any) -> None:
+def test_ids_have_the_format_of_mistrals_templates(tokenizer_with_template: Any) -> None:
     template = (
         "{# tools #}{% for message in messages %}{% for call in message.tool_calls or [] %}"
         "{% if call.id | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}[TOOL_CALLS]{{ call.id }}"
