@@ -66,7 +66,7 @@ def prepare_engine(spawn: SpawnRequest, report: Reporter) -> EngineOpener:
     # Importing torch bound this thread to one core, which every thread made later would inherit.
     os.sched_setaffinity(0, cores)
     report(Stage(f"loading the model {Path(spawn.config.model).name}"))
-    return partial(running, load_engine(spawn.config, cores))
+    return partial(running, load_engine(spawn.config, cores, lambda text: report(Stage(text))))
 
 
 @asynccontextmanager

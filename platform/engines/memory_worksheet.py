@@ -44,7 +44,7 @@ def worksheet_document(
     return document if measured is None else document | {"measured": dict(measured)}
 
 
-def worksheet_table(plan: MemoryPlan, measured: Mapping[str, int] | None = None) -> Table:
+def worksheet_table(plan: MemoryPlan) -> Table:
     """One line per part; the last ones say what the rest of the memory serves."""
     table = Table("memory", "planned", "what", box=None, pad_edge=False)
     table.columns[1].justify = "right"
@@ -57,10 +57,17 @@ def worksheet_table(plan: MemoryPlan, measured: Mapping[str, int] | None = None)
     for name, num_bytes in plan.reserve:
         table.add_row(name, told(num_bytes), "estimated")
     table.add_row("total", told(plan.total), _budget(plan), style="bold" if plan.fits else "bold red")
-    for name, num_bytes in (measured or {}).items():
-        table.add_row(f"measured: {name}", told(num_bytes), "")
     table.add_row("rows", f"{plan.rows:,}", f"of {plan.context:,} tokens at once")
     return table
+
+
+def worksheet_line(plan: MemoryPlan, measured: Mapping[str, int]) -> str:
+    """One line for the start on a terminal: what was planned in total, and what tensors took."""
+    taken = ", ".join(f"{name} {told(num_bytes)}" for name, num_bytes in measured.items())
+    return (
+        f"memory: {told(plan.total)} planned, {told(plan.adapter_budget)} of it for adapters; measured: {taken}; "
+        f"{plan.rows:,} rows of {plan.context:,} tokens at once"
+    )
 
 
 def _numbers(count: int) -> str:
