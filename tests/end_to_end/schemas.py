@@ -1,4 +1,4 @@
-"""Fifty forms an answer may be asked to have: schemas and tool lists as applications write them.
+"""Fifty output constraints: schemas and tool lists as applications write them.
 
 Each is small enough for a small model to finish, and together they use what people use: nesting, enums, references,
 recursion, bounds on arrays, numbers and strings, patterns, formats, unions, null, open and closed objects.
@@ -17,7 +17,7 @@ YES: Schema = {"type": "boolean"}
 
 @dataclass(frozen=True)
 class Form:
-    """Either `schema` or `tools` (name -> schema of arguments). `judged`: only a validator can tell, so 422 is an answer."""
+    """Either `schema` or `tools` (name -> schema of arguments). `judged`: only the validator can check it, so 422 is a valid response."""
 
     name: str
     schema: Schema | None = None
