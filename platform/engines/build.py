@@ -1,6 +1,6 @@
-"""Builds the real engine: decoder, adapter source and grammar compiler, and logs its memory worksheet with measured bytes.
+"""Builds the engine: decoder, adapter source and grammar compiler; reports planned and measured memory.
 
-Imported only inside the engine process, since it imports torch, which the gateway process never does.
+Invariant: only the engine process imports this module, because it imports torch, which the gateway process never does.
 """
 
 import os
@@ -48,21 +48,21 @@ def report_memory(
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine and the thread that made it, which is the one to run its steps."""
+    """An engine and the thread that built it, which must also run its steps."""
 
     engine: Engine
     steps: StepThread
 
 
 def load_engine(config: EngineConfig, cores: set[int], on_stage: Callable[[str], None]) -> LoadedEngine:
-    """Load the model and allocate its KV pool. Raises `ModelError`. `cores` are those the process may use."""
+    """Load the model and allocate its KV pool. `cores` are those that the process may use. Raises `ModelError`."""
     steps = StepThread()
     return LoadedEngine(steps.submit(partial(_load, config, cores, on_stage)).result(), steps)
 
 
 def _load(config: EngineConfig, cores: set[int], on_stage: Callable[[str], None]) -> Engine:
     model = load_model(config)
-    # Loading bound this thread to a core; the adapter loader, made next, would inherit that and queue behind it.
+    # Loading binds this thread to one core. The adapter loader starts next and would inherit that core and queue behind it.
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     source = PeftAdapterSource(model.config, model.dtype, model.digest)
@@ -73,7 +73,7 @@ def _load(config: EngineConfig, cores: set[int], on_stage: Callable[[str], None]
 
 
 def _mask_factory(model: LoadedModel, cores: set[int]) -> TokenMaskFactory | None:
-    """Compiles grammars for the model's tokens; None for a model without an end token, whose documents never end."""
+    """The grammar compiler for the model's tokens; None for a model without an end token, whose documents would never end."""
     if not model.config.eos_token_ids:
         return None
     vocabulary = Vocabulary(
@@ -87,7 +87,7 @@ def _mask_factory(model: LoadedModel, cores: set[int]) -> TokenMaskFactory | Non
 def _warm_up(compiler: MaskCompiler) -> None:
     try:
         compiler.warm_up()
-    except Exception:  # noqa: BLE001 - reported: requests with a grammar will fail, all others are served
+    except Exception:  # noqa: BLE001 - logged: requests with a grammar will fail, all others are served
         structlog.get_logger("loraplex.engine").exception(
             "the grammar backends cannot be used with this tokenizer"
         )
@@ -95,7 +95,7 @@ def _warm_up(compiler: MaskCompiler) -> None:
 
 @asynccontextmanager
 async def running(loaded: LoadedEngine) -> AsyncIterator[EngineClient]:
-    """The engine with its threads, which end on leaving."""
+    """Run the engine's threads until the context ends."""
     local = LocalEngine(loaded.engine, loaded.steps)
     try:
         yield local

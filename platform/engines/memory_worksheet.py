@@ -1,4 +1,4 @@
-"""The memory worksheet as people and programs read it: a table, and one document for `--json` and the log.
+"""Renders the memory worksheet: a table, one line for the start, and a document for `--json` and the log.
 
 Invariant: sizes are whole bytes in documents and decimal in tables (1 GB is 10**9 bytes).
 """
@@ -15,7 +15,7 @@ from loraplex.engine.capacity.memory_plan import MemoryPlan
 def worksheet_document(
     plan: MemoryPlan, advice: Sequence[Advice], measured: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """`measured`: what tensors took in the end, by name."""
+    """The worksheet as a JSON document. `measured`: bytes that tensors take after loading, by name."""
     document: dict[str, Any] = {
         "fits": plan.fits,
         "total_bytes": plan.total,
@@ -45,7 +45,7 @@ def worksheet_document(
 
 
 def worksheet_table(plan: MemoryPlan) -> Table:
-    """One line per part; the last ones say what the rest of the memory serves."""
+    """The worksheet as a table: one line per part of the memory, and at the end the rows that fit."""
     table = Table("memory", "planned", "what", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     for weight in plan.weights:
@@ -62,7 +62,7 @@ def worksheet_table(plan: MemoryPlan) -> Table:
 
 
 def worksheet_line(plan: MemoryPlan, measured: Mapping[str, int]) -> str:
-    """One line for the start on a terminal: what was planned in total, and what tensors took."""
+    """One line for the start on a terminal: the planned total and the bytes that tensors take."""
     taken = ", ".join(f"{name} {told(num_bytes)}" for name, num_bytes in measured.items())
     return (
         f"memory: {told(plan.total)} planned, {told(plan.adapter_budget)} of it for adapters; measured: {taken}; "

@@ -7,7 +7,7 @@ import logging
 import sys
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, WrappedLogger
 
 # Carriage return and "erase line": a spinner of this or of the parent process may be on the line, and is drawn again below.
 ERASE_LINE = "\r\x1b[2K"
@@ -37,9 +37,7 @@ class TerminalRenderer:
 
     def __init__(self) -> None:
         # structlog's own tracebacks print local variables, which could show a key or a prompt.
-        self._render: Processor = structlog.dev.ConsoleRenderer(
-            exception_formatter=structlog.dev.plain_traceback
-        )
+        self._render = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 
     def __call__(self, logger: WrappedLogger, name: str, event: EventDict) -> str:
         return f"{ERASE_LINE}{self._render(logger, name, event)}"

@@ -1,4 +1,4 @@
-"""A started engine says what was planned and what its tensors took: within 2 % of each other."""
+"""A started engine reports planned and measured memory, within 2 % of each other."""
 
 from pathlib import Path
 

@@ -107,7 +107,7 @@ def test_engines_of_different_models_are_refused() -> None:
         EnginePool([Managed(), Managed(FakeScript(info=other))]).require_one_model()
 
 
-async def test_every_engine_forgets_a_tenant_and_one_that_cannot_is_told() -> None:
+async def test_every_engine_forgets_a_tenant_and_a_failure_is_raised() -> None:
     class Lost(Managed):
         async def forget(self, namespace: bytes) -> None:
             raise EngineUnavailable("lost")

@@ -1,4 +1,4 @@
-"""Admission as metrics: what was decided by which limit, what it cost; no label from outside."""
+"""Metrics of admission: decisions by limit, durations and tokens; no label from a client."""
 
 import asyncio
 from uuid import UUID, uuid4
@@ -34,7 +34,7 @@ def request() -> ReservationRequest:
     return ReservationRequest(id=uuid7(), request_id="r", key=key, prompt_tokens=30, completion_tokens=70)
 
 
-async def test_what_is_waited_for_ends_when_work_may_begin() -> None:
+async def test_the_measured_wait_ends_when_work_may_start() -> None:
     registry, fake = CollectorRegistry(), FakeAdmissions()
     metered, told = RecordedAdmissionController(fake, AdmissionMetrics(registry)), list[str]()
 

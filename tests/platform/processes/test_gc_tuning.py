@@ -1,4 +1,4 @@
-"""What a process made before it serves is left out of later collections."""
+"""Objects of the start-up are excluded from later garbage collections."""
 
 import subprocess
 import sys

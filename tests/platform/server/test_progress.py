@@ -3,9 +3,9 @@
 import io
 
 from rich.console import Console
+from tests.platform.server.terminal import screen_lines
 
 from loraplex.platform.server.progress import shown_progress
-from tests.platform.server.terminal import screen_lines
 
 
 def test_lines_without_a_terminal() -> None:

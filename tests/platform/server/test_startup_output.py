@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from tests.platform.server.terminal import screen_lines
+from transformers import LlamaConfig, LlamaForCausalLM
 
 RUN = "from loraplex.platform.cli.main import main; main()"
 START_S = 90.0
