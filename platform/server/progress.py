@@ -27,11 +27,11 @@ class Progress:
         if self._status is None:
             self._print(stage)
             return
-        if self._current is not None:
-            self._print(self._current)
-        self._current = stage
+        previous, self._current = self._current, stage
         # A stage wider than the terminal would wrap, and a log line of the engine's process erases one row only.
         self._status.update(escape(stage[: max(0, self._console.width - SPINNER_COLUMNS)]))
+        if previous is not None:
+            self._print(previous)
 
     def finish(self) -> None:
         """End the spinner and leave the last stage as a line. Further calls do nothing."""
