@@ -1,4 +1,4 @@
-"""`loraplex tenant` and `loraplex key` against a real database: what they print, and how they end."""
+"""`loraplex tenant` and `loraplex key` against a real database: output and exit codes."""
 
 import asyncio
 import json

@@ -39,8 +39,8 @@ def request(request_id: str = "r", max_tokens: int = 8, n: int = 1) -> EngineReq
     )
 
 
-async def collect(engine: RemoteEngine, asked: EngineRequest) -> list[Event]:
-    return [event async for event in engine.submit(asked)]
+async def collect(engine: RemoteEngine, engine_request: EngineRequest) -> list[Event]:
+    return [event async for event in engine.submit(engine_request)]
 
 
 async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:

@@ -36,7 +36,7 @@ async def port() -> AsyncIterator[int]:
 
 
 async def ended_by_server(port: int, start: bytes, part: bytes, most: int) -> bytes:
-    """What the server says to `start` followed by up to `most` bytes of `part`s, which it must not all take."""
+    """Send `start` and up to `most` bytes of `part`s, which the server must not all read, and return its response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(start)
     answer = asyncio.create_task(reader.read())

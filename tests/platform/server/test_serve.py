@@ -153,9 +153,9 @@ def in_database(database_url: str, work: Callable[[AsyncSession], Awaitable[str]
     async def run() -> str:
         database = Database(database_url)
         async with database.as_operator() as session:
-            made = await work(session)
+            result = await work(session)
         await database.close()
-        return made
+        return result
 
     return asyncio.run(run())
 
