@@ -29,7 +29,7 @@ from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 OWNER = """
 import sys, time
 from pathlib import Path
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 services = EmbeddedServices(Path(sys.argv[1]), transient=sys.argv[2] == "transient")
 services.start()
 print("owned" if services.owned else "joined", services.database_url, flush=True)
