@@ -1,6 +1,6 @@
-"""The settings of a process, and the only place that reads the environment.
+"""Settings of a process, from flags, `LORAPLEX_*` (and DATABASE_URL, REDIS_URL), the TOML file and defaults, in this precedence.
 
-Flags go before `LORAPLEX_*` (and DATABASE_URL, REDIS_URL), these before the TOML file, this before the defaults.
+Invariant: only this module reads the environment.
 """
 
 import os
@@ -35,7 +35,7 @@ def _url(name: str) -> AliasChoices:
 
 
 class Settings(BaseSettings):
-    """Every setting with its bounds. Sizes in bytes or tokens, times in seconds, as named."""
+    """Every setting with its bounds. The names have the units: `_bytes`, `_s`, tokens."""
 
     model_config = SettingsConfigDict(
         env_prefix="LORAPLEX_", frozen=True, extra="forbid", populate_by_name=True, protected_namespaces=()
@@ -120,7 +120,9 @@ class Settings(BaseSettings):
     quota_event_retention_days: int = Field(default=400, ge=1, le=3650)
     idempotency_hours: int = Field(default=24, ge=1, le=168)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    fake_engine: Path | None = Field(default=None, description="a FakeScript as JSON: drills without a model")
+    fake_engine: Path | None = Field(
+        default=None, description="a FakeScript as JSON, for fault injection without a model"
+    )
 
     @field_validator("engine")
     @classmethod
@@ -129,7 +131,7 @@ class Settings(BaseSettings):
             path = address.removeprefix(ENGINE_ADDRESS_PREFIX)
             if path == address or not path.startswith("/"):
                 raise ValueError(
-                    f"{address} is no unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path"
+                    f"{address} is not a unix socket; allowed: {ENGINE_ADDRESS_PREFIX}/absolute/path"
                 )
         return value
 
@@ -173,17 +175,17 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, environment, file: the first that names a setting wins."""
+        """Flags, environment, file: the first source that has a setting wins."""
         return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls))
 
     @property
     def price(self) -> Price:
-        """What tokens cost; a cached one as much as another where nothing is said of it."""
+        """The price of tokens. Without a price of their own, cached prompt tokens cost as much as others."""
         cached = self.price_prompt if self.price_cached_prompt is None else self.price_cached_prompt
         return Price(prompt=self.price_prompt, cached_prompt=cached, completion=self.price_completion)
 
     def engine_config(self, model: str) -> EngineConfig:
-        """The part an engine needs, for the model at `model`."""
+        """The engine's part of the settings, for the model at `model`."""
         return EngineConfig(
             model=model,
             dtype=self.dtype,
@@ -218,7 +220,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | None = None) -> Settings:
-    """Read all sources; flags that are None count as not given. Raises `SettingsError` naming every wrong value."""
+    """Read all sources. Flags that are None count as not given. Raises `SettingsError`, which names every wrong value."""
     if config_file is not None and not config_file.is_file():
         raise SettingsError(f"--config: {config_file} does not exist")
 
@@ -235,17 +237,17 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
 
 
 def foreign_environment() -> dict[str, str]:
-    """This process's environment without any setting of loraplex: for processes that have no business with our stores."""
+    """This process's environment without the settings of loraplex, for processes that must not reach its stores."""
     prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL")
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
 
 
 def engine_environment() -> dict[str, str]:
-    """This process's environment for an engine, without settings or secrets of ours. What the operator set stays.
+    """This process's environment for an engine, without settings and secrets of loraplex. The operator's own variables stay.
 
-    OpenMP threads are bound to a core each: unbound, two of them that meet on one core while a neighbour has the
-    other spin against each other at every barrier (measured on 2 busy cores: a step takes 10 to 30 times as long).
-    Large allocations ask for huge pages: streaming 4 KiB pages costs a fifth of a decode step in address translation.
+    OpenMP threads are bound to one core each. Unbound threads may share a core while another process uses the other one;
+    then they spin at every barrier (measured on 2 busy cores: a step takes 10 to 30 times as long). Large allocations use
+    huge pages, because address translation of 4 KiB pages costs a fifth of a decode step.
     """
     tuned = {"OMP_PROC_BIND": "true", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     return tuned | foreign_environment()

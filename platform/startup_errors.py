@@ -1,4 +1,4 @@
-"""Errors that stop a command before it serves; each ends the process with its `exit_code` and one clear line.
+"""Errors that stop a command before it serves. Each ends the process with its `exit_code` and one clear line.
 
 StartError                 exit code 1
 ├── SettingsError          exit code 2: a wrong setting, named with its value and what is allowed

@@ -14,6 +14,7 @@ from loraplex.platform.config import Settings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+SETTINGS_DOCUMENT = ROOT / "platform" / "README.md"
 FOLDERS = ("adapters", "deploy", "engine", "grammar", "migrations", "platform", "tenants", "tests")
 DOCUMENTS = [README, *(ROOT / folder / "README.md" for folder in FOLDERS)]
 CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
@@ -24,7 +25,7 @@ TEXT_TYPES = (str, Path, SecretStr)
 
 
 def settings_rows() -> list[tuple[str, str, str]]:
-    """(name, allowed, default) of every setting, as the README writes them."""
+    """(name, allowed, default) of every setting, as `SETTINGS_DOCUMENT` lists them."""
     return [
         (f"`{name}`", allowed(name, field), shown(name, field.default))
         for name, field in Settings.model_fields.items()
@@ -62,7 +63,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def written_rows() -> list[tuple[str, ...]]:
-    text = README.read_text()
+    text = SETTINGS_DOCUMENT.read_text()
     table = text[text.index(SETTINGS_BEGIN) + len(SETTINGS_BEGIN) : text.index(SETTINGS_END)].strip()
     return [tuple(cell.strip() for cell in line.strip("|").split("|")[:3]) for line in table.splitlines()[2:]]
 

@@ -1,4 +1,4 @@
-"""`loraplex adapter`: push, list, show, profile, alias, rollback, release and delete a tenant's adapters on the database itself.
+"""`loraplex adapter`: commands on a tenant's adapters, which work on the database itself, without HTTP.
 
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage. With `--json` only JSON reaches standard output.
 """
@@ -41,7 +41,7 @@ from loraplex.tenants.registry.aliases import AliasRepository, AliasState
 from loraplex.tenants.registry.versions import VersionStates
 
 NO_STYLE = "none"
-LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)
+BODY_LIMITS = BodyLimits(max_bytes=4096, max_depth=2, max_values=100)
 
 ToolStyle = Annotated[
     str | None,
@@ -54,13 +54,13 @@ Defaults = Annotated[
 
 
 def profile_change(tool_style: str | None, defaults: str | None) -> ProfileChange:
-    """What the given options change. Raises `typer.BadParameter`."""
+    """The profile change of the given options. Raises `typer.BadParameter`."""
     body: dict[str, object] = {}
     try:
         if tool_style is not None:
             body["tool_style"] = None if tool_style == NO_STYLE else tool_style
         if defaults is not None:
-            body["defaults"] = parse_object(defaults.encode(), LIMITS)
+            body["defaults"] = parse_object(defaults.encode(), BODY_LIMITS)
         return read_profile_change(body)
     except GatewayError as error:
         raise typer.BadParameter(str(error)) from error
@@ -79,15 +79,18 @@ Model = Annotated[str | None, typer.Option("--model", help="The base model, wher
 
 @app.command()
 def push(
-    folder: Annotated[Path, typer.Argument(help="Holds adapter_config.json and adapter_model.safetensors.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Contains adapter_config.json and adapter_model.safetensors.")
+    ],
     tenant: Tenant,
     name: Annotated[str, typer.Option("--name", help="The adapter's name.")],
     model: Model = None,
     promote: Annotated[
-        bool, typer.Option(help="Move the alias `production` to this version; the first one gets it anyway.")
+        bool,
+        typer.Option(help="Move the alias `production` to this version. The first version always gets it."),
     ] = True,
     no_alias: Annotated[
-        bool, typer.Option("--no-alias", help="Move no alias, not even for the first.")
+        bool, typer.Option("--no-alias", help="Move no alias, not even for the first version.")
     ] = False,
     tool_style: ToolStyle = None,
     defaults: Defaults = None,
@@ -150,7 +153,7 @@ def show(name: Name, tenant: Tenant, data_dir: DataDir = None, as_json: AsJson =
 @app.command()
 def profile(
     name: Name,
-    version: Annotated[int, typer.Argument(min=1, help="A version without an alias so far.")],
+    version: Annotated[int, typer.Argument(min=1, help="A version that never had an alias.")],
     tenant: Tenant,
     tool_style: ToolStyle = None,
     defaults: Defaults = None,
@@ -168,8 +171,8 @@ def profile(
             else:
                 record = await adapters.version(name, version)
         document = {"tool_style": record.tool_style, "defaults": record.defaults}
-        shown = f"{escape(name)}@{version}: tool style {record.tool_style or '-'}, defaults {json.dumps(record.defaults)}"
-        _print({"name": name, "version": version} | document, as_json, shown)
+        text = f"{escape(name)}@{version}: tool style {record.tool_style or '-'}, defaults {json.dumps(record.defaults)}"
+        _print({"name": name, "version": version} | document, as_json, text)
 
     _run(run, tenant, data_dir, as_json)
 
@@ -178,7 +181,7 @@ def profile(
 def alias(
     name: Name,
     alias_name: Annotated[str, typer.Argument(metavar="ALIAS", help="For example `production`.")],
-    version: Annotated[int, typer.Argument(min=1, help="The version it names from now on.")],
+    version: Annotated[int, typer.Argument(min=1, help="The version that the alias points to from now on.")],
     tenant: Tenant,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -201,7 +204,7 @@ def rollback(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Point an alias back at the version before."""
+    """Point an alias back at its previous version."""
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
         async with database.as_operator() as session:
@@ -219,9 +222,9 @@ def release(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a quarantined version serve again, when the fault was not its own.
+    """Lift the quarantine of a version, when the adapter did not cause the fault.
 
-    An engine that quarantined it refuses it until that engine is started anew: start it anew first, then release.
+    An engine that quarantined the version refuses it until the engine restarts: restart it first, then release the version.
     """
 
     async def run(database: Database, tenant_id: UUID, home: Path) -> None:
@@ -253,7 +256,7 @@ def _run(
     data_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Runs a command inside the tenant's database; every known error becomes one line and an exit code."""
+    """Run a command on a tenant of the database. Every known error becomes one line and an exit code."""
 
     async def within() -> None:
         async with _tenant(tenant, data_dir) as (database, tenant_id, home):
@@ -291,7 +294,7 @@ def _registry(database: Database, home: Path, model: str | None) -> AdapterRegis
 
 
 def _blobs(home: Path, base_model_digest: str) -> BlobStorage:
-    """Where the server keeps them; the digest is only needed to fetch one."""
+    """The server's adapter storage. The digest is only needed to fetch an adapter."""
     return BlobStorage(load_settings({"data_dir": home}), base_model_digest)
 
 
@@ -301,7 +304,7 @@ def _facts_of(model: str, home: Path) -> BaseModelFacts:
 
 
 def _served_name(model: str, home: Path) -> str:
-    """That of the server of this data directory, or the one it would give."""
+    """The served name of this data directory's server, or the one that it would use."""
     try:
         return read_base_model(home).served_name
     except DependencyFailed:
@@ -354,11 +357,11 @@ def _print_alias(name: str, record: AliasState, as_json: bool) -> None:
     _print(document, as_json, f"{escape(name)}:{escape(record.alias)} is version {record.version}")
 
 
-def _print(document: object, as_json: bool, shown: Table | str) -> None:
+def _print(document: object, as_json: bool, table: Table | str) -> None:
     if as_json:
         typer.echo(json.dumps(document))
     else:
-        Console().print(shown)
+        Console().print(table)
 
 
 def _print_error(error: Exception, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The database a command works on, and how its errors become exit codes.
+"""Opens the stores of a command and maps its errors to exit codes.
 
 Invariant: an embedded database is migrated before it is used; a production one is only checked.
 """
@@ -23,7 +23,7 @@ from loraplex.tenants.errors import InvalidField, TenantsError
 
 @dataclass(frozen=True, slots=True)
 class CommandStores:
-    """What a command works on. `redis_url` None: no Valkey is configured, and none runs in the data directory."""
+    """Stores of a command. `redis_url` None: no Valkey is configured, and none runs in the data directory."""
 
     database: Database
     redis_url: str | None = field(repr=False)
@@ -31,14 +31,14 @@ class CommandStores:
 
 @asynccontextmanager
 async def open_database(data_dir: Path | None = None) -> AsyncIterator[Database]:
-    """The migrated database of a command, for its duration. Raises `StartError`."""
+    """Open the migrated database for the duration of a command. Raises `StartError`."""
     async with open_command_stores(data_dir) as stores:
         yield stores.database
 
 
 @asynccontextmanager
 async def open_command_stores(data_dir: Path | None = None) -> AsyncIterator[CommandStores]:
-    """The same, and where the Valkey of the running servers is. Raises `StartError`."""
+    """Open the migrated database, and find the Valkey of the running servers. Raises `StartError`."""
     settings = load_settings({"data_dir": data_dir})
     async with store_addresses(settings) as (url, embedded, redis_url):
         await asyncio.to_thread(ensure_schema, url, migrate=embedded)
@@ -51,7 +51,7 @@ async def open_command_stores(data_dir: Path | None = None) -> AsyncIterator[Com
 
 @asynccontextmanager
 async def store_addresses(settings: Settings) -> AsyncIterator[tuple[str, bool, str | None]]:
-    """The database's address, whether it is embedded, and Valkey's; where DATABASE_URL is set nothing is started."""
+    """Yield the database's address, whether it is embedded, and Valkey's address. With DATABASE_URL no server is started."""
     redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
     if settings.database_url is not None:
         redis_url = redis_url or running_redis_url(settings.data_dir)
@@ -62,7 +62,7 @@ async def store_addresses(settings: Settings) -> AsyncIterator[tuple[str, bool, 
 
 
 def run_command(work: Awaitable[None]) -> None:
-    """Runs a command to its end; a known error becomes one line on standard error and exit code 1 (2: wrong usage)."""
+    """Run a command to its end. A known error becomes one line on standard error and exit code 1 (2: wrong usage)."""
 
     async def within() -> None:
         await work

@@ -42,7 +42,7 @@ MIN_DISK_BYTES = GIB
 GOOD_DISK_BYTES = 10 * GIB
 OLDEST_POSTGRES = 14
 CONNECT_SECONDS = 5
-NOBODY = UUID(int=0)
+NO_TENANT = UUID(int=0)
 NO_FOLDER = Path("/nonexistent")
 
 Status = Literal["ok", "warning", "failed"]
@@ -118,7 +118,7 @@ def check_data_dir(settings: Settings) -> Check:
         return Check("data directory", "failed", f"{target} is not writable")
     if folder.exists() and stat.S_IMODE(folder.stat().st_mode) & 0o022:
         return Check("data directory", "warning", f"{folder} can be written by others: chmod 700")
-    return Check("data directory", "ok", str(folder) if folder.exists() else f"{folder} will be made")
+    return Check("data directory", "ok", str(folder) if folder.exists() else f"{folder} will be created")
 
 
 def check_postgres(settings: Settings) -> Check:
@@ -139,17 +139,17 @@ def check_valkey(settings: Settings) -> Check:
         asyncio.run(ping_once(settings.redis_url.get_secret_value()))
     except TenantsError as error:
         return Check(name, "failed", first_line(error))
-    return Check(name, "ok", "REDIS_URL answers")
+    return Check(name, "ok", "REDIS_URL responds")
 
 
 def check_uploads(settings: Settings) -> Check:
-    """Lets a process confine itself as for an upload, and read a folder that there is not."""
+    """Start a sandboxed process as for an upload, and let it validate a folder that does not exist."""
     processes = ValidationProcesses((), "", environment=foreign_environment())
     try:
-        verdict = asyncio.run(processes.validate(NOBODY, NO_FOLDER))
+        result = asyncio.run(processes.validate(NO_TENANT, NO_FOLDER))
     except AdaptersError as error:
         return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
-    confined = isinstance(verdict, Rejected) and verdict.check == "files"
+    confined = isinstance(result, Rejected) and result.check == "files"
     if not confined:
         return Check("uploads", "warning", "the process that validates uploads does not work here")
     return Check("uploads", "ok", "validated by processes without network")
@@ -229,7 +229,7 @@ def doctor(
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine: Python, torch, GPU, memory, disk, data directory, PostgreSQL, Valkey and what validates uploads."""
+    """Check this machine: Python, torch, GPU, memory, disk, data directory, PostgreSQL, Valkey and the validation of uploads."""
     with exit_codes():
         settings = load_settings({"data_dir": data_dir})
     checks = [check(settings) for check in CHECKS]

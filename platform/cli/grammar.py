@@ -1,4 +1,4 @@
-"""`loraplex grammar`: how schemas are held, without a server. JSON lines on standard output, all else on standard error."""
+"""`loraplex grammar`: checks how schemas are enforced, without a server. JSON lines on standard output, all else on standard error."""
 
 import json
 from collections import Counter
@@ -12,13 +12,13 @@ from loraplex.grammar.backends.vocabulary import Vocabulary, byte_vocabulary, lo
 from loraplex.grammar.check import BadLine, Case, Checker, read_cases
 
 app = typer.Typer(
-    name="grammar", help="How schemas are held while an answer is decoded.", no_args_is_help=True
+    name="grammar", help="How schemas are enforced while a response is decoded.", no_args_is_help=True
 )
 
 
 @app.callback()
 def grammar() -> None:
-    """How schemas are held while an answer is decoded."""
+    """How schemas are enforced while a response is decoded."""
 
 
 @app.command()
@@ -28,10 +28,10 @@ def check(
         Path | None, typer.Option("--tokenizer", help="A model's folder; default: one token per byte.")
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse what the grammar alone does not hold.")
+        bool, typer.Option("--strict", help="Refuse schemas that the grammar alone does not enforce.")
     ] = False,
 ) -> None:
-    """Tell how each schema is held, and which of its documents would be let through."""
+    """Print how each schema is enforced, and which of its documents would be accepted."""
     try:
         checker = Checker(byte_vocabulary() if tokenizer is None else _vocabulary(tokenizer))
         _run(checker, read_cases(_lines(jsonl)), strict)
@@ -44,15 +44,15 @@ def _run(checker: Checker, cases: Iterator[Case], strict: bool) -> None:
     counts: Counter[str] = Counter()
     accepted = documents = 0
     for case in cases:
-        verdict = checker.check(case, strict=strict)
-        typer.echo(json.dumps(verdict.as_line()))
-        if verdict.reason is not None:
-            typer.echo(f"schema {counts.total() + 1}: {verdict.reason}", err=True)
-        counts[verdict.enforcement] += 1
-        accepted += sum(verdict.accepted)
-        documents += len(verdict.accepted)
-    held = ", ".join(f"{counts[kind]} {kind}" for kind in ("full", "validated", "refused"))
-    typer.echo(f"{counts.total()} schemas: {held}; {accepted} of {documents} documents accepted", err=True)
+        report = checker.check(case, strict=strict)
+        typer.echo(json.dumps(report.as_line()))
+        if report.reason is not None:
+            typer.echo(f"schema {counts.total() + 1}: {report.reason}", err=True)
+        counts[report.enforcement] += 1
+        accepted += sum(report.accepted)
+        documents += len(report.accepted)
+    kinds = ", ".join(f"{counts[kind]} {kind}" for kind in ("full", "validated", "refused"))
+    typer.echo(f"{counts.total()} schemas: {kinds}; {accepted} of {documents} documents accepted", err=True)
 
 
 def _lines(jsonl: Path) -> Iterator[str]:
@@ -61,7 +61,7 @@ def _lines(jsonl: Path) -> Iterator[str]:
 
 
 def _vocabulary(folder: Path) -> Vocabulary:
-    """The tokenizer of a model's folder, ending with the token that its configuration names."""
+    """The vocabulary of a model's folder, with the end token of its configuration."""
     found = load_vocabulary(folder, 1, frozenset({0}))
     size = found.tokenizer.get_vocab_size(with_added_tokens=True)
     ends = [found.tokenizer.token_to_id(text) for text in _end_texts(folder)]

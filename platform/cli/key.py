@@ -1,6 +1,6 @@
 """`loraplex key`: create, list, rotate and revoke API keys of a tenant, or of operators.
 
-Invariant: every command names whose keys it means, with `--tenant NAME` or `--operator`, never both.
+Invariant: every command names the owner of its keys, with `--tenant NAME` or `--operator`, never both.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -31,10 +31,12 @@ ExpiresInDays = Annotated[int | None, typer.Option(min=1, max=3650, help="Days u
 AllowedCidrs = Annotated[
     list[str] | None,
     typer.Option(
-        "--allowed-cidr", help="A network it may be used from, may be repeated. Default: everywhere."
+        "--allowed-cidr", help="A network from which it may be used; may be repeated. Default: all networks."
     ),
 ]
-GraceSeconds = Annotated[int, typer.Option(help="Seconds the old key goes on, at most 30 days.")]
+GraceSeconds = Annotated[
+    int, typer.Option(help="Seconds for which the old key still works, at most 30 days.")
+]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 COLUMNS = (
@@ -86,7 +88,7 @@ def create(
 def list_keys(
     tenant: TenantName = None, operator: Operator = False, data_dir: DataDir = None, as_json: AsJson = False
 ) -> None:
-    """List keys; secrets are stored nowhere and so never shown."""
+    """List keys. Secrets are not stored, so they are never printed."""
     check_owner(tenant, operator)
 
     async def work() -> None:
@@ -130,7 +132,7 @@ def revoke(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a key at once."""
+    """Revoke a key at once."""
     check_owner(tenant, operator)
 
     async def work() -> None:
@@ -146,7 +148,7 @@ def revoke(
 
 def check_owner(tenant: str | None, operator: bool) -> None:
     if (tenant is None) != operator:
-        raise typer.BadParameter("name whose keys are meant: either --tenant NAME or --operator")
+        raise typer.BadParameter("name the owner of the keys: either --tenant NAME or --operator")
 
 
 async def owner_id(session: AsyncSession, tenant: str | None) -> UUID | None:
@@ -154,7 +156,7 @@ async def owner_id(session: AsyncSession, tenant: str | None) -> UUID | None:
 
 
 async def note(change: PolicyChange, verb: str, key: ApiKey, before: dict[str, Any] | None = None) -> None:
-    """Writes the change to the audit log of the key's tenant, or to the operators'."""
+    """Write the change to the audit log of the key's tenant, or of the operators."""
     await change.audit(key.tenant_id).record(f"key.{verb}", f"keys/{key.key_id}", before, key_document(key))
 
 

@@ -1,4 +1,4 @@
-"""`loraplex`: the command line. Each command's module is imported when it is called, so help is quick and free of torch."""
+"""`loraplex`: the command line. A command's module is imported when the command runs, so help is fast and imports no torch."""
 
 import importlib
 from importlib.metadata import version
@@ -31,12 +31,12 @@ COMMANDS: Final = {
     "grammar": (
         "loraplex.platform.cli.grammar",
         "app",
-        "Tell how schemas are held and which documents go through.",
+        "Check how schemas are enforced and which documents they accept.",
     ),
     "quantize": (
         "loraplex.platform.cli.quantize",
         "quantize_command",
-        "Quantize a base model, if the quality gate lets it pass.",
+        "Quantize a base model, if it passes the quality gate.",
     ),
     "plan": (
         "loraplex.platform.cli.plan",
@@ -48,14 +48,14 @@ COMMANDS: Final = {
 
 
 class LazyCommands(TyperGroup):
-    """Looks a command's module up by name when it is needed."""
+    """Imports a command's module when the command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of this file."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name, imported now; None if there is none."""
+        """Import the command of that name; None if there is none."""
         if cmd_name not in COMMANDS:
             return None
         module, attribute, _ = COMMANDS[cmd_name]
@@ -78,8 +78,8 @@ def _as_command(name: str, found: Any) -> Any:
     return command
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"loraplex {version('loraplex')}")
         raise typer.Exit
 

@@ -1,4 +1,4 @@
-"""`loraplex migrate`: brings the database of DATABASE_URL, or the embedded one, to the newest schema."""
+"""`loraplex migrate`: migrates the database of DATABASE_URL, or the embedded one, to the newest schema."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ def migrate(
     data_dir: Annotated[Path | None, typer.Option("--data-dir", help="The server's data directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Bring the database to the newest schema; running it again changes nothing."""
+    """Migrate the database to the newest schema. Running it again changes nothing."""
 
     async def work() -> None:
         async with store_addresses(load_settings({"data_dir": data_dir})) as (url, _, _):

@@ -1,4 +1,7 @@
-"""How commands print: JSON for programs, tables for people. Invariant: with `--json` only JSON reaches standard output."""
+"""Output of commands: JSON for programs, tables for people.
+
+Invariant: with `--json` only JSON reaches standard output.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +14,7 @@ from rich.table import Column, Table
 
 
 def print_key(plaintext: str, as_json: bool) -> None:
-    """The key alone on standard output, so that `KEY=$(loraplex …)` works."""
+    """Print only the key on standard output, so that `KEY=$(loraplex …)` works."""
     typer.echo(json.dumps({"api_key": plaintext}) if as_json else plaintext)
     if not as_json:
         typer.echo("Keep this key now: it is shown once and cannot be read again.", err=True)
@@ -28,7 +31,7 @@ def print_document(document: Mapping[str, Any], as_json: bool) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, columns: Sequence[str]) -> None:
-    """One table row per document; `columns` also heads an empty table."""
+    """Print one table row per document; an empty table has the headings `columns` too."""
     if as_json:
         typer.echo(json.dumps(rows))
         return

@@ -33,13 +33,14 @@ def plan_command(
     quantization: Annotated[str | None, typer.Option(help="none, int8, int4 or fp8.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     device_memory: Annotated[
-        str | None, typer.Option(help="Plan for a GPU with so much, such as 141GB, wherever this runs.")
+        str | None,
+        typer.Option(help="Plan for a GPU with this much memory, such as 141GB, instead of this machine."),
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt and answer together, in tokens.")
+        int | None, typer.Option(help="Longest prompt and response together, in tokens.")
     ] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a row to count rows by; by default the longest.")
+        int | None, typer.Option(min=1, help="Tokens per row for the number of rows; by default the longest.")
     ] = None,
     rank: Annotated[int, typer.Option(min=1, max=MAX_RANK, help="Rank of the adapters to count.")] = 16,
     data_dir: Annotated[Path | None, typer.Option(help="The server's data directory.")] = None,
@@ -84,7 +85,7 @@ def _plan(model: ModelConfig, engine: EngineConfig, machine: Machine, workload: 
 
 
 def _machine(engine: EngineConfig, model: ModelConfig, device_memory: str | None) -> Machine:
-    """The one asked for, or the one this runs on; nothing is loaded, so all of its memory counts."""
+    """The requested machine, or this one. Nothing is loaded, so all of its memory counts."""
     import torch
 
     from loraplex.engine.device import choose_device, choose_dtype

@@ -1,5 +1,7 @@
-"""Changes by commands that decide what requests may do. Invariant: what was committed stays so whether or not gateways can be
-told; those that are not told see it when what they cached grows old, within a second.
+"""Transaction, audit entry and publishing of a command's change to keys, tenants or limits.
+
+Invariant: a committed change stays, also when gateways cannot be notified. Those see it when their caches expire, within a
+second.
 """
 
 from collections.abc import AsyncIterator
@@ -23,14 +25,14 @@ from loraplex.tenants.valkey import open_valkey
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """One transaction as operator. `tenants`: whose gateways hear of it after the commit."""
+    """One transaction as operator. After the commit, gateways are notified of the policies of `tenants`."""
 
     session: AsyncSession
     command: str
     tenants: set[UUID] = field(default_factory=set)
 
     def audit(self, tenant_id: UUID | None) -> AuditRepository:
-        """The audit log of a tenant, or the operators' own; the tenant is one that the change concerns."""
+        """The audit log of a tenant that the change affects, or of the operators."""
         if tenant_id is not None:
             self.tenants.add(tenant_id)
         return AuditRepository(self.session, Actor("command", self.command), tenant_id)
@@ -38,7 +40,7 @@ class PolicyChange:
 
 @asynccontextmanager
 async def policy_change(command: str, data_dir: Path | None) -> AsyncIterator[PolicyChange]:
-    """A transaction of `command`, such as `key revoke`; at its end every gateway knows of it that shares its Valkey."""
+    """Open a transaction of `command`, such as `key revoke`; then notify every gateway that shares its Valkey."""
     async with open_command_stores(data_dir) as stores, open_counters(stores.redis_url) as counters:
         async with stores.database.as_operator() as session:
             change = PolicyChange(session, command)
@@ -49,7 +51,7 @@ async def policy_change(command: str, data_dir: Path | None) -> AsyncIterator[Po
 
 @asynccontextmanager
 async def open_counters(redis_url: str | None) -> AsyncIterator[Counters | None]:
-    """They connect on first use. Raises `InvalidField` for what is no address."""
+    """Open the counters; they connect on first use. Raises `InvalidField` for a malformed address."""
     if redis_url is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""`loraplex quantize MODEL OUT --scheme int4`: a quantized model as an artefact with a manifest, if the gate lets it pass."""
+"""`loraplex quantize MODEL OUT --scheme int4`: a quantized model as an artefact with a manifest, if it passes the quality gate."""
 
 import dataclasses
 from pathlib import Path
@@ -20,13 +20,15 @@ Figure = Annotated[float | None, typer.Option(min=0.0)]
 
 def quantize_command(
     model: Annotated[str, typer.Argument(help="The unquantized model: a folder or hub id.")],
-    out: Annotated[Path, typer.Argument(help="The folder to make; must not exist.")],
+    out: Annotated[Path, typer.Argument(help="The folder to create; must not exist.")],
     scheme: Annotated[str, typer.Option(help="int8, int4 or fp8.")],
     text: Annotated[
-        Path | None, typer.Option(help="A text to judge by, UTF-8; default: one the model writes itself.")
+        Path | None,
+        typer.Option(help="Text for the quality gate, UTF-8; default: text that the model generates."),
     ] = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="Another text, like what is served, that int4 is fitted to (GPTQ).")
+        Path | None,
+        typer.Option(help="Text that resembles the served requests, for the calibration of int4 (GPTQ)."),
     ] = None,
     max_perplexity_ratio: Figure = None,
     min_top1_agreement: Figure = None,
@@ -50,34 +52,34 @@ def quantize_command(
         "min_top1_agreement": min_top1_agreement,
         "max_kl": max_kl,
     }
-    release: QuantizedModel
+    quantized: QuantizedModel
     with exit_codes(), shown_progress() as progress:
         try:
             bounds = dataclasses.replace(
                 bounds_of(scheme), **{name: value for name, value in given.items() if value is not None}
             )
-            request = QuantizeJob(model, out, scheme, _read(text), bounds, _read(calibration), dtype, device)
-            release = quantize_model(request, progress)
+            job = QuantizeJob(model, out, scheme, _read(text), bounds, _read(calibration), dtype, device)
+            quantized = quantize_model(job, progress)
         except EngineError as error:
             raise StartError(str(error)) from error
     document = {
-        **dataclasses.asdict(release.quality),
-        "perplexity_ratio": release.quality.perplexity_ratio,
-        "bytes_before": release.bytes_before,
-        "bytes_after": release.bytes_after,
+        **dataclasses.asdict(quantized.quality),
+        "perplexity_ratio": quantized.quality.perplexity_ratio,
+        "bytes_before": quantized.bytes_before,
+        "bytes_after": quantized.bytes_after,
         "bounds": dataclasses.asdict(bounds),
-        "violations": release.violations,
-        "artefact": None if release.violations else str(out),
+        "violations": quantized.violations,
+        "artefact": None if quantized.violations else str(out),
     }
     print_document(document, as_json)
-    if release.violations:
-        listed = "; ".join(release.violations)
+    if quantized.violations:
+        listed = "; ".join(quantized.violations)
         Console(stderr=True, soft_wrap=True).print(f"[red]refused:[/red] {escape(listed)}")
         raise typer.Exit(1)
 
 
 def _read(path: Path | None) -> str | None:
-    """Raises `StartError` for what is no text of a bounded size."""
+    """Read a text of bounded size. Raises `StartError`."""
     if path is None:
         return None
     try:

@@ -24,7 +24,7 @@ def serve_command(
     kv_cache_dtype: Annotated[str | None, typer.Option(help="auto or fp8.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt and answer together, in tokens.")
+        int | None, typer.Option(help="Longest prompt and response together, in tokens.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Default 8000; 0 takes a free one.")] = None,
@@ -60,7 +60,7 @@ def serve_command(
 
 
 def _run(settings: Settings, demo: bool) -> None:
-    """A signal during the start cancels it; that is an ordinary end."""
+    """Run the server. A signal during the start cancels it, which is a normal end."""
     from loraplex.platform.server.serve import serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,7 +1,7 @@
-"""`loraplex tenant`: create, list, show, suspend, resume and delete tenants on the database itself.
+"""`loraplex tenant`: commands on tenants, which work on the database itself, without HTTP.
 
-Invariant: a key's text goes to standard output once and alone; everything else for humans goes around it. What a command
-changes, servers heed within the time they cache keys.
+Invariant: a key is printed once, alone on standard output. Running servers apply a change within the time that they cache
+keys.
 """
 
 from pathlib import Path
@@ -127,9 +127,9 @@ def resume(name: Name, data_dir: DataDir = None, as_json: AsJson = False) -> Non
 
 @app.command()
 def delete(name: Name, yes: Yes = False, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Delete a tenant for ever; its numbers of usage stay.
+    """Delete a tenant for good. The numbers of its usage stay.
 
-    Its keys stop working at once. A running server (or the next that starts) erases its adapters and all else.
+    Its keys stop working at once. A running server, or the next one that starts, erases its adapters and other data.
     """
     if not yes and typer.prompt(f"Type the name of the tenant to delete ({name})", err=True) != name:
         raise typer.BadParameter("the names differ: nothing was deleted")
@@ -146,7 +146,7 @@ def delete(name: Name, yes: Yes = False, data_dir: DataDir = None, as_json: AsJs
 
 
 def read_limit(text: str) -> tuple[str, int]:
-    """`NAME=NUMBER`; how large the number may be is for the limits to say."""
+    """Parse `NAME=NUMBER`. The limits themselves check the size of the number."""
     name, _, number = text.partition("=")
     if name not in MAXIMA or not number.isdecimal() or len(number) > 18:
         raise typer.BadParameter(f"--limit {text[:80]}: write NAME=NUMBER with a name of {', '.join(MAXIMA)}")

@@ -1,4 +1,4 @@
-"""Opens what adapters and their uploads are kept in: the data directory, or a bucket with the data directory as its copy."""
+"""Opens the storage of adapters and uploads: the data directory, or a bucket with copies in the data directory."""
 
 from typing import Final
 
@@ -16,11 +16,11 @@ from loraplex.tenants.database import Database
 
 OBJECTS_FOLDER: Final = "objects"
 COPY_MARGIN_SECONDS: Final = 300.0
-"""A copy outlives the longest request that may read it by so much."""
+"""A copy is kept this much longer than the longest request that may read it."""
 
 
 class BlobStorage:
-    """`adapters` holds finished ones, `parts` those of uploads, `local` what engines read."""
+    """Storage of an installation: `adapters` for stored adapters, `parts` for open uploads, `local` for the files that engines read."""
 
     def __init__(self, settings: Settings, base_model_digest: str) -> None:
         bucket = s3_options(settings)
@@ -35,17 +35,17 @@ class BlobStorage:
         self.parts = UploadParts(objects)
         self._limits = upload_limits(settings)
 
-    def uploads(self, database: Database, life_cycle: LifeCycle) -> Uploads:
-        """What the upload routes need."""
-        return Uploads(database, self.parts, self.local, life_cycle, self._limits)
+    def uploads(self, database: Database, lifecycle: LifeCycle) -> Uploads:
+        """The upload service of the routes."""
+        return Uploads(database, self.parts, self.local, lifecycle, self._limits)
 
     def cleaner(self, database: Database) -> UploadCleanup:
-        """Its `run` is a task of the gateway."""
+        """The cleanup of uploads; the gateway runs its `run` as a task."""
         return UploadCleanup(database, self.parts, self.local)
 
 
 def s3_options(settings: Settings) -> S3Options | None:
-    """None where the data directory is the only place. Raises `SettingsError`."""
+    """The bucket's options; None if only the data directory is used. Raises `SettingsError`."""
     if settings.blob_store == "local":
         return None
     if settings.s3_bucket is None:

@@ -1,7 +1,7 @@
-"""Where PostgreSQL and Valkey are: DATABASE_URL and REDIS_URL where set, else the embedded servers of the data directory.
+"""Addresses of PostgreSQL and Valkey: DATABASE_URL and REDIS_URL where set, else the embedded servers of the data directory.
 
-Invariant: the schema is the newest before anything reads it; a database with data is migrated by its operator alone,
-unless it is the embedded one.
+Invariant: the schema is the newest one before anything reads it. Only an operator migrates a database that contains data,
+except the embedded one.
 """
 
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ from loraplex.platform.startup_errors import DependencyFailed
 
 @dataclass(frozen=True)
 class StoreAddresses:
-    """Where both stores are; the addresses hold passwords."""
+    """Addresses of both stores, with passwords."""
 
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
@@ -29,9 +29,9 @@ class StoreAddresses:
 
 @asynccontextmanager
 async def open_stores(settings: Settings, *, transient: bool = False) -> AsyncIterator[StoreAddresses]:
-    """Starts or joins the embedded servers for what is not configured. Raises `DependencyFailed`.
+    """Yield the addresses; start or join the embedded server of a store that is not configured. Raises `DependencyFailed`.
 
-    `transient` is for commands that end soon, see `EmbeddedServices`.
+    `transient` is for commands that end soon; see `EmbeddedServices`.
     """
     database = None if settings.database_url is None else settings.database_url.get_secret_value()
     valkey = None if settings.redis_url is None else settings.redis_url.get_secret_value()
@@ -60,9 +60,9 @@ async def started(services: EmbeddedServices) -> AsyncIterator[None]:
 
 
 def ensure_schema(url: str, *, migrate: bool, migrate_empty: bool = False) -> None:
-    """Migrates, or raises `DependencyFailed` when the schema is not the newest. Not for two threads at once.
+    """Migrate the database, or raise `DependencyFailed` when the schema is not the newest. Not for two threads at once.
 
-    `migrate_empty` allows it for a database that was never migrated.
+    `migrate_empty` allows the migration of a database that was never migrated.
     """
     try:
         current, newest = current_revision(url), newest_revision(url)

@@ -1,5 +1,6 @@
-"""The database's schema: which revision it has, and how it gets to another. Invariant: alembic runs inside this process
-and finds its scripts inside the installed package, so a wheel migrates as a checkout does.
+"""Reads and migrates the revision of the database schema.
+
+Invariant: alembic runs in this process with the scripts of the installed package, so a wheel migrates like a checkout.
 """
 
 from importlib.resources import files
@@ -16,7 +17,7 @@ from loraplex.tenants.database import parse_database_url
 
 
 def alembic_config(url: str) -> Config:
-    """An alembic configuration for `url` that needs no file."""
+    """Build an alembic configuration for `url` without a file."""
     attributes: dict[str, Any] = {"url": parse_database_url(url)}
     config = Config(attributes=attributes)
     config.set_main_option("script_location", str(files("loraplex.migrations")).replace("%", "%%"))
@@ -25,12 +26,12 @@ def alembic_config(url: str) -> Config:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Migrates `url` up to `revision`. A second run at the same time waits for the first."""
+    """Migrate `url` up to `revision`. A second run at the same time waits for the first."""
     command.upgrade(alembic_config(url), revision)
 
 
 def downgrade(url: str, revision: str) -> None:
-    """Migrates `url` down to `revision` ("base" removes everything)."""
+    """Migrate `url` down to `revision` ("base" removes everything)."""
     command.downgrade(alembic_config(url), revision)
 
 
@@ -39,7 +40,7 @@ def newest_revision(url: str) -> str | None:
 
 
 def current_revision(url: str) -> str | None:
-    """The revision the database is at; None when it was never migrated."""
+    """The revision of the database; None if it was never migrated."""
     engine = create_engine(parse_database_url(url), poolclass=NullPool)
     with engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()

@@ -1,4 +1,4 @@
-"""What `loraplex serve --demo` brings along: the model, three trained adapters, their tenants and snippets to paste.
+"""The demo of `loraplex serve --demo`: model, three trained adapters, their tenants and snippets.
 
-Invariant: nothing here is imported by a server that serves its own model.
+Invariant: a server with a model of its own imports nothing of this package.
 """

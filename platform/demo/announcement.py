@@ -1,4 +1,4 @@
-"""What a person reads when `serve --demo` is ready: addresses, a key per tenant, and requests to paste."""
+"""Text that `serve --demo` prints when it is ready: addresses, a key per tenant, and requests to paste."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from loraplex.platform.demo.snippet import curl_snippet, python_snippet
 
 
 def announcement(access: DemoAccess, demo_file: Path) -> str:
-    """Plain text without colours or wrapping, so that every line can be copied."""
+    """Build the text, without colours and wrapping, so that every line can be copied."""
     first = access.tenants[0]
     return "\n".join(
         (

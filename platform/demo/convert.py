@@ -1,6 +1,6 @@
-"""Turns the demo model's GGUF file into the folder every loader reads: bf16 safetensors, config, tokenizer.
+"""Converts the demo model's GGUF file into a model folder: bf16 safetensors, configuration and tokenizer.
 
-Runs as a short-lived child (`python -m loraplex.platform.demo.convert GGUF OUT`), so the gateway never imports torch.
+It runs as a short child process (`python -m loraplex.platform.demo.convert GGUF OUT`), so that the gateway imports no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`demo.json` in the data directory: where the demo server is and the keys to it. Always mode 0600, written whole."""
+"""`demo.json` in the data directory: address and keys of the demo server.
+
+Invariant: its mode is always 0600, and it is replaced in one step.
+"""
 
 import os
 from pathlib import Path
@@ -30,7 +33,7 @@ class DemoAccess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_demo_file(data_dir: Path) -> DemoAccess | None:
-    """What the last start wrote; None if it is lost or no longer readable, so that its keys must be replaced."""
+    """Read the file of the last start. None if it is lost or unreadable; then its keys must be replaced."""
     try:
         return msgspec.json.decode((data_dir / DEMO_FILE).read_bytes(), type=DemoAccess)
     except (FileNotFoundError, msgspec.DecodeError):

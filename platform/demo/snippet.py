@@ -1,4 +1,4 @@
-"""What `serve --demo` prints to paste: one request with curl and one with the official `openai` client.
+"""Snippets that `serve --demo` prints: one request with curl and one with the official `openai` client.
 
 Invariant: both texts run as printed; every value in them is quoted for its language.
 """
@@ -35,7 +35,7 @@ def curl_snippet(base_url: str, api_key: str, model: str) -> str:
 
 
 def python_snippet(base_url: str, api_key: str, model: str) -> str:
-    """A Python program that needs only `openai` and prints the answer's text."""
+    """A Python program that needs only `openai` and prints the text of the response."""
     return f"""\
 from openai import OpenAI  # pip install openai
 

@@ -1,6 +1,6 @@
-"""Runs one child process of the preparation and reads its output line by line.
+"""Runs one child process of the demo's preparation and reads its output line by line.
 
-Invariant: the child inherits the open lock, so an orphan of a killed server keeps others out until it ends too.
+Invariant: the child inherits the lock, so an orphan of a killed server keeps other processes out until it ends.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ QUOTED_LINES = 8
 def run_stage(
     name: str, command: Sequence[str], lock: int, on_line: Callable[[str], None] | None = None
 ) -> None:
-    """Run `command` to its end. Raises `StageFailed` with its last lines when it exits with anything but 0."""
+    """Run `command` to its end. Raises `StageFailed` with its last lines when its exit code is not 0."""
     last_lines: deque[str] = deque(maxlen=QUOTED_LINES)
     with subprocess.Popen(
         command,

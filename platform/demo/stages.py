@@ -1,4 +1,4 @@
-"""Tells a person how far long work is: a rich progress bar on a terminal, otherwise one line per stage."""
+"""Progress of the demo's preparation: a progress bar per stage on a terminal, otherwise one line per stage."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,17 +9,17 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 
 class Stages(Protocol):
-    """Work in consecutive stages; starting one ends the one before."""
+    """Consecutive stages of work; beginning a stage ends the previous one."""
 
     def begin(self, title: str) -> None: ...
 
     def advance_to(self, fraction: float) -> None:
-        """How much of the current stage is done, from 0 to 1. A stage that never tells pulses."""
+        """Set the finished share of the current stage, from 0 to 1. Without it the stage's bar pulses."""
 
 
 @contextmanager
 def shown_stages(console: Console) -> Iterator[Stages]:
-    """Stages on `console`, in the form that fits it."""
+    """Yield the stages for `console`: bars on a terminal, else lines."""
     if not console.is_terminal:
         yield LineStages(console)
         return
@@ -31,7 +31,7 @@ def shown_stages(console: Console) -> Iterator[Stages]:
 
 
 class LineStages:
-    """One line per stage: logs and pipes."""
+    """One line per stage, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -40,7 +40,7 @@ class LineStages:
         self._console.print(title, highlight=False, soft_wrap=True)
 
     def advance_to(self, fraction: float) -> None:
-        """Nothing: a log gets no intermediate lines."""
+        """Print nothing: logs get no intermediate lines."""
 
 
 class BarStages:

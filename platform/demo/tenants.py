@@ -20,7 +20,7 @@ from loraplex.tenants.errors import InvalidApiKey, NameTaken, TenantSuspended
 from loraplex.tenants.models import Tenant
 
 ADAPTERS_FOLDER = Path(__file__).resolve().parent / "adapters"
-# A tenant that holds keys of these names was made by the demo.
+# A tenant with keys of these names was created by the demo.
 INFERENCE_KEY = "demo inference"
 ADMIN_KEY = "demo admin"
 OPERATOR_KEY = "demo operator"
@@ -50,9 +50,9 @@ async def prepare_demo(
     console_url: str | None,
     model: str,
 ) -> DemoAccess:
-    """Make what is missing of tenants, keys and adapters, write `demo.json` in `data_dir` and return its content.
+    """Create missing tenants, keys and adapters, write `demo.json` in `data_dir` and return its content.
 
-    `model` is the served name of the base model. Raises `TenantIsNotTheDemos` for a name that is in use.
+    `model` is the served name of the base model. Raises `TenantIsNotTheDemos` if a name is in use by another tenant.
     """
     written = read_demo_file(data_dir)
     async with database.as_operator() as session:
@@ -68,7 +68,7 @@ async def prepare_demo(
                 [await _tenant_access(session, plan, tenant.id, written) for plan, tenant in tenants]
             ),
         )
-    # Before the adapters: a start that fails at one of them must not lose keys that are in the database already.
+    # Before the adapters: if one of them fails, the keys that are already in the database must not be lost.
     write_demo_file(data_dir, access)
     for plan, tenant in tenants:
         for adapter in plan.adapters:
@@ -104,7 +104,7 @@ async def _tenant_access(
 async def _key(
     session: AsyncSession, tenant_id: UUID | None, name: str, scope: str, written: str | None
 ) -> str:
-    """The key of `demo.json` if it still is that key, else a new one in place of all of that name."""
+    """Return the key of `demo.json` if it still works, else a new key that replaces all keys of that name."""
     repository = KeyRepository(session)
     if written is not None and await _still_works(repository, tenant_id, name, written):
         return written

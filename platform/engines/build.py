@@ -1,17 +1,17 @@
-"""Builds the real engine: decoder, adapter source and grammar compiler, and logs its memory worksheet with measured bytes.
+"""Builds the engine: decoder, adapter source and grammar compiler; reports planned and measured memory.
 
-Imported only inside the engine process, since it imports torch, which the gateway process never does.
+Invariant: only the engine process imports this module, because it imports torch, which the gateway process never does.
 """
 
 import os
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import structlog
 import torch
-from rich.console import Console
 
 from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.capacity.memory_advice import memory_advice
@@ -25,54 +25,55 @@ from loraplex.engine.threads import StepThread, start_side_thread
 from loraplex.engine.token_mask import TokenMaskFactory
 from loraplex.grammar.backends.compiler import MaskCompiler
 from loraplex.grammar.backends.vocabulary import Vocabulary
-from loraplex.platform.engines.memory_worksheet import worksheet_document, worksheet_table
+from loraplex.platform.engines.memory_worksheet import worksheet_document, worksheet_line
 
 
-def report_memory(engine: Engine, config: EngineConfig, console: Console | None = None) -> None:
-    """A table where `console`, by default standard error, is a terminal, else one event of the log."""
+def report_memory(
+    engine: Engine, config: EngineConfig, on_stage: Callable[[str], None], *, on_terminal: bool
+) -> None:
+    """Report the planned and the measured memory: one stage line on a terminal, else the whole worksheet in the log."""
     model = engine.model
     measured = {"weights": model.weights_bytes, "KV cache": engine.runner.kv_cache_bytes}
     if model.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(model.device)
         measured |= {"all tensors": torch.cuda.memory_allocated(model.device), "device": total - free}
+    if on_terminal:
+        on_stage(worksheet_line(model.memory, measured))
+        return
     advice = memory_advice(model.config, config, model.memory)
-    shown = console or Console(stderr=True)
-    if shown.is_terminal:
-        shown.print("\n", worksheet_table(model.memory, measured))
-    else:
-        structlog.get_logger("loraplex.engine").info(
-            "memory", **worksheet_document(model.memory, advice, measured)
-        )
+    structlog.get_logger("loraplex.engine").info(
+        "memory", **worksheet_document(model.memory, advice, measured)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine and the thread that made it, which is the one to run its steps."""
+    """An engine and the thread that built it, which must also run its steps."""
 
     engine: Engine
     steps: StepThread
 
 
-def load_engine(config: EngineConfig, cores: set[int]) -> LoadedEngine:
-    """Load the model and allocate its KV pool. Raises `ModelError`. `cores` are those the process may use."""
+def load_engine(config: EngineConfig, cores: set[int], on_stage: Callable[[str], None]) -> LoadedEngine:
+    """Load the model and allocate its KV pool. `cores` are those that the process may use. Raises `ModelError`."""
     steps = StepThread()
-    return LoadedEngine(steps.submit(partial(_load, config, cores)).result(), steps)
+    return LoadedEngine(steps.submit(partial(_load, config, cores, on_stage)).result(), steps)
 
 
-def _load(config: EngineConfig, cores: set[int]) -> Engine:
+def _load(config: EngineConfig, cores: set[int], on_stage: Callable[[str], None]) -> Engine:
     model = load_model(config)
-    # Loading bound this thread to a core; the adapter loader, made next, would inherit that and queue behind it.
+    # Loading binds this thread to one core. The adapter loader starts next and would inherit that core and queue behind it.
     bound = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     source = PeftAdapterSource(model.config, model.dtype, model.digest)
     engine = Engine(model, config, source, mask_factory=_mask_factory(model, cores))
-    report_memory(engine, config)
+    report_memory(engine, config, on_stage, on_terminal=sys.stderr.isatty())
     os.sched_setaffinity(0, bound)
     return engine
 
 
 def _mask_factory(model: LoadedModel, cores: set[int]) -> TokenMaskFactory | None:
-    """Compiles grammars for the model's tokens; None for a model without an end token, whose documents never end."""
+    """The grammar compiler for the model's tokens; None for a model without an end token, whose documents would never end."""
     if not model.config.eos_token_ids:
         return None
     vocabulary = Vocabulary(
@@ -86,7 +87,7 @@ def _mask_factory(model: LoadedModel, cores: set[int]) -> TokenMaskFactory | Non
 def _warm_up(compiler: MaskCompiler) -> None:
     try:
         compiler.warm_up()
-    except Exception:  # noqa: BLE001 - reported: requests with a grammar will fail, all others are served
+    except Exception:  # noqa: BLE001 - logged: requests with a grammar will fail, all others are served
         structlog.get_logger("loraplex.engine").exception(
             "the grammar backends cannot be used with this tokenizer"
         )
@@ -94,7 +95,7 @@ def _warm_up(compiler: MaskCompiler) -> None:
 
 @asynccontextmanager
 async def running(loaded: LoadedEngine) -> AsyncIterator[EngineClient]:
-    """The engine with its threads, which end on leaving."""
+    """Run the engine's threads until the context ends."""
     local = LocalEngine(loaded.engine, loaded.steps)
     try:
         yield local

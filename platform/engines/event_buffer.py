@@ -1,6 +1,6 @@
-"""The events of one request between the socket and its reader: bounded, and never waited for by the engine.
+"""Bounded buffer of one request's events between the engine's socket and the task that reads them; the engine never waits for it.
 
-Invariant: while the reader lags at most one `Delta` per choice is pending; later ones are merged into it.
+Invariant: while the reader lags, at most one `Delta` per choice is pending; later ones are merged into it.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from loraplex.engine.messages import Delta, Event, Failed, Finished, TokenLogpro
 
 @dataclass(frozen=True, slots=True)
 class EventBufferConfig:
-    """A reader may lag by `tokens` tokens or leave an event unread for `stall_s` seconds, not more."""
+    """Bounds of a reader's lag: `tokens` unread tokens, and `stall_s` seconds for an unread event."""
 
     tokens: int = 8192
     stall_s: float = 60.0
 
 
 class _PendingDelta:
-    """Deltas of one choice that nobody read yet."""
+    """Unread deltas of one choice."""
 
     __slots__ = ("first", "rest", "since")
 
@@ -42,10 +42,10 @@ class _PendingDelta:
 
 
 class EventBuffer:
-    """A single reader's queue. `put` never waits; it returns False once the reader lags beyond the limits."""
+    """Queue for a single reader. `put` never waits; it returns False once the reader lags beyond the bounds."""
 
-    def __init__(self, choices: int, limits: EventBufferConfig) -> None:
-        self._limits = limits
+    def __init__(self, choices: int, config: EventBufferConfig) -> None:
+        self._config = config
         self._open_choices = choices
         self._pending: deque[Event | _PendingDelta] = deque()
         self._deltas: dict[int, _PendingDelta] = {}
@@ -54,7 +54,7 @@ class EventBuffer:
         self.ended = False
 
     def put(self, event: Event) -> bool:
-        """Add an event. False asks the caller to abort the request; what comes after the end is ignored."""
+        """Add an event. False means that the caller must abort the request. Events after the last one are ignored."""
         if self.ended:
             return True
         if isinstance(event, Delta):
@@ -68,7 +68,7 @@ class EventBuffer:
         return True
 
     async def get(self) -> Event:
-        """The next event, waiting for it. Do not call again after the last one."""
+        """Wait for the next event and return it. Do not call again after the last event."""
         while not self._pending:
             self._ready.clear()
             await self._ready.wait()
@@ -82,7 +82,7 @@ class EventBuffer:
         return delta
 
     def drained(self) -> bool:
-        """True once the last event was read."""
+        """True once the last event has been read."""
         return self.ended and not self._pending
 
     def _put_delta(self, delta: Delta) -> bool:
@@ -94,7 +94,7 @@ class EventBuffer:
             self._ready.set()
         else:
             pending.rest.append(delta)
-        return self._tokens <= self._limits.tokens and self._lag_s(pending) <= self._limits.stall_s
+        return self._tokens <= self._config.tokens and self._lag_s(pending) <= self._config.stall_s
 
     def _lag_s(self, pending: _PendingDelta) -> float:
         return time.monotonic() - pending.since if pending.rest else 0.0

@@ -1,6 +1,6 @@
-"""Entry point of the engine process: `python -m loraplex.platform.engines.main`, told what to do on standard input.
+"""Entry point of the engine process: `python -m loraplex.platform.engines.main`; standard input has the spawn request.
 
-Invariant: it ends with its parent. torch is imported only here, after the death signal is armed.
+Invariant: it ends with its parent. torch is imported only in this process, after the death signal is armed.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ EngineOpener: TypeAlias = Callable[[], AbstractAsyncContextManager[EngineClient]
 
 
 class Reporter:
-    """Writes reports to the parent; whatever libraries print to standard output goes to standard error instead."""
+    """Writes reports to the parent over the former standard output; output of libraries goes to standard error instead."""
 
     def __init__(self) -> None:
         self._pipe: BinaryIO = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -41,7 +41,7 @@ class Reporter:
 
 
 def main() -> None:
-    """Read the spawn message, serve, exit 0 after SIGTERM."""
+    """Read the spawn request and serve; exit with status 0 after SIGTERM."""
     report = Reporter()
     spawn = spawn_messages.decode_spawn(sys.stdin.buffer.readline(MAX_SPAWN_BYTES))
     die_with_parent(spawn.parent_pid)
@@ -57,16 +57,16 @@ def main() -> None:
 
 
 def prepare_engine(spawn: SpawnRequest, report: Reporter) -> EngineOpener:
-    """Do what may block, and return what opens the engine on a running event loop."""
+    """Load the model, which blocks, and return the function that opens the engine on a running event loop."""
     if spawn.fake is not None:
         return partial(_scripted, spawn.fake)
     cores = os.sched_getaffinity(0)
     from loraplex.platform.engines.build import load_engine, running
 
-    # Importing torch bound this thread to one core, which every thread made later would inherit.
+    # Importing torch binds this thread to one core, which threads started later would inherit.
     os.sched_setaffinity(0, cores)
     report(Stage(f"loading the model {Path(spawn.config.model).name}"))
-    return partial(running, load_engine(spawn.config, cores))
+    return partial(running, load_engine(spawn.config, cores, lambda text: report(Stage(text))))
 
 
 @asynccontextmanager
@@ -75,7 +75,7 @@ async def _scripted(script: FakeScript) -> AsyncIterator[EngineClient]:
 
 
 async def _serve(opener: EngineOpener, spawn: SpawnRequest, report: Reporter) -> int:
-    """Serve until SIGTERM and drain, or until the engine is broken. Returns the exit status."""
+    """Serve until SIGTERM and the drain, or until the engine is broken. Returns the exit status."""
     async with opener() as engine:
         server = EngineServer(engine, spawn.address)
         stop = asyncio.Event()

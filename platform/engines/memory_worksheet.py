@@ -1,4 +1,4 @@
-"""The memory worksheet as people and programs read it: a table, and one document for `--json` and the log.
+"""Renders the memory worksheet: a table, one line for the start, and a document for `--json` and the log.
 
 Invariant: sizes are whole bytes in documents and decimal in tables (1 GB is 10**9 bytes).
 """
@@ -15,7 +15,7 @@ from loraplex.engine.capacity.memory_plan import MemoryPlan
 def worksheet_document(
     plan: MemoryPlan, advice: Sequence[Advice], measured: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """`measured`: what tensors took in the end, by name."""
+    """The worksheet as a JSON document. `measured`: bytes that tensors take after loading, by name."""
     document: dict[str, Any] = {
         "fits": plan.fits,
         "total_bytes": plan.total,
@@ -44,8 +44,8 @@ def worksheet_document(
     return document if measured is None else document | {"measured": dict(measured)}
 
 
-def worksheet_table(plan: MemoryPlan, measured: Mapping[str, int] | None = None) -> Table:
-    """One line per part; the last ones say what the rest of the memory serves."""
+def worksheet_table(plan: MemoryPlan) -> Table:
+    """The worksheet as a table: one line per part of the memory, and at the end the rows that fit."""
     table = Table("memory", "planned", "what", box=None, pad_edge=False)
     table.columns[1].justify = "right"
     for weight in plan.weights:
@@ -61,10 +61,17 @@ def worksheet_table(plan: MemoryPlan, measured: Mapping[str, int] | None = None)
     for name, num_bytes in plan.reserve:
         table.add_row(name, format_bytes(num_bytes), "estimated")
     table.add_row("total", format_bytes(plan.total), _budget(plan), style="bold" if plan.fits else "bold red")
-    for name, num_bytes in (measured or {}).items():
-        table.add_row(f"measured: {name}", format_bytes(num_bytes), "")
     table.add_row("rows", f"{plan.rows:,}", f"of {plan.context:,} tokens at once")
     return table
+
+
+def worksheet_line(plan: MemoryPlan, measured: Mapping[str, int]) -> str:
+    """One line for the start on a terminal: the planned total and the bytes that tensors take."""
+    taken = ", ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in measured.items())
+    return (
+        f"memory: {format_bytes(plan.total)} planned, {format_bytes(plan.adapter_budget)} of it for adapters; measured: {taken}; "
+        f"{plan.rows:,} rows of {plan.context:,} tokens at once"
+    )
 
 
 def _numbers(count: int) -> str:

@@ -1,5 +1,5 @@
-"""An `EngineClient` over several engines: each adapter has a home engine, found by rendezvous hashing, and spills over
-to the next one when its home carries more than its share (bounded loads, Mirrokni et al., SODA 2018).
+"""An `EngineClient` over several engines. Rendezvous hashing gives each adapter a home engine; its requests go to the next one
+when the home has more than its share of requests (bounded loads, Mirrokni et al., SODA 2018).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ SPILL_FACTOR = 1.25
 
 
 class ManagedEngine(EngineClient, Protocol):
-    """An engine of which the gateway also sees how it is. `EngineProcess` and `RemoteEngine` are such."""
+    """An engine client that also reports the engine's state. `EngineProcess` and `RemoteEngine` implement it."""
 
     @property
     def connected(self) -> bool: ...
@@ -40,7 +40,7 @@ class ManagedEngine(EngineClient, Protocol):
 
 
 class EnginePool:
-    """Spreads requests over `engines`; with a single one it passes everything through."""
+    """Distributes requests over `engines`; with a single engine it passes every call through."""
 
     def __init__(self, engines: Sequence[ManagedEngine]) -> None:
         if not engines:
@@ -49,14 +49,14 @@ class EnginePool:
         self._owners: dict[str, ManagedEngine] = {}
 
     def info(self) -> EngineInfo:
-        """The facts of the first engine that is ready. Raises `EngineUnavailable` while none is."""
+        """The `EngineInfo` of the first engine that is ready. Raises `EngineUnavailable` while none is."""
         for engine in self.engines:
             if engine.connected:
                 return engine.info()
         return self.engines[0].info()
 
     def require_one_model(self) -> None:
-        """Raises `EngineStartFailed` when connected engines serve different models."""
+        """Check that all connected engines serve one model. Raises `EngineStartFailed`."""
         digests = {engine.info().model_digest for engine in self.engines if engine.connected}
         if len(digests) > 1:
             raise EngineStartFailed("the engines serve different models: " + ", ".join(sorted(digests)))
@@ -83,8 +83,10 @@ class EnginePool:
         return self.home(request.namespace, request.adapter)
 
     def home(self, namespace: bytes, adapter: AdapterRef | None) -> ManagedEngine:
-        """The engine of an adapter, or of a tenant for the base model; or the first one after it that is well and carries
-        no more than its share."""
+        """Choose the engine of an adapter, or of a tenant for the base model.
+
+        It is the first engine of the ranking that takes requests and has no more than its share of them.
+        """
         alive = [engine for engine in self.engines if _takes_requests(engine)]
         if len(alive) <= 1:
             return alive[0] if alive else self.engines[0]
@@ -94,25 +96,25 @@ class EnginePool:
         return next((engine for engine in ranked if engine.open_requests < share), ranked[0])
 
     async def abort(self, request_id: str) -> None:
-        """See `EngineClient.abort`; an id this pool does not know is aborted everywhere."""
+        """See `EngineClient.abort`; an id that this pool does not know is aborted on every engine."""
         owner = self._owners.get(request_id)
         engines = self.engines if owner is None else (owner,)
         await asyncio.gather(*(engine.abort(request_id) for engine in engines))
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
-        """See `EngineClient.probe`; by the engine that will most likely serve it."""
+        """See `EngineClient.probe`; runs on the engine that will most likely serve the adapter."""
         return await self.home(adapter.namespace, adapter).probe(adapter)
 
     async def forget(self, namespace: bytes) -> None:
-        """See `EngineClient.forget`; raises unless every engine did, once all were told."""
-        told = await asyncio.gather(
+        """See `EngineClient.forget`. Sends it to every engine, and raises afterwards if one of them failed."""
+        results = await asyncio.gather(
             *(engine.forget(namespace) for engine in self.engines), return_exceptions=True
         )
-        for failure in filter(None, told):
+        for failure in filter(None, results):
             raise failure
 
     async def stats(self) -> EngineStats:
-        """The first answering engine's numbers; per-engine numbers are read from `engines`."""
+        """The statistics of the first connected engine; those of each engine are read from `engines`."""
         for engine in self.engines:
             if engine.connected:
                 return await engine.stats()
@@ -139,7 +141,7 @@ def _takes_requests(engine: ManagedEngine) -> bool:
 
 
 def _rank(namespace: bytes, adapter: AdapterRef | None, index: int) -> bytes:
-    """Rendezvous weight: requests of one adapter (of one tenant, for the base model) rank the engines alike."""
+    """Rendezvous weight. Requests of one adapter (of one tenant, for the base model) rank the engines in the same order."""
     digest = b"" if adapter is None else adapter.digest.encode()
     key = b"%d|%d|" % (index, len(namespace)) + namespace + digest
     return hashlib.blake2b(key, digest_size=8).digest()

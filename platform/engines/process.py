@@ -1,7 +1,7 @@
-"""`EngineProcess`: an engine as a supervised child of this process, spoken to over its socket.
+"""`EngineProcess`: an engine that runs as a supervised child of this process, with its socket as the only connection.
 
-Invariant: at most one child lives at a time; when it dies or hangs, open requests fail within seconds and it is
-started again with backoff, until a crash loop is evident.
+Invariant: at most one child lives at a time. When it dies or hangs, open requests fail within seconds, and it is restarted
+with backoff until it is in a crash loop.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from loraplex.platform.config import engine_environment
 from loraplex.platform.engines import spawn_messages, wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
-from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogConfig, verdict
+from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogConfig, kill_reason
 from loraplex.platform.engines.spawn_messages import Broken, Ready, SpawnRequest, Stage
 from loraplex.platform.startup_errors import EngineStartFailed
 
@@ -34,7 +34,7 @@ MODULE = "loraplex.platform.engines.main"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProcessOptions:
-    """How one engine child is run. `start_timeout_s` bounds loading the model, `drain_s` the end."""
+    """Configuration of one engine child. `start_timeout_s` bounds loading the model, `drain_s` the shutdown."""
 
     address: str
     config: EngineConfig
@@ -48,7 +48,7 @@ class EngineProcessOptions:
 
 
 class EngineProcess:
-    """An `EngineClient` that owns its engine. `on_stage` hears what happens, for people."""
+    """An `EngineClient` that owns its engine process. `on_stage` receives each stage of a start as text for people."""
 
     def __init__(self, options: EngineProcessOptions, on_stage: Callable[[str], None] | None = None) -> None:
         self._options = options
@@ -68,7 +68,7 @@ class EngineProcess:
 
     @property
     def restarts(self) -> int:
-        """How often the child was started again."""
+        """How often the child was restarted."""
         return self._budget.restarts
 
     @property
@@ -77,11 +77,11 @@ class EngineProcess:
         return self._remote.connected
 
     def silent_for(self) -> float:
-        """Seconds since the child was last heard."""
+        """Seconds since the last message of the child."""
         return self._remote.silent_for()
 
     async def start(self) -> None:
-        """Spawn and wait until requests are taken. Raises `EngineStartFailed`; nothing is left running then."""
+        """Spawn the child and wait until it takes requests. Raises `EngineStartFailed`; then no process is left running."""
         wire.private_folder(wire.socket_path(self._options.address).parent)
         self._remote.start()
         try:
@@ -138,7 +138,7 @@ class EngineProcess:
         return await self._remote.stats()
 
     async def drain(self) -> None:
-        """See `EngineClient.drain`; the child goes on for other gateways until `stop`."""
+        """See `EngineClient.drain`; until `stop` the child continues to serve other gateways."""
         await self._remote.drain()
 
     async def _spawn_until_ready(self) -> None:
@@ -152,7 +152,7 @@ class EngineProcess:
             preexec_fn=os.setpgrp,
         )
         try:
-            await self._tell(process)
+            await self._send_spawn_request(process)
             async with asyncio.timeout(self._options.start_timeout_s):
                 await self._until_ready(process)
                 await self._remote.wait_ready()
@@ -163,10 +163,10 @@ class EngineProcess:
         except BaseException:
             await self._kill()
             raise
-        self._reports = asyncio.create_task(self._follow_reports(process))
+        self._reports = asyncio.create_task(self._read_reports(process))
 
-    async def _tell(self, process: Process) -> None:
-        """Standard input stays open afterwards: its end tells the child that this process is gone."""
+    async def _send_spawn_request(self, process: Process) -> None:
+        """Write the spawn request. Standard input stays open: its end shows the child that this process has died."""
         spawn = SpawnRequest(
             address=self._options.address,
             parent_pid=os.getpid(),
@@ -192,46 +192,46 @@ class EngineProcess:
                     return
         raise EngineStartFailed(f"the engine ended with status {await process.wait()} before it was ready")
 
-    async def _follow_reports(self, process: Process) -> None:
+    async def _read_reports(self, process: Process) -> None:
         while (report := await _next_report(process)) is not None:
             if isinstance(report, Stage):
                 self._on_stage(report.text)
 
     async def _supervise(self) -> None:
         while True:
-            reason = await self._until_unwell()
+            reason = await self._wait_for_failure()
             self._log.error("engine lost", reason=reason, pid=self.pid)
             self._remote.lose(reason)
             await self._kill()
             if not await self._restart(reason):
                 return
 
-    async def _until_unwell(self) -> str:
-        """Why the child ended or must end."""
+    async def _wait_for_failure(self) -> str:
+        """Wait until the child has ended or must be killed, and return the reason."""
         process = self._process
         if process is None:
-            return "it does not run"
+            return "it is not running"
         ended = asyncio.create_task(process.wait())
         try:
             while True:
                 done, _ = await asyncio.wait({ended}, timeout=wire.PING_INTERVAL_S)
                 if done:
                     return f"it ended with status {ended.result()}"
-                reason = self._verdict()
+                reason = self._kill_reason()
                 if reason is not None:
                     return reason
         finally:
             ended.cancel()
 
-    def _verdict(self) -> str | None:
+    def _kill_reason(self) -> str | None:
         stats = self._remote.last_stats or EngineStats()
         busy = stats.running + stats.waiting > 0
-        return verdict(self._options.watchdog, self._remote.silent_for(), busy, stats.heartbeat_age_s)
+        return kill_reason(self._options.watchdog, self._remote.silent_for(), busy, stats.heartbeat_age_s)
 
     async def _restart(self, reason: str) -> bool:
-        """Start the child again, as often as the budget allows. False in a crash loop."""
+        """Restart the child, as often as the budget allows. Returns False in a crash loop."""
         while (delay := self._budget.next_delay(time.monotonic())) is not None:
-            self._on_stage(f"engine lost ({reason}); starting it again in {delay:.1f} s")
+            self._on_stage(f"engine lost ({reason}); restarting it in {delay:.1f} s")
             await asyncio.sleep(delay)
             try:
                 await self._spawn_until_ready()
@@ -241,7 +241,7 @@ class EngineProcess:
             else:
                 self._on_stage("engine ready again")
                 return True
-        self.failure = f"the engine keeps failing and is not started again: {reason}"
+        self.failure = f"the engine keeps failing and is not restarted: {reason}"
         self._on_stage(self.failure)
         return False
 
@@ -270,7 +270,7 @@ class EngineProcess:
 
 
 async def _next_report(process: Process) -> spawn_messages.Report | None:
-    """The child's next report, None at the end of its output; a line that is none is skipped."""
+    """Read the child's next report; None at the end of its output. Lines that are no report are skipped."""
     if process.stdout is None:
         return None
     while line := await process.stdout.readline():

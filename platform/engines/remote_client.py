@@ -1,7 +1,7 @@
-"""An `EngineClient` over the socket of an engine process, for the gateway that spawned it or any other.
+"""An `EngineClient` over the socket of an engine process, for the gateway that spawned it or for any other gateway.
 
-Invariant: when the engine is lost, every open request gets `Failed(engine_unavailable)` within seconds, and
-every abort and forget is said again and again until the engine acknowledges it.
+Invariant: when the engine is lost, every open request gets `Failed(engine_unavailable)` within seconds. Every abort and forget
+is sent again until the engine acknowledges it.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ class RemoteEngine:
     """
 
     def __init__(
-        self, address: str, limits: EventBufferConfig, silence_s: float = wire.PEER_TIMEOUT_S
+        self, address: str, buffer: EventBufferConfig, silence_s: float = wire.PEER_TIMEOUT_S
     ) -> None:
         wire.socket_path(address)
         self._address = address
-        self._limits = limits
+        self._buffer = buffer
         self._silence_s = silence_s
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
@@ -67,7 +67,7 @@ class RemoteEngine:
 
     @property
     def connected(self) -> bool:
-        """True while the engine answers."""
+        """True while the engine responds."""
         return self._ready.is_set()
 
     @property
@@ -76,20 +76,20 @@ class RemoteEngine:
         return sum(not stream.ended for stream in self._streams.values())
 
     def silent_for(self) -> float:
-        """Seconds since the engine was last heard, or since the connection began."""
+        """Seconds since the last message of the engine, or since the connection began."""
         return time.monotonic() - self._heard_at
 
     def start(self) -> None:
-        """Begin to connect, and to reconnect whenever the engine is lost."""
+        """Start to connect, and to reconnect whenever the engine is lost."""
         self._tasks.append(asyncio.create_task(self._tick()))
 
     async def wait_ready(self) -> None:
-        """Return once the engine said what it serves."""
+        """Wait until the engine has sent its `EngineInfo`."""
         await self._ready.wait()
 
     async def close(self) -> None:
-        """Fail what is open and close the connection."""
-        self._forget("the connection is closed")
+        """Fail all open requests and close the connection."""
+        self._reset("the connection is closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -97,7 +97,7 @@ class RemoteEngine:
         self._context.term()
 
     def info(self) -> EngineInfo:
-        """See `EngineClient.info`; after the engine was once ready its facts stay known."""
+        """See `EngineClient.info`; known from the first connection on, also while the engine is lost."""
         if self._info is None:
             raise EngineUnavailable("the engine is not ready")
         return self._info
@@ -109,7 +109,7 @@ class RemoteEngine:
         if refusal is not None:
             yield refusal
             return
-        stream = self._streams[request_id] = EventBuffer(request.sampling.n, self._limits)
+        stream = self._streams[request_id] = EventBuffer(request.sampling.n, self._buffer)
         try:
             if not self._send(wire.Submit(request)):
                 stream.put(_unavailable(request_id, "the engine's queue is full"))
@@ -121,7 +121,7 @@ class RemoteEngine:
                 self._request_abort(request_id)
 
     async def abort(self, request_id: str) -> None:
-        """See `EngineClient.abort`; also returns when the engine is lost, since nothing runs there then."""
+        """See `EngineClient.abort`; also returns when the engine is lost, because then nothing runs there."""
         await self._request_abort(request_id).wait()
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
@@ -129,14 +129,14 @@ class RemoteEngine:
         if self._draining or not self.connected:
             raise EngineUnavailable("the engine is not connected")
         probe_id = uuid4().hex
-        answer: asyncio.Future[ProbeReport] = asyncio.get_running_loop().create_future()
-        self._probes[probe_id] = answer
+        reply: asyncio.Future[ProbeReport] = asyncio.get_running_loop().create_future()
+        self._probes[probe_id] = reply
         try:
             if not self._send(wire.Probe(probe_id, adapter)):
                 raise EngineUnavailable("the engine's queue is full")
-            return await asyncio.wait_for(answer, PROBE_TIMEOUT_S)
+            return await asyncio.wait_for(reply, PROBE_TIMEOUT_S)
         except TimeoutError:
-            raise EngineUnavailable("the engine does not answer") from None
+            raise EngineUnavailable("the engine does not respond") from None
         finally:
             del self._probes[probe_id]
 
@@ -154,16 +154,16 @@ class RemoteEngine:
         """See `EngineClient.stats`."""
         if not self.connected:
             raise EngineUnavailable("the engine is not connected")
-        number, answer = self._ping()
+        number, reply = self._ping()
         try:
-            return await asyncio.wait_for(answer, STATS_TIMEOUT_S)
+            return await asyncio.wait_for(reply, STATS_TIMEOUT_S)
         except TimeoutError:
-            raise EngineUnavailable("the engine does not answer") from None
+            raise EngineUnavailable("the engine does not respond") from None
         finally:
             self._pongs.pop(number, None)
 
     async def drain(self) -> None:
-        """Refuse new requests of this gateway; other gateways of the same engine are not touched."""
+        """Refuse new requests of this gateway and wait for its open ones; other gateways of the engine are not affected."""
         self._draining = True
         while self._streams:
             await asyncio.sleep(DRAIN_POLL_S)
@@ -176,7 +176,7 @@ class RemoteEngine:
                 self._request_abort(request_id)
 
     def lose(self, reason: str) -> None:
-        """Give the engine up at once, as its parent does when it saw the process end."""
+        """Treat the engine as lost at once. Its parent calls this when the process has ended."""
         self._lose(reason)
 
     def _refusal(self, request: EngineRequest) -> Failed | None:
@@ -190,7 +190,7 @@ class RemoteEngine:
         return None
 
     async def _tick(self) -> None:
-        """Connect; say hello until welcomed; then ping, repeat what is unacknowledged and notice silence."""
+        """Connect, send `Hello` until `Welcome` arrives, then ping, repeat unacknowledged messages and detect silence."""
         while True:
             if self._socket is None:
                 self._connect()
@@ -209,7 +209,7 @@ class RemoteEngine:
                 self._lose("the engine is silent")
 
     def _connect(self) -> None:
-        """A fresh socket per session: what was queued for a lost engine must never reach the next one."""
+        """Open a new socket per session: messages queued for a lost engine must never reach the next one."""
         socket = self._socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -255,9 +255,9 @@ class RemoteEngine:
                     forgotten.set_result(None)
             case wire.Pong(number, stats):
                 self.last_stats = stats
-                answer = self._pongs.pop(number, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(stats)
+                reply = self._pongs.pop(number, None)
+                if reply is not None and not reply.done():
+                    reply.set_result(stats)
             case wire.Welcome(_, info):
                 self._info = info
                 self._ready.set()
@@ -266,19 +266,19 @@ class RemoteEngine:
                     self._lose(reason)
 
     def _settle_probe(self, probe_id: str, report: ProbeReport | None, reason: str) -> None:
-        answer = self._probes.get(probe_id)
-        if answer is None or answer.done():
+        reply = self._probes.get(probe_id)
+        if reply is None or reply.done():
             return
         if report is None:
-            answer.set_exception(EngineUnavailable(reason))
+            reply.set_exception(EngineUnavailable(reason))
         else:
-            answer.set_result(report)
+            reply.set_result(report)
 
     def _deliver(self, event: Event) -> None:
         stream = self._streams.get(event.request_id)
         if stream is not None and not stream.put(event):
             self._request_abort(event.request_id)
-            message = "the answer was not read fast enough"
+            message = "the response was not read fast enough"
             stream.put(Failed(event.request_id, RequestTimeout.code, message))
 
     def _request_abort(self, request_id: str) -> asyncio.Event:
@@ -296,17 +296,17 @@ class RemoteEngine:
         self._number += 1
         for number in [number for number in self._pongs if number < self._number - 64]:
             self._pongs.pop(number).cancel()
-        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._pongs[self._number] = answer
+        reply: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._pongs[self._number] = reply
         self._send(wire.Ping(self._number))
-        return self._number, answer
+        return self._number, reply
 
     def _lose(self, reason: str) -> None:
         if self.connected:
             self._log.warning("engine lost", reason=reason, requests=self.open_requests)
-        self._forget(reason)
+        self._reset(reason)
 
-    def _forget(self, reason: str) -> None:
+    def _reset(self, reason: str) -> None:
         self._ready.clear()
         self._disconnect()
         self._heard_at = time.monotonic()
@@ -320,11 +320,11 @@ class RemoteEngine:
             self._settle_probe(probe_id, None, f"the engine was lost: {reason}")
         for forgotten in self._forgets.values():
             forgotten.set_exception(EngineUnavailable(f"the engine was lost: {reason}"))
-            forgotten.exception()  # whoever asked may be gone
+            forgotten.exception()  # retrieved here, because the caller of `forget` may be gone
         self._forgets.clear()
 
     def _send(self, message: wire.ToEngine) -> bool:
-        """False when there is no connection or its queue is full; what must arrive is sent again by `_tick`."""
+        """Send a message. False without a connection or with a full queue; `_tick` repeats messages that must arrive."""
         if self._socket is None:
             return False
         sent = self._socket.send(wire.encode(message), flags=zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""When a crashed child is started again, and when no more: pure decisions on a clock that is passed in."""
+"""Decides when a child is killed, when it is restarted and when not any more. Times are passed in; nothing waits here."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Delays double from `first_delay_s` to `max_delay_s`; more than `max_restarts` within `window_s` end it."""
+    """Backoff of restarts: delays double from `first_delay_s` to `max_delay_s`; at most `max_restarts` within `window_s`."""
 
     first_delay_s: float = 0.5
     max_delay_s: float = 30.0
@@ -15,7 +15,7 @@ class RestartPolicy:
 
 
 class RestartBudget:
-    """Counts restarts and says how long to wait before the next one."""
+    """Counts restarts and computes the delay before the next one."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
@@ -23,7 +23,7 @@ class RestartBudget:
         self.restarts = 0
 
     def next_delay(self, now: float) -> float | None:
-        """Seconds to wait before a restart, None when the child is in a crash loop."""
+        """Count a restart and return its delay in seconds; None when the child is in a crash loop."""
         while self._recent and self._recent[0] <= now - self._policy.window_s:
             self._recent.popleft()
         if len(self._recent) >= self._policy.max_restarts:
@@ -36,16 +36,16 @@ class RestartBudget:
 
 @dataclass(frozen=True, slots=True)
 class WatchdogConfig:
-    """A child that answers nothing for `unresponsive_s`, or has work and makes no step for `hang_s`, is killed."""
+    """A child that answers no ping for `unresponsive_s`, or has work and completes no step for `hang_s`, is killed."""
 
     unresponsive_s: float = 30.0
     hang_s: float = 120.0
 
 
-def verdict(limits: WatchdogConfig, silent_s: float, busy: bool, since_step_s: float) -> str | None:
-    """Why the child must be killed, None while it is well."""
+def kill_reason(limits: WatchdogConfig, silent_s: float, busy: bool, since_step_s: float) -> str | None:
+    """Why the child must be killed; None while it is healthy."""
     if silent_s > limits.unresponsive_s:
         return f"it answered nothing for {silent_s:.1f} s"
     if busy and since_step_s > limits.hang_s:
-        return f"it has work and made no step for {since_step_s:.1f} s"
+        return f"it has work and completed no step for {since_step_s:.1f} s"
     return None

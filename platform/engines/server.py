@@ -24,7 +24,7 @@ MALFORMED_LOG_INTERVAL_S = 10.0
 
 
 class Peer:
-    """One connected gateway: when it was last heard, its requests, and what it has not been sent yet."""
+    """One connected gateway: the time of its last message, its requests and its unsent events."""
 
     def __init__(self, identity: bytes) -> None:
         self.identity = identity
@@ -36,9 +36,9 @@ class Peer:
 
 
 class EngineServer:
-    """Serves `engine` on `address` until `close`. Runs on one event loop; a tenant's bytes never raise in it.
+    """Serves `engine` on `address` until `close`. It runs on one event loop; the bytes of a peer never raise in it.
 
-    `broken` is set once the engine itself has failed and its process had better end.
+    `broken` is set once the engine itself has failed, so that its process must end.
     """
 
     def __init__(self, engine: EngineClient, address: str) -> None:
@@ -68,7 +68,7 @@ class EngineServer:
         self._spawn(self._watch_peers())
 
     async def close(self) -> None:
-        """Abort what runs and stop listening."""
+        """Abort running requests and stop listening."""
         for peer in list(self._peers.values()):
             self._drop(peer, "the engine shuts down")
         for task in list(self._background):
@@ -139,7 +139,7 @@ class EngineServer:
             peer.tasks.pop(request.request_id, None)
 
     def _queue(self, peer: Peer, event: Event) -> None:
-        """Events of one tick of the loop leave as one message."""
+        """Queue an event. Events of one tick of the event loop are sent as one message."""
         peer.unsent.append(event)
         if not peer.flush_scheduled:
             peer.flush_scheduled = True
@@ -155,7 +155,7 @@ class EngineServer:
             self._drop(peer, "the gateway does not read its events")
 
     async def _abort(self, peer: Peer, request_id: str) -> None:
-        """End the peer's own request, then acknowledge; a request of another peer does not exist for this one."""
+        """End a request of this peer and acknowledge. Requests of other peers are not found here."""
         task = peer.tasks.get(request_id)
         if task is not None:
             await self._end(request_id, task)
@@ -169,18 +169,18 @@ class EngineServer:
 
     async def _probe(self, peer: Peer, message: wire.Probe) -> None:
         try:
-            answer = wire.Probed(message.probe_id, await self._engine.probe(message.adapter))
+            reply = wire.Probed(message.probe_id, await self._engine.probe(message.adapter))
         except EngineError as error:
-            answer = wire.Probed(message.probe_id, None, str(error))
+            reply = wire.Probed(message.probe_id, None, str(error))
         except Exception as error:  # noqa: BLE001 - one probe's defect must not end the others
             self._log.exception("probe failed", digest=message.adapter.digest)
-            answer = wire.Probed(message.probe_id, None, f"internal error: {type(error).__name__}")
+            reply = wire.Probed(message.probe_id, None, f"internal error: {type(error).__name__}")
         finally:
             peer.probes.pop(message.probe_id, None)
-        self._send(peer.identity, answer)
+        self._send(peer.identity, reply)
 
     async def _forget(self, peer: Peer, namespace: bytes) -> None:
-        """Of all gateways: whichever one sent it, the tenant's requests end."""
+        """End the requests of a tenant, whichever gateway sent them, and acknowledge to this peer."""
         try:
             await self._engine.forget(namespace)
         except EngineError:
@@ -201,7 +201,7 @@ class EngineServer:
         try:
             self._send(peer.identity, wire.Pong(number, await self._engine.stats()))
         except EngineError as error:
-            self._log.error("the engine gives no account of itself", error=str(error))
+            self._log.error("the engine returns no statistics", error=str(error))
             self.broken.set()
 
     async def _watch_peers(self) -> None:
@@ -224,7 +224,7 @@ class EngineServer:
             self._spawn(self._end(request_id, task))
 
     def _send(self, identity: bytes, message: wire.ToGateway) -> bool:
-        """Hand one message to the socket. False if the peer's queue is full; a vanished peer is dropped."""
+        """Give one message to the socket. False if the peer's queue is full; a disconnected peer is dropped."""
         sent = self._socket.send_multipart([identity, wire.encode(message)], flags=zmq.NOBLOCK)
         error = asyncio.ensure_future(sent).exception()
         if error is None:

@@ -1,6 +1,6 @@
-"""What a parent tells its engine process (one JSON line on standard input) and what that reports back (JSON lines).
+"""Messages between a parent and its engine process: a spawn request, one JSON line on standard input, and reports as JSON lines.
 
-Nothing secret is in it, and nothing of it appears on the command line.
+Invariant: they contain no secret, and nothing of them appears on the command line.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from loraplex.engine.fake_engine import FakeScript
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`fake` replaces the model by a script, for tests and drills. `drain_s` bounds the end after SIGTERM."""
+    """What the engine process runs. `fake` replaces the model with a script, for fault injection. `drain_s` bounds the drain."""
 
     address: str
     parent_pid: int
@@ -24,13 +24,13 @@ class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
-    """A step of the start, for people."""
+    """A stage of the start, as text for people."""
 
     text: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The socket is open and requests are taken."""
+    """The socket is open and the engine takes requests."""
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):

@@ -1,4 +1,4 @@
-"""Starts or finds the engines of a process: a supervised child, or sockets that other processes listen on."""
+"""Opens the engines of a process: starts a supervised child, or attaches to the sockets of other processes."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ OnStage = Callable[[str], None]
 async def open_engines(
     settings: Settings, model: str | None, stack: AsyncExitStack, on_stage: OnStage
 ) -> EnginePool:
-    """The engines of a gateway, ready. Raises `EngineStartFailed` or `SettingsError`."""
+    """Open the engines of a gateway and wait until they are ready. Raises `EngineStartFailed` or `SettingsError`."""
     if model is None:
         return await _attach(settings, stack, on_stage)
     address = _own_address(settings.data_dir, stack)
@@ -38,7 +38,7 @@ async def open_engines(
 async def open_engine_process(
     settings: Settings, model: str, address: str, stack: AsyncExitStack, on_stage: OnStage
 ) -> EngineProcess:
-    """A ready engine child that listens on `address`."""
+    """Start an engine child that listens on `address`, and wait until it is ready."""
     options = EngineProcessOptions(
         address=address,
         config=settings.engine_config(model),
@@ -68,7 +68,7 @@ async def _attach(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) 
     for task in missing:
         task.cancel()
     if not done:
-        raise EngineStartFailed("no engine answers at " + ", ".join(settings.engine))
+        raise EngineStartFailed("no engine responds at " + ", ".join(settings.engine))
     pool = EnginePool(engines)
     pool.require_one_model()
     return pool
@@ -85,7 +85,7 @@ def _own_address(data_dir: Path, stack: AsyncExitStack) -> str:
 
 
 def _remove_stale_sockets(folder: Path) -> None:
-    """Killed servers leave their sockets behind; the process id in the name tells whose they were."""
+    """Remove the sockets of killed servers. The process id in a socket's name is that of its server."""
     for file in folder.glob(SOCKET_NAME.format(pid="*")):
         owner = file.name.split(".")[1]
         if not (owner.isdecimal() and _lives(int(owner))):
@@ -98,7 +98,7 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # another user's
+        return True  # the process of another user
     return True
 
 

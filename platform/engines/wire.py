@@ -1,7 +1,7 @@
-"""What gateway and engine process say to each other: msgpack structs (never pickle) in single ZeroMQ frames.
+"""Messages between gateway and engine process: msgpack structs (never pickle) in single ZeroMQ frames.
 
-A gateway says `Hello` once per connection and `Ping` every second; an engine that does not know a peer answers
-`Goodbye`, upon which the gateway fails what it had running there and says `Hello` again.
+A gateway sends `Hello` once per connection and `Ping` every second. An engine that does not know a peer sends `Goodbye`;
+the gateway then fails its running requests and sends `Hello` again.
 """
 
 import os
@@ -39,20 +39,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
-    """Try an adapter; answered with `Probed` of the same id."""
+    """Probe an adapter; the reply is `Probed` with the same id."""
 
     probe_id: str
     adapter: AdapterRef
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """A tenant was deleted; answered with `Forgotten` of the same namespace."""
+    """A tenant was deleted; the reply is `Forgotten` with the same namespace."""
 
     namespace: bytes
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Keeps the peer alive; answered with `Pong` of the same number."""
+    """Keeps the peer alive; the reply is `Pong` with the same number."""
 
     number: int
 
@@ -61,32 +61,32 @@ ToEngine: TypeAlias = Hello | Submit | Abort | Forget | Probe | Ping
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The peer is known from here on."""
+    """The engine knows the peer from now on."""
 
     protocol: int
     info: EngineInfo
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """The engine knows no such peer, or speaks another protocol; nothing of the peer runs here."""
+    """The engine does not know the peer, or has another protocol version; no request of the peer runs here."""
 
     reason: str
 
 
 class Events(msgspec.Struct, frozen=True, tag="events"):
-    """Everything that happened to a peer's requests since the last message, in order."""
+    """All events of a peer's requests since the last message, in order."""
 
     events: list[Event]
 
 
 class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
-    """The request no longer runs, or never did."""
+    """The request does not run any more, or never ran."""
 
     request_id: str
 
 
 class Probed(msgspec.Struct, frozen=True, tag="probed"):
-    """`report` None: nothing was found out, and `message` says why."""
+    """Result of a probe. `report` None: the probe could not run, and `message` gives the reason."""
 
     probe_id: str
     report: ProbeReport | None
@@ -94,7 +94,7 @@ class Probed(msgspec.Struct, frozen=True, tag="probed"):
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag="forgotten"):
-    """Nothing of the tenant is kept but what still ends."""
+    """The engine keeps nothing of the tenant, except requests that are still ending."""
 
     namespace: bytes
 
@@ -112,19 +112,19 @@ decode_to_gateway: Final[Callable[[bytes], ToGateway]] = msgspec.msgpack.Decoder
 
 
 def socket_path(address: str) -> Path:
-    """The file behind an `ipc://` address. Raises `SettingsError` for another scheme or too long a path."""
+    """The file of an `ipc://` address. Raises `SettingsError` for another scheme or a path that is too long."""
     path = address.removeprefix(SCHEME)
     if path == address or not path.startswith("/"):
         raise SettingsError(f"engine address {address!r}: allowed is {SCHEME}/absolute/path")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise SettingsError(
-            f"engine address {address!r}: a unix socket's path holds at most {MAX_SOCKET_PATH} bytes"
+            f"engine address {address!r}: a unix socket's path has at most {MAX_SOCKET_PATH} bytes"
         )
     return Path(path)
 
 
 def private_folder(folder: Path) -> None:
-    """Make `folder` (0700) if missing. Raises `SettingsError` if others may enter an existing one."""
+    """Create `folder` (0700) if it is missing. Raises `SettingsError` if other users may enter an existing one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = folder.stat()
     if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:

@@ -1,6 +1,6 @@
-"""What a gateway does in the background for order: finishes deletions of tenants, and deletes records past their time.
+"""Housekeeping of a gateway: finishes the deletion of tenants and deletes records whose retention has ended.
 
-Invariant: it never ends by an error; what failed is logged and tried again. Any number of gateways may do this at once.
+Invariant: an error never ends it; a failed step is logged and repeated. Any number of gateways may run it at once.
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.retention import Retention, RetentionRepository
 
-LOOK_S: Final = 2.0
+DELETION_POLL_S: Final = 2.0
 SWEEP_S: Final = 60.0
 BATCH: Final = 1000
 MAX_BATCHES: Final = 50
-"""Of one sweep: what is more waits for the next."""
+"""Batches of one sweep; further rows wait for the next sweep."""
 MAX_ERASURES: Final = 10
 RECENT: Final = timedelta(hours=1)
-TROUBLE: Final = (TenantsError, EngineError, AdaptersError, OSError)
+RETRIED_ERRORS: Final = (TenantsError, EngineError, AdaptersError, OSError)
 
 
 @dataclass(slots=True, kw_only=True)
 class Housekeeping:
-    """`run` until cancelled."""
+    """Background jobs of one gateway; `run` runs until it is cancelled."""
 
     database: Database
     erasure: TenantErasure
     retention: Retention
     _forgotten: set[UUID] = field(default_factory=set)
     _log: structlog.stdlib.BoundLogger = field(
-        default_factory=lambda: structlog.get_logger("loraplex.janitor")
+        default_factory=lambda: structlog.get_logger("loraplex.housekeeping")
     )
 
     async def run(self) -> None:
@@ -52,10 +52,10 @@ class Housekeeping:
                 await self._try("retention", self.sweep)
                 await self._try("leftovers", self.remove_leftovers)
                 next_sweep = now + SWEEP_S
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(DELETION_POLL_S)
 
     async def finish_deletions(self) -> None:
-        """Erase what is left of deleted tenants; and here, in this gateway's engines, end what others' deletions concern."""
+        """Erase the rest of deleted tenants, and end requests of tenants in this gateway's engines that another gateway erased."""
         async with self.database.as_operator() as session:
             deletions = TenantDeletions(session)
             unfinished = await deletions.unfinished(MAX_ERASURES)
@@ -72,7 +72,7 @@ class Housekeeping:
             self._log.info("tenant erased", tenant_id=str(tenant_id))
 
     async def sweep(self) -> dict[str, int]:
-        """Delete what is past its time: how many rows of which table."""
+        """Delete records whose retention has ended. Returns the number of rows per table."""
         deleted: dict[str, int] = {}
         for _ in range(MAX_BATCHES):
             async with self.database.as_operator() as session:
@@ -81,19 +81,19 @@ class Housekeeping:
             if max(batch.values()) < BATCH:
                 break
         if any(deleted.values()):
-            self._log.info("records past their time deleted", **deleted)
+            self._log.info("expired records deleted", **deleted)
         return deleted
 
     async def _try(self, name: str, work: Callable[[], Awaitable[object]]) -> None:
         try:
             await work()
-        except TROUBLE as error:
+        except RETRIED_ERRORS as error:
             self._log.warning("tried again later", work=name, error=str(error)[:200])
-        except Exception:  # noqa: BLE001 - reported; a defect of one kind of work must not end the others
+        except Exception:  # noqa: BLE001 - logged; a defect in one job must not end the others
             self._log.exception("background work failed", work=name)
 
     async def remove_leftovers(self) -> None:
-        """What was stored for a tenant while it was deleted, or kept here of one that another gateway erased."""
+        """Erase files that were stored while their tenant was being deleted, or that are here of a tenant another gateway erased."""
         async with self.database.as_operator() as session:
             deletions = TenantDeletions(session)
             gone = set(await deletions.since(datetime.now(UTC) - RECENT))

@@ -1,7 +1,7 @@
-"""Erases what is left of a deleted tenant: running requests, cached blocks, blobs, uploads, rows and counters.
+"""Erases the data of a deleted tenant: running requests, cached blocks, blobs, uploads, rows and counters.
 
-Invariant: every step may be repeated, and the tenant counts as erased only after all of them: another gateway continues where
-one died. Files are erased by folder, without a list of them, so that nothing unknown remains.
+Invariant: every step may be repeated, and the tenant counts as erased only after all of them, so another gateway can continue.
+Files are erased by folder, without a list of them, so that no unknown file remains.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from loraplex.tenants.valkey import Valkey, erase_tenant
 
 
 class StoredFiles:
-    """The files of all tenants."""
+    """The files of all tenants: adapters and parts of uploads."""
 
     def __init__(self, blobs: BlobStore, parts: UploadParts) -> None:
         self._blobs = blobs
         self._parts = parts
 
     async def tenants(self) -> list[UUID]:
-        """Whose blobs are on this machine, or were."""
+        """List the tenants that have or had blobs on this machine."""
         return await asyncio.to_thread(self._blobs.storage.tenants)
 
     async def erase(self, tenant_id: UUID) -> None:
-        """Removes all files of a tenant; harmless when there are none. Raises `BlobStoreUnavailable`."""
+        """Remove all files of a tenant; may be repeated. Raises `BlobStoreUnavailable`."""
         await self._parts.delete_tenant(tenant_id)
         await self._blobs.delete_tenant(tenant_id)
 
@@ -40,20 +40,20 @@ POLL_S: Final = 0.1
 
 
 class TenantFiles(Protocol):
-    """Where tenants' blobs and uploads are."""
+    """Storage of the tenants' blobs and uploads."""
 
     async def tenants(self) -> list[UUID]:
-        """Whose blobs are on this machine, or were."""
+        """List the tenants that have or had blobs on this machine."""
         ...
 
     async def erase(self, tenant_id: UUID) -> None:
-        """Removes all of them, also those that nobody knows; harmless when repeated. Raises `AdaptersError`."""
+        """Remove all files of a tenant, unlisted ones too; may be repeated. Raises `AdaptersError`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantErasure:
-    """`settle_s`: how long the tenant's requests, which have failed by then, are given to be settled."""
+    """Erasure of deleted tenants. `settle_s`: longest wait until the tenant's failed requests are settled."""
 
     database: Database
     valkey: Valkey
@@ -63,24 +63,24 @@ class TenantErasure:
     settle_s: float = 10.0
 
     async def erase(self, tenant_id: UUID) -> bool:
-        """Whether nothing is left. Raises `StoreUnavailable`, `EngineUnavailable`, `AdaptersError`: to be tried again."""
+        """Erase a tenant. True if nothing is left. After `StoreUnavailable`, `EngineUnavailable` or `AdaptersError`, call again."""
         await self.forget(tenant_id)
         await self._until_settled(tenant_id)
         await self.files.erase(tenant_id)
         while not await self._erase_rows(tenant_id):
             await asyncio.sleep(0)
-        # Again, for what its last requests still held.
+        # Again, because its last requests may have cached blocks since.
         await self.forget(tenant_id)
         await erase_tenant(self.valkey, tenant_id)
         async with self.database.as_operator() as session:
             return await TenantDeletions(session).finish(tenant_id)
 
     async def forget(self, tenant_id: UUID) -> None:
-        """Ends the tenant's requests in this gateway's engines, whichever gateway began them, and drops its blocks."""
+        """End the tenant's requests in this gateway's engines, whichever gateway started them, and drop its cached blocks."""
         await self.engine.forget(self.namespace_of(tenant_id))
 
     async def _until_settled(self, tenant_id: UUID) -> None:
-        """What a dead gateway has left open is nobody's to settle: it is waited for no longer than `settle_s`."""
+        """Wait for the settlement of open requests, at most `settle_s`: no gateway settles those of a dead gateway."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self.settle_s
         while loop.time() < end:

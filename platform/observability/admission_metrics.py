@@ -29,7 +29,7 @@ SHARE_BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8
 
 
 class WatchedAdmissions(Protocol):
-    """What admissions tell of themselves."""
+    """State that admission control reports."""
 
     @property
     def degraded(self) -> bool: ...
@@ -48,7 +48,7 @@ class AdmissionMetrics:
         self._registry = registry
         self._decisions = Counter(
             "loraplex_admission_decisions",
-            "Requests by what admission said, and by the limit that refused them.",
+            "Requests by the decision of admission, and by the limit that refused them.",
             ("decision", "limit", "level"),
             registry=registry,
         )
@@ -56,16 +56,18 @@ class AdmissionMetrics:
             self._decisions.labels(decision, NONE, NONE)
         self._seconds = self._times("loraplex_admission_seconds", "Added to a request before it begins.")
         self._ledger_seconds = self._times(
-            "loraplex_admission_ledger_seconds", "Until an admitted request was in the books."
+            "loraplex_admission_booked_seconds", "From the request to its reservation in the usage ledger."
         )
-        self._settle_seconds = self._times("loraplex_admission_settle_seconds", "Writing down what was used.")
+        self._settle_seconds = self._times(
+            "loraplex_admission_settle_seconds", "Writing the usage of a request."
+        )
         self._degraded_requests = Counter(
             "loraplex_admission_degraded_requests",
             "Admitted by this gateway's share of the limits, without Valkey.",
             registry=registry,
         )
-        self._reserved = self._tokens("reserved", "The most that settled requests might have used.")
-        self._used = self._tokens("used", "What settled requests did use.")
+        self._reserved = self._tokens("reserved", "Tokens reserved by settled requests.")
+        self._used = self._tokens("used", "Tokens used by settled requests.")
         self._share = Histogram(
             "loraplex_admission_used_share",
             "Tokens used of those reserved, per request.",
@@ -74,11 +76,11 @@ class AdmissionMetrics:
         )
 
     def watch(self, admissions: WatchedAdmissions) -> None:
-        """Show whether admission does without Valkey now, how often Valkey did not know a script, and how often counters
-        were not what the books say.
+        """Export whether admission works without Valkey now, how often Valkey did not know a script, and how often counters
+        differed from the usage ledger.
         """
         degraded = Gauge(
-            "loraplex_admission_degraded", "1 while Valkey is done without.", registry=self._registry
+            "loraplex_admission_degraded", "1 while admission works without Valkey.", registry=self._registry
         )
         degraded.set_function(lambda: float(admissions.degraded))
         fallbacks = Gauge(
@@ -89,28 +91,28 @@ class AdmissionMetrics:
         fallbacks.set_function(lambda: float(admissions.script_fallbacks))
         rebuilt = Gauge(
             "loraplex_admission_counters_mended",
-            "Tenants seeded anew since the start, because their counters were not what the books say.",
+            "Tenants whose counters were rebuilt since the start, because they differed from the usage ledger.",
             registry=self._registry,
         )
         rebuilt.set_function(lambda: float(admissions.counters_rebuilt))
 
     def decided(self, decision: str, seconds: float, limit: str = NONE, level: str = NONE) -> None:
-        """One answer to an admission. A limit or level that is not known counts as none."""
+        """Count one decision. An unknown limit or level counts as none."""
         known = limit in COUNTED and level in LEVELS
         labels = (decision, limit, level) if known else (decision, NONE, NONE)
         self._decisions.labels(*labels).inc()
         self._seconds.observe(seconds)
 
     def ledger_written(self, seconds: float) -> None:
-        """One admitted request is in the books. By as much as that is later than its beginning, its answer had to wait."""
+        """Count one reservation that is in the ledger, `seconds` after its request. The response is not sent earlier."""
         self._ledger_seconds.observe(seconds)
 
     def degraded(self) -> None:
-        """One request was admitted without Valkey."""
+        """Count one request that was admitted without Valkey."""
         self._degraded_requests.inc()
 
     def settled(self, reserved: int, used: int, seconds: float) -> None:
-        """Tokens of one request that has ended."""
+        """Count the tokens of one settled request."""
         self._settle_seconds.observe(seconds)
         self._reserved.inc(reserved)
         self._used.inc(used)
@@ -125,7 +127,7 @@ class AdmissionMetrics:
 
 
 class RecordedAdmissionController:
-    """`AdmissionController` around others."""
+    """An `AdmissionController` that records metrics of the controller it wraps."""
 
     def __init__(self, admissions: AdmissionController, metrics: AdmissionMetrics) -> None:
         self._admissions = admissions
@@ -134,7 +136,7 @@ class RecordedAdmissionController:
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
     ) -> Reservation:
-        """Times what a request waits for before work on it begins, and until it is in the books."""
+        """Measure the time until work may start, and until the reservation is in the ledger."""
         began, waited = time.perf_counter(), None
 
         def begin() -> None:
@@ -154,9 +156,9 @@ class RecordedAdmissionController:
             decision = "stale" if isinstance(error, PolicyStale) else "unavailable"
             self._metrics.decided(decision, time.perf_counter() - began)
             raise
-        booked = time.perf_counter() - began
-        self._metrics.decided("admitted", booked if waited is None else waited)
-        self._metrics.ledger_written(booked)
+        ledger_s = time.perf_counter() - began
+        self._metrics.decided("admitted", ledger_s if waited is None else waited)
+        self._metrics.ledger_written(ledger_s)
         if admission.degraded:
             self._metrics.degraded()
         return admission

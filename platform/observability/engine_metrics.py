@@ -1,6 +1,6 @@
-"""Turns the engines' snapshots into metric families at scrape time; label sets of the past are not kept.
+"""Converts the engines' snapshots into metric families at scrape time; earlier label sets are not kept.
 
-Invariant: a counter never falls, although an engine that was started again counts from zero.
+Invariant: a counter never decreases, although a restarted engine counts from zero.
 """
 
 import time
@@ -34,10 +34,14 @@ COUNTERS: Final = (
     ("loraplex_aborted_requests", "aborted_requests", "Requests aborted by their client."),
     ("loraplex_grammar_compilations", "grammar_compilations", "Grammars compiled by the engine."),
     ("loraplex_grammar_compile_seconds", "grammar_compile_seconds", "Seconds spent compiling them."),
-    ("loraplex_grammar_failures", "grammar_failures", "Requests that their grammar ended."),
+    ("loraplex_grammar_failures", "grammar_failures", "Requests ended by a failure of their grammar."),
     ("loraplex_grammar_mask_seconds", "mask_seconds", "Seconds spent filling masks."),
-    ("loraplex_grammar_late_masks", "late_masks", "Rows that sat a step out for their mask."),
-    ("loraplex_grammar_forced_tokens", "forced_tokens", "Tokens a grammar left no choice about."),
+    ("loraplex_grammar_late_masks", "late_masks", "Rows that skipped a step, because their mask was late."),
+    (
+        "loraplex_grammar_forced_tokens",
+        "forced_tokens",
+        "Tokens that were the only ones their grammar allowed.",
+    ),
     ("loraplex_engine_steps", "steps", "Steps of the engine."),
     ("loraplex_engine_step_seconds", "step_seconds", "Seconds spent in steps."),
 )
@@ -69,15 +73,19 @@ GAUGES: Final = (
         "adapter_page_error",
         "Greatest error of 8-bit pages to a resident module.",
     ),
-    ("loraplex_kv_blocks_free", "free_blocks", "KV blocks that hold nothing."),
+    ("loraplex_kv_blocks_free", "free_blocks", "Empty KV blocks."),
     ("loraplex_kv_blocks_cached", "cached_blocks", "KV blocks kept for reuse, evictable."),
     ("loraplex_kv_blocks_referenced", "referenced_blocks", "KV blocks in use."),
-    ("loraplex_engine_step_age_seconds", "heartbeat_age_s", "Since the last step while there is work."),
+    (
+        "loraplex_engine_step_age_seconds",
+        "heartbeat_age_s",
+        "Seconds since the last step, while there is work.",
+    ),
 )
 
 
 class EngineCollector(Collector):
-    """Reads the newest snapshot of every engine; never waits for one."""
+    """Reads the newest snapshot of every engine and never waits for an engine."""
 
     def __init__(self, model_name: str, engines: EnginePool) -> None:
         self._model_name = model_name
@@ -165,7 +173,7 @@ class EngineCollector(Collector):
         yield from (up, age, restarts)
 
     def _step_tokens(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
-        """Of this life of the engine: a restart shows as a reset, which `rate()` understands."""
+        """Values since the engine's start: a restart is a reset, which `rate()` handles."""
         family = HistogramMetricFamily(
             "vllm:iteration_tokens_total", "Tokens computed in one step.", labels=LABELS
         )
@@ -186,7 +194,7 @@ class EngineCollector(Collector):
         return family
 
     def _lora_info(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
-        """The value is the time of the update; routers read the adapters off the labels."""
+        """The value is the time of the update; routers read the adapters from the labels."""
         names = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         family = GaugeMetricFamily(
             "vllm:lora_requests_info", "Adapters running and waiting.", labels=[*LABELS, *names]
@@ -198,7 +206,7 @@ class EngineCollector(Collector):
         return family
 
     def _total(self, engine: str, field: str, stats: EngineStats) -> float:
-        """The counter over all lives of the engine: a fall means that it was started again."""
+        """The counter over all restarts of the engine: a decrease means that it was restarted."""
         key = (engine, field)
         value = float(getattr(stats, field))
         seen = self._seen.get(key, 0.0)

@@ -1,5 +1,7 @@
-"""Probes and `/metrics`. They read what was noted in the background and wait for nothing, so a flood of probes is
-harmless and liveness does not depend on the engine.
+"""Probes and `/metrics`.
+
+Invariant: they read state that a background task updates and wait for nothing, so many probes cause little load, and liveness
+does not depend on the engine.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ RETRY_AFTER_S = 2
 
 @dataclass(slots=True, kw_only=True)
 class Health:
-    """Whether this gateway is ready, and if not why. `stall_s`: work without a step for longer is not ready."""
+    """Readiness of this gateway. An engine with work that completes no step for `stall_s` is not ready."""
 
     engines: EnginePool
     pings: Mapping[str, Ping]
@@ -35,7 +37,7 @@ class Health:
     down: dict[str, str] = field(default_factory=dict)
 
     def reasons(self) -> list[str]:
-        """Why requests should go elsewhere; empty when ready."""
+        """Why this gateway is not ready; empty when it is ready."""
         reasons = ["the server is shutting down"] if self.draining else []
         reasons += [f"{name} is down" for name in sorted(self.down)]
         troubles = [self._trouble(engine) for engine in self.engines.engines]
@@ -44,20 +46,20 @@ class Health:
         return reasons
 
     async def watch(self) -> None:
-        """Ask every dependency each second, until cancelled."""
+        """Ping every dependency each second, until cancelled."""
         while True:
             await self.check()
             await asyncio.sleep(DEPENDENCY_INTERVAL_S)
 
     async def check(self) -> None:
-        """Ask every dependency once."""
+        """Ping every dependency once."""
         await asyncio.gather(*(self._check_one(name, ping) for name, ping in self.pings.items()))
 
     async def _check_one(self, name: str, ping: Ping) -> None:
         try:
             async with asyncio.timeout(DEPENDENCY_TIMEOUT_S):
                 await ping()
-        except Exception as error:  # noqa: BLE001 - whatever a client library raises, the dependency is down
+        except Exception as error:  # noqa: BLE001 - any error of a client library means that the dependency is down
             if name not in self.down:
                 structlog.get_logger("loraplex.health").warning(
                     "dependency down", name=name, error=str(error)[:200]
@@ -72,11 +74,11 @@ class Health:
         if engine.failure is not None:
             return engine.failure
         if not engine.connected or engine.silent_for() > FRESH_S:
-            return "the engine does not answer"
+            return "the engine does not respond"
         if stats.draining:
             return "the engine is draining"
         if stats.running + stats.waiting > 0 and stats.heartbeat_age_s > self.stall_s:
-            return f"the engine has work and made no step for {stats.heartbeat_age_s:.0f} s"
+            return f"the engine has work and completed no step for {stats.heartbeat_age_s:.0f} s"
         return None
 
 

@@ -1,7 +1,7 @@
-"""Prometheus metrics in a registry of their own. Names and buckets of `vllm:*` families are vLLM's, so that existing
-dashboards and routers work; `loraplex_*` families are ours. No label holds anything a client sent.
+"""Prometheus metrics of a gateway. `vllm:*` families have vLLM's names and buckets, for existing dashboards and routers.
 
-With several gateways on one engine each exports the engine's families: aggregate those with `max by (engine)`.
+Invariant: no label contains text from a client. Several gateways on one engine each export the engine's families: aggregate
+those with `max by (engine)`.
 """
 
 import math
@@ -28,12 +28,12 @@ REQUEST_BUCKETS = (
 FINE_BUCKETS = tuple(0.001 * 2 ** (step / 2) for step in range(32))
 CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-TRIAL_RESULTS = ("accepted", "invalid", "too_costly", "unavailable", "abandoned")
+COMPILE_CHECK_RESULTS = ("accepted", "invalid", "too_costly", "unavailable", "abandoned")
 LABELS = ("model_name", "engine")
 
 
 class Metrics:
-    """A `RequestRecorder` and everything `/metrics` shows. Requests carry engine label "0", as one vLLM server's do."""
+    """The metrics of `/metrics`, and a `RequestRecorder`. Requests have the engine label "0", as in a single vLLM server."""
 
     def __init__(self, model_name: str, version: str, max_model_len: int, engines: EnginePool) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -45,51 +45,51 @@ class Metrics:
         self.admission = AdmissionMetrics(self.registry)
         self.registry.register(EngineCollector(model_name, engines))
 
-    def record(self, timings: RequestStats) -> None:
+    def record(self, stats: RequestStats) -> None:
         """Count one ended request."""
-        reason = timings.finish_reason if timings.finish_reason in FINISH_REASONS else "error"
+        reason = stats.finish_reason if stats.finish_reason in FINISH_REASONS else "error"
         self._success.labels(*self._labels, reason).inc()
-        self._e2e.observe(timings.finished - timings.arrival)
-        self._prompt.observe(timings.prompt_tokens)
-        self._computed.observe(timings.prompt_tokens - timings.cached_tokens)
-        self._max_tokens.observe(timings.max_tokens)
-        self._choices.observe(timings.n)
-        self._generated.observe(timings.completion_tokens)
-        self._longest.observe(timings.largest_choice)
-        for gap in timings.token_gaps:
+        self._e2e.observe(stats.finished - stats.arrival)
+        self._prompt.observe(stats.prompt_tokens)
+        self._computed.observe(stats.prompt_tokens - stats.cached_tokens)
+        self._max_tokens.observe(stats.max_tokens)
+        self._choices.observe(stats.n)
+        self._generated.observe(stats.completion_tokens)
+        self._longest.observe(stats.largest_choice)
+        for gap in stats.token_gaps:
             self._between_tokens.observe(gap)
-        if timings.queue_s is not None and timings.prefill_s is not None:
-            self._observe_engine(timings, timings.queue_s, timings.prefill_s)
-        if timings.first_token is not None and timings.last_token is not None:
-            self._observe_tokens(timings, timings.first_token, timings.last_token)
+        if stats.queue_s is not None and stats.prefill_s is not None:
+            self._observe_engine(stats, stats.queue_s, stats.prefill_s)
+        if stats.first_token is not None and stats.last_token is not None:
+            self._observe_tokens(stats, stats.first_token, stats.last_token)
 
     def record_trial(self, result: str, seconds: float) -> None:
-        """Count one check of a grammar; see `CompileCheckRecorder`."""
-        self._trials.labels(result).inc()
-        self._trial_seconds.observe(seconds)
+        """Count one compile check of a grammar; see `CompileCheckRecorder`."""
+        self._compile_checks.labels(result).inc()
+        self._compile_check_seconds.observe(seconds)
 
     def set_dependency(self, name: str, up: bool) -> None:
-        """Note whether PostgreSQL or Valkey answered last."""
+        """Set whether PostgreSQL or Valkey responded to the last ping."""
         self._dependency.labels(name).set(up)
 
     def render(self) -> bytes:
         """The text exposition format."""
         return generate_latest(self.registry)
 
-    def _observe_tokens(self, timings: RequestStats, first: float, last: float) -> None:
-        self._first_token.observe(first - timings.arrival)
-        self._own_first_token.observe(first - timings.arrival)
+    def _observe_tokens(self, stats: RequestStats, first: float, last: float) -> None:
+        self._first_token.observe(first - stats.arrival)
+        self._own_first_token.observe(first - stats.arrival)
         self._decode.observe(last - first)
-        per_choice = timings.completion_tokens / timings.n
+        per_choice = stats.completion_tokens / stats.n
         if per_choice > 1:
             self._per_token.observe((last - first) / (per_choice - 1))
 
-    def _observe_engine(self, timings: RequestStats, queue_s: float, prefill_s: float) -> None:
+    def _observe_engine(self, stats: RequestStats, queue_s: float, prefill_s: float) -> None:
         self._queue.observe(queue_s)
         self._own_queue.observe(queue_s)
         self._prefill.observe(prefill_s)
-        if timings.first_token is not None and timings.last_token is not None:
-            self._inference.observe(prefill_s + timings.last_token - timings.first_token)
+        if stats.first_token is not None and stats.last_token is not None:
+            self._inference.observe(prefill_s + stats.last_token - stats.first_token)
 
     def _time_families(self) -> None:
         self._first_token = self._histogram(
@@ -147,22 +147,22 @@ class Metrics:
             buckets=FINE_BUCKETS,
             registry=self.registry,
         )
-        self._trials = Counter(
+        self._compile_checks = Counter(
             "loraplex_grammar_trials",
-            "Grammars asked for, by what their trial compilation said; remembered verdicts count.",
+            "Requested grammars by the result of their compile check, cached results included.",
             ("result",),
             registry=self.registry,
         )
-        for result in TRIAL_RESULTS:
-            self._trials.labels(result)
-        self._trial_seconds = Histogram(
+        for result in COMPILE_CHECK_RESULTS:
+            self._compile_checks.labels(result)
+        self._compile_check_seconds = Histogram(
             "loraplex_grammar_trial_seconds",
-            "Wait for a trial compilation.",
+            "Wait for a compile check.",
             buckets=FINE_BUCKETS,
             registry=self.registry,
         )
         self._dependency = Gauge(
-            "loraplex_dependency_up", "1 while it answers.", ("dependency",), registry=self.registry
+            "loraplex_dependency_up", "1 while it responds.", ("dependency",), registry=self.registry
         )
         build = Gauge("loraplex_build_info", "The running version.", ("version",), registry=self.registry)
         build.labels(version).set(1)
@@ -173,6 +173,6 @@ class Metrics:
 
 
 def one_two_five(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, … up to `limit`."""
+    """Bucket bounds 1, 2, 5, 10, … up to `limit`."""
     decades = range(int(math.log10(max(limit, 1))) + 1)
     return tuple(float(m * 10**d) for d in decades for m in (1, 2, 5) if m * 10**d <= limit)

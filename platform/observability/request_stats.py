@@ -12,13 +12,13 @@ from loraplex.engine.messages import Delta, Event, Finished, Started
 
 @dataclass(slots=True, kw_only=True)
 class RequestStats:
-    """Filled while a request runs. `queue_s` and `prefill_s` are the engine's: the longest of the request's prompts.
+    """Statistics of a request, filled while it runs. `queue_s` and `prefill_s` are the engine's: the longest of its prompts.
 
     `first_token` and `last_token` are None when none was delivered.
 
-    `finish_reason` is the engine's, or `error`, or `abort` when the client left. `prompt_tokens` counts each prompt
-    once however many choices it has; `completion_tokens` counts all choices, `largest_choice` the longest one. `token_gaps` are the times between
-    successive tokens of one choice.
+    `finish_reason` is the engine's, or `error`, or `abort` when the client disconnected. `prompt_tokens` counts each prompt
+    once, also with several choices; `completion_tokens` counts all choices, `largest_choice` the longest one. `token_gaps`
+    are the times between successive tokens of one choice.
     """
 
     arrival: float
@@ -40,7 +40,7 @@ class RequestStats:
 class RequestRecorder(Protocol):
     """Receives every request that reached the engine, once."""
 
-    def record(self, timings: RequestStats) -> None: ...
+    def record(self, stats: RequestStats) -> None: ...
 
 
 class UsageCounter:
@@ -51,7 +51,7 @@ class UsageCounter:
         self._cached: dict[int, int] = {}
         self._generated: dict[tuple[int, int], int] = {}
         self.finished = 0
-        """Choices that came to their own end."""
+        """Choices that ended without being aborted."""
 
     def see(self, prompt: int, event: Event) -> None:
         """Count an event of the request for `prompt`."""
@@ -68,15 +68,15 @@ class UsageCounter:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the prompts that the engine computed, the cached part included."""
+        """Tokens of the prompts that the engine started, cached ones included."""
         return sum(self._prompt_tokens[prompt] for prompt in self._cached)
 
     @property
     def cached_tokens(self) -> int:
-        """Of `prompt_tokens`, those that the engine knew already."""
+        """The part of `prompt_tokens` that was in the prefix cache."""
         return sum(self._cached.values())
 
     @property
     def completion_tokens(self) -> int:
-        """Of all choices."""
+        """Generated tokens of all choices."""
         return sum(self._generated.values())

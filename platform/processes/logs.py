@@ -1,26 +1,43 @@
-"""Logs: one JSON object per line on standard error, or readable lines on a terminal; never message content or keys."""
+"""Logs on standard error: readable lines on a terminal, otherwise one JSON object per line.
+
+Invariant: no log line contains message content or a key.
+"""
 
 import logging
 import sys
 
 import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+# Carriage return and "erase line": a spinner of this or of the parent process may be on the line, and is drawn again below.
+ERASE_LINE = "\r\x1b[2K"
 
 
 def configure_logs(level: str) -> None:
-    """Send structlog to standard error and quieten chatty libraries. Called once, by a process's entry point."""
-    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
-    if sys.stderr.isatty():
-        renderer = structlog.dev.ConsoleRenderer()
+    """Send structlog to standard error and raise the level of verbose libraries. Entry points call it once."""
+    on_terminal = sys.stderr.isatty()
+    time_format = "%H:%M:%S" if on_terminal else "iso"
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.TimeStamper(fmt=time_format, utc=not on_terminal),
             structlog.processors.format_exc_info,
-            renderer,
+            TerminalRenderer() if on_terminal else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
     )
     for name in ("httpx", "uvicorn.access", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class TerminalRenderer:
+    """Renders an event as one readable line: time, level, event, key=value."""
+
+    def __init__(self) -> None:
+        # structlog's own tracebacks print local variables, which could show a key or a prompt.
+        self._render = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+
+    def __call__(self, logger: WrappedLogger, name: str, event: EventDict) -> str:
+        return f"{ERASE_LINE}{self._render(logger, name, event)}"

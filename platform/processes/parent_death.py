@@ -1,4 +1,4 @@
-"""A child that ends when its standard input does: whoever started it is gone then, wherever there is no death signal."""
+"""Ends a child process when its standard input ends, which means that its parent has died; needs no death signal."""
 
 import os
 import threading
@@ -9,7 +9,7 @@ READ_BYTES = 4096
 
 
 def die_at_end_of_input(descriptor: int) -> None:
-    """Exit when the other end of `descriptor` is closed; what arrives before is ignored."""
+    """Exit when the other end of `descriptor` is closed. Bytes that arrive before that are ignored."""
     threading.Thread(target=_wait_for_end, args=(descriptor,), daemon=True, name="parent-watch").start()
 
 

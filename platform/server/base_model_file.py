@@ -1,4 +1,4 @@
-"""`base_model.json` in the data directory: which base model this installation serves, for commands beside the server."""
+"""`base_model.json` in the data directory: names the base model of this installation for commands that run next to the server."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class BaseModelFacts:
-    """`path` is a directory, a `.gguf` file or a hub id; `digest` is `model_digest` of it, 64 hex digits."""
+    """The served base model. `path` is a directory, a `.gguf` file or a hub id; `digest` is its `model_digest`, 64 hex digits."""
 
     served_name: str
     path: str
@@ -22,20 +22,20 @@ class BaseModelFacts:
 
 
 def default_served_name(model: str) -> str:
-    """A hub id as it is; of a path its last part without `.gguf`."""
+    """The hub id itself, or the last part of a path without `.gguf`."""
     path = Path(model)
     return path.name.removesuffix(".gguf") if path.exists() else model
 
 
 def write_base_model(data_dir: Path, facts: BaseModelFacts) -> None:
-    """Replaces the file in one step."""
+    """Replace the file in one step."""
     draft = data_dir / f"{BASE_MODEL_FILE}.{os.getpid()}"
     draft.write_text(json.dumps(asdict(facts)) + "\n")
     draft.replace(data_dir / BASE_MODEL_FILE)
 
 
 def read_base_model(data_dir: Path) -> BaseModelFacts:
-    """Raises `DependencyFailed` when no server has run on this data directory, or the file is damaged."""
+    """Read the file. Raises `DependencyFailed` when no server has run on this data directory, or the file is damaged."""
     file = data_dir / BASE_MODEL_FILE
     try:
         facts = BaseModelFacts(**json.loads(file.read_bytes()))
@@ -44,9 +44,9 @@ def read_base_model(data_dir: Path) -> BaseModelFacts:
             f"{file} is missing: run `loraplex serve` once, or name the model by --model"
         ) from error
     except (ValueError, TypeError) as error:
-        raise DependencyFailed(f"{file} is damaged; `loraplex serve` writes it anew") from error
+        raise DependencyFailed(f"{file} is damaged; `loraplex serve` writes it again") from error
     if not all(isinstance(value, str) for value in asdict(facts).values()) or not _DIGEST.fullmatch(
         facts.digest
     ):
-        raise DependencyFailed(f"{file} is damaged; `loraplex serve` writes it anew")
+        raise DependencyFailed(f"{file} is damaged; `loraplex serve` writes it again")
     return facts

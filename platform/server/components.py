@@ -39,14 +39,14 @@ from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.database import Database
 
-# Less processor time than time: a trial that had its share and failed is the grammar's fault, not a busy machine's.
+# Share of the deadline. A check that used up its processor time failed because of its grammar, not of a busy machine.
 CPU_SHARE: Final = 0.8
 QUEUE_TIMEOUT_DEADLINES: Final = 3
 MIN_QUEUE_TIMEOUT_S: Final = 30.0
 
 
-def trial_limits(settings: Settings) -> SandboxLimits:
-    """The operator's budget. Who waits has the patience for a trial behind another one."""
+def compile_check_limits(settings: Settings) -> SandboxLimits:
+    """The operator's budget of a compile check. The queue timeout allows for checks ahead in the queue."""
     deadline_s = settings.grammar_deadline_s
     return SandboxLimits(
         deadline_s=deadline_s,
@@ -57,12 +57,12 @@ def trial_limits(settings: Settings) -> SandboxLimits:
 
 
 @asynccontextmanager
-async def open_trials(
+async def open_compile_checks(
     settings: Settings, info: EngineInfo, tokenizer_json: str, recorder: CompileCheckRecorder
 ) -> AsyncIterator[CompileChecks]:
-    """Trials for the model an engine serves. Their process starts meanwhile; checks wait for it.
+    """Open compile checks for the engine's model. Their process starts in the background; checks wait for it.
 
-    `tokenizer_json` is the tokenizer as the engine has it too, for models that come without such a file.
+    `tokenizer_json` is the tokenizer of the engine, because some models have no such file.
     """
     if not info.eos_token_ids:
         yield NoCompileChecks()
@@ -74,46 +74,46 @@ async def open_trials(
             tokenizer=str(file),
             vocab_size=info.vocab_size,
             end_token_ids=tuple(info.eos_token_ids),
-            limits=trial_limits(settings),
+            limits=compile_check_limits(settings),
             environment=foreign_environment(),
         )
-        trials = CompileCache(options)
-        await trials.start()
+        checks = CompileCache(options)
+        await checks.start()
         try:
-            yield RecordedCompileChecks(trials, recorder)
+            yield RecordedCompileChecks(checks, recorder)
         finally:
-            await trials.close()
+            await checks.close()
 
 
 @asynccontextmanager
-async def open_preparation(setup: Setup) -> AsyncIterator[RequestAnalysis]:
-    """The preparing process of a gateway. It starts meanwhile; who needs it waits for that."""
-    preparer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=foreign_environment()))
-    starting = asyncio.create_task(preparer.start())
+async def open_request_analysis(setup: Setup) -> AsyncIterator[RequestAnalysis]:
+    """Open the request-analysis process of a gateway. It starts in the background; requests that need it wait for it."""
+    analyzer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=foreign_environment()))
+    starting = asyncio.create_task(analyzer.start())
     try:
-        yield preparer
+        yield analyzer
     finally:
         starting.cancel()
-        # A start that failed was told to the log.
+        # A failed start has been logged.
         await asyncio.gather(starting, return_exceptions=True)
-        await preparer.close()
+        await analyzer.close()
 
 
 @asynccontextmanager
-async def open_judges() -> AsyncIterator[ValueValidation]:
-    """Judges of finished values. Their processes start when there is something to judge."""
-    judges = ValueValidators(ValidatorPoolConfig(environment=foreign_environment()))
+async def open_value_validation() -> AsyncIterator[ValueValidation]:
+    """Open the validation of finished values. Its processes start with the first value."""
+    validators = ValueValidators(ValidatorPoolConfig(environment=foreign_environment()))
     try:
-        yield judges
+        yield validators
     finally:
-        await judges.close()
+        await validators.close()
 
 
-LOG = structlog.get_logger("loraplex.life_cycle")
+LOG = structlog.get_logger("loraplex.lifecycle")
 
 
 class NoValidation:
-    """For a model whose configuration this gateway cannot read: what fits it is not known here."""
+    """Validation for a model whose configuration this gateway cannot read: no adapter can be checked against it."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -124,33 +124,33 @@ class NoValidation:
 
 
 @asynccontextmanager
-async def open_life_cycle(
+async def open_lifecycle(
     database: Database,
     engines: EnginePool,
     store: AdapterStore,
     root: Path,
     namespace_of: Callable[[UUID], bytes],
 ) -> AsyncIterator[VersionLifecycle]:
-    """At work until left. `root` is that of the local storage, beside which uploads wait."""
-    limits = LifecycleConfig()
+    """Run the version lifecycle until the context ends. `root` is the local storage; pending uploads are next to it."""
+    config = LifecycleConfig()
     validation = await asyncio.to_thread(_validation, engines.info())
-    work = VersionJob(database, validation, engines, store, namespace_of, limits)
-    life_cycle = VersionLifecycle(
-        database, work, PendingFolders(root), limits, lambda: refused_by_engines(engines)
+    job = VersionJob(database, validation, engines, store, namespace_of, config)
+    lifecycle = VersionLifecycle(
+        database, job, PendingFolders(root), config, lambda: refused_by_engines(engines)
     )
-    running = asyncio.create_task(life_cycle.run())
+    running = asyncio.create_task(lifecycle.run())
     try:
-        yield life_cycle
+        yield lifecycle
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await life_cycle.close()
+        await lifecycle.close()
 
 
 def refused_by_engines(engines: EnginePool) -> list[AdapterKey]:
-    """The adapters that some engine has quarantined, as far as its last account tells."""
-    accounts = (engine.last_stats for engine in engines.engines)
-    return [key for stats in accounts if stats is not None for key in stats.quarantined_adapters]
+    """List the adapters that some engine has quarantined, by its newest statistics."""
+    snapshots = (engine.last_stats for engine in engines.engines)
+    return [key for stats in snapshots if stats is not None for key in stats.quarantined_adapters]
 
 
 def _validation(info: EngineInfo) -> Validation:
@@ -164,35 +164,37 @@ def _validation(info: EngineInfo) -> Validation:
     )
 
 
-async def open_admissions(
+async def open_admission_control(
     settings: Settings,
     redis_url: str,
     database: Database,
     metrics: AdmissionMetrics,
     stack: AsyncExitStack,
 ) -> QuotaAdmissionController:
-    """Closed by `stack`, upkeep first. What requests wait for is given up sooner than what counts all of a tenant anew: by
-    admission itself, which can tell a Valkey that hangs from a loop that is late.
+    """Open admission control; `stack` closes it, its background tasks first.
+
+    Requests and counter rebuilds have a Valkey client each, since a rebuild may take longer. The timeouts are those of
+    admission itself, which can distinguish a Valkey that hangs from an event loop that is late.
     """
     fast = valkey.open_valkey(redis_url)
     stack.push_async_callback(fast.aclose)
-    bulk_redis = valkey.open_valkey(redis_url)
-    stack.push_async_callback(bulk_redis.aclose)
-    times = AdmissionConfig(
+    for_rebuilds = valkey.open_valkey(redis_url)
+    stack.push_async_callback(for_rebuilds.aclose)
+    config = AdmissionConfig(
         lease_s=settings.admission_lease_s,
         heartbeat_s=settings.admission_heartbeat_s,
         valkey_s=settings.valkey_timeout_s,
     )
-    admissions = QuotaAdmissionController(
-        database, fast, settings.price, uuid4(), times, bulk_redis=bulk_redis
+    controller = QuotaAdmissionController(
+        database, fast, settings.price, uuid4(), config, bulk_redis=for_rebuilds
     )
-    stack.push_async_callback(admissions.close)
-    metrics.watch(admissions)
-    upkeep = asyncio.create_task(admissions.run())
-    stack.push_async_callback(_ended, upkeep)
-    return admissions
+    stack.push_async_callback(controller.close)
+    metrics.watch(controller)
+    maintenance = asyncio.create_task(controller.run())
+    stack.push_async_callback(_end, maintenance)
+    return controller
 
 
-async def _ended(task: "asyncio.Task[None]") -> None:
+async def _end(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -1,6 +1,6 @@
-"""Wires a gateway: databases, secret, engines and HTTP application, opened in order and closed in reverse.
+"""Composition root of a gateway: opens stores, engines and HTTP application in order and closes them in reverse.
 
-Invariant: whatever was opened is closed, however the start or the run ends.
+Invariant: everything that was opened is closed, however the start or the run ends.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
 from loraplex.platform.server.components import (
-    open_admissions,
-    open_judges,
-    open_life_cycle,
-    open_preparation,
-    open_trials,
+    open_admission_control,
+    open_compile_checks,
+    open_lifecycle,
+    open_request_analysis,
+    open_value_validation,
 )
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
 from loraplex.platform.startup_errors import DependencyFailed, SettingsError
@@ -65,8 +65,8 @@ from loraplex.tenants.retention import Retention
 LOG = structlog.get_logger("loraplex.gateway")
 
 OnStage = Callable[[str], None]
-SHADOWED_TOLD: Final = 20
-"""Tenants that a warning names."""
+MAX_SHADOWED_NAMED: Final = 20
+"""Most tenants that one warning names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class OpenGateway:
 async def open_gateway(
     settings: Settings, model: str | None, on_stage: OnStage
 ) -> AsyncIterator[OpenGateway]:
-    """Open everything and yield. `model` is None when other processes run the engines. Raises `StartError`."""
+    """Open a gateway. `model` is None when other processes run the engines. Raises `StartError`."""
     async with AsyncExitStack() as stack:
         opening = asyncio.create_task(_open_stores(settings, stack, on_stage))
         starting = asyncio.create_task(open_engines(settings, model, stack, on_stage))
@@ -103,7 +103,7 @@ async def open_gateway(
 
 @contextmanager
 def _as_settings_error() -> Iterator[None]:
-    """A store's address that is no address is the operator's setting."""
+    """Report a store's malformed address as the wrong setting that it is. Raises `SettingsError`."""
     try:
         yield
     except InvalidField as error:
@@ -123,13 +123,13 @@ async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnSt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextComponents:
-    """What knows the model's tokens and grammars, and the processes that work on them."""
+    """Components that depend on the model's tokens and grammars, and the processes that work on them."""
 
     prompts: PromptRenderer
     token_text: TokenText
-    preparation: RequestAnalysis
-    trials: CompileChecks
-    judges: ValueValidation
+    request_analysis: RequestAnalysis
+    compile_checks: CompileChecks
+    value_validation: ValueValidation
 
 
 async def _assemble(
@@ -150,34 +150,36 @@ async def _assemble(
     health = Health(engines=engines, pings=pings, metrics=metrics, stall_s=settings.ready_stall_s)
     await _require_dependencies(health)
     await _require_roles(database)
-    await warn_of_shadowed(database, served_name)
-    admissions = await open_admissions(settings, addresses.redis_url, database, metrics.admission, stack)
+    await warn_of_shadowed_adapters(database, served_name)
+    admissions = await open_admission_control(
+        settings, addresses.redis_url, database, metrics.admission, stack
+    )
     blobs = await asyncio.to_thread(BlobStorage, settings, info.model_digest)
-    for upkeep in (
+    for job in (
         health.watch(),
         blobs.cleaner(database).run(),
         BlobGarbageCollector(database, blobs.adapters.delete).run(),
         blobs.adapters.run_eviction(),
     ):
-        _run_beside(upkeep, stack)
+        _run_in_background(job, stack)
     limits = _limits(settings)
-    answering = await _open_answering(settings, info, limits, metrics, stack)
+    text = await _open_text_components(settings, info, limits, metrics, stack)
     configured = settings.secret.get_secret_value() if settings.secret else None
     secret = server_secret(configured, settings.data_dir)
     namespace_of = partial(_namespace_of, secret)
-    life_cycle = await stack.enter_async_context(
-        open_life_cycle(database, engines, blobs.adapters, blobs.local.root, namespace_of)
+    lifecycle = await stack.enter_async_context(
+        open_lifecycle(database, engines, blobs.adapters, blobs.local.root, namespace_of)
     )
-    services = GatewayDependencies(
+    dependencies = GatewayDependencies(
         served_model_name=served_name,
         database=database,
         engine=engines,
-        prompts=answering.prompts,
-        token_text=answering.token_text,
+        prompts=text.prompts,
+        token_text=text.token_text,
         recorder=metrics,
-        request_analysis=answering.preparation,
-        compile_checks=answering.trials,
-        value_validation=answering.judges,
+        request_analysis=text.request_analysis,
+        compile_checks=text.compile_checks,
+        value_validation=text.value_validation,
         admission_controller=RecordedAdmissionController(admissions, metrics.admission),
         policy_publisher=admissions,
         currency=settings.currency,
@@ -188,12 +190,12 @@ async def _assemble(
         config=limits,
         addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
         key_use=await stack.enter_async_context(writing_use(database)),
-        uploads=blobs.uploads(database, life_cycle),
+        uploads=blobs.uploads(database, lifecycle),
     )
-    stack.push_async_callback(services.background_tasks.join)
+    stack.push_async_callback(dependencies.background_tasks.join)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
-    _run_beside(_janitor(settings, services, client, blobs).run(), stack)
-    app = create_app(services, routers=[health_router(health)])
+    _run_in_background(_housekeeping(settings, dependencies, client, blobs).run(), stack)
+    app = create_app(dependencies, routers=[health_router(health)])
     return OpenGateway(
         app=app,
         engines=engines,
@@ -204,42 +206,42 @@ async def _assemble(
     )
 
 
-def _run_beside(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
-    """Until the gateway closes."""
+def _run_in_background(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
+    """Run `work` as a task until the gateway closes."""
     stack.callback(asyncio.create_task(work).cancel)
 
 
-async def _open_answering(
+async def _open_text_components(
     settings: Settings, info: EngineInfo, limits: ServingConfig, metrics: Metrics, stack: AsyncExitStack
 ) -> TextComponents:
     tokenizer = await asyncio.to_thread(load_tokenizer, info.model_path)
     prompts = PromptRenderer(tokenizer)
     setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))
-    trials = open_trials(settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
+    compile_checks = open_compile_checks(settings, info, tokenizer.backend_tokenizer.to_str(), metrics)
     return TextComponents(
         prompts=prompts,
         token_text=TokenText(tokenizer),
-        preparation=await stack.enter_async_context(open_preparation(setup)),
-        trials=await stack.enter_async_context(trials),
-        judges=await stack.enter_async_context(open_judges()),
+        request_analysis=await stack.enter_async_context(open_request_analysis(setup)),
+        compile_checks=await stack.enter_async_context(compile_checks),
+        value_validation=await stack.enter_async_context(open_value_validation()),
     )
 
 
-def _janitor(
-    settings: Settings, services: GatewayDependencies, client: valkey.Valkey, blobs: BlobStorage
+def _housekeeping(
+    settings: Settings, dependencies: GatewayDependencies, client: valkey.Valkey, blobs: BlobStorage
 ) -> Housekeeping:
     erasure = TenantErasure(
-        database=services.database,
+        database=dependencies.database,
         valkey=client,
-        engine=services.engine,
-        namespace_of=services.namespace_of,
+        engine=dependencies.engine,
+        namespace_of=dependencies.namespace_of,
         files=StoredFiles(blobs.adapters, blobs.parts),
     )
     retention = Retention(
         audit=timedelta(days=settings.audit_retention_days),
         quota_events=timedelta(days=settings.quota_event_retention_days),
     )
-    return Housekeeping(database=services.database, erasure=erasure, retention=retention)
+    return Housekeeping(database=dependencies.database, erasure=erasure, retention=retention)
 
 
 async def _require_dependencies(health: Health) -> None:
@@ -251,10 +253,10 @@ async def _require_dependencies(health: Health) -> None:
     await health.check()
 
 
-async def warn_of_shadowed(database: Database, served_name: str) -> None:
-    """An adapter made before the base model had its name gets no requests."""
+async def warn_of_shadowed_adapters(database: Database, served_name: str) -> None:
+    """Log adapters that get no requests, because the base model was given their name later."""
     async with database.as_operator() as session:
-        tenants = await tenants_with(session, served_name, SHADOWED_TOLD)
+        tenants = await tenants_with(session, served_name, MAX_SHADOWED_NAMED)
     if tenants:
         LOG.warning("adapters are shadowed by the base model of that name", name=served_name, tenants=tenants)
 

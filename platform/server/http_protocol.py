@@ -1,7 +1,7 @@
-"""uvicorn's HTTP/1.1 protocol with a bound on a request's head: its bytes, and the time it may take to arrive.
+"""uvicorn's HTTP/1.1 protocol with bounds on the size of a request's head and on the time it may take to arrive.
 
-Invariant: before a key was looked at, a connection costs this process at most `MAX_HEAD_BYTES` and one read, for
-`HEAD_S` seconds; the parser alone would collect a head of any size (RFC 9112, 2.2 and 3 leave the limits to us).
+Invariant: before authentication a connection costs this process at most `MAX_HEAD_BYTES` and one read, for `HEAD_S` seconds.
+The parser alone would collect a head of any size (RFC 9112, 2.2 and 3 leave the limits to servers).
 """
 
 import asyncio
@@ -14,17 +14,17 @@ HEAD_S = 30.0
 
 
 class HeadTooLarge(Exception):
-    """Raised inside the parser, which answers 400 and closes the connection."""
+    """Raised inside the parser, which responds 400 and closes the connection."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Counts the request line and headers as they arrive; everything after them is uvicorn's."""
+    """Counts the request line and the headers as they arrive; uvicorn handles everything after them."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._head_bytes = 0
-        self._untold_bytes = 0
-        self._told = False
+        self._unparsed_bytes = 0
+        self._parsed_something = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -36,11 +36,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Also bounds a header, trailer or chunk extension that never ends: the parser tells of it at its end only."""
-        self._told = False
+        """Also bound a header, trailer or chunk extension that never ends: the parser reports it only at its end."""
+        self._parsed_something = False
         super().data_received(data)
-        self._untold_bytes = 0 if self._told else self._untold_bytes + len(data)
-        if self._untold_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        self._unparsed_bytes = 0 if self._parsed_something else self._unparsed_bytes + len(data)
+        if self._unparsed_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The request's head is too large.")
 
     def on_message_begin(self) -> None:
@@ -61,14 +61,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._told = True
+        self._parsed_something = True
         super().on_body(body)
 
     def _count(self, length: int) -> None:
-        self._told = True
+        self._parsed_something = True
         self._head_bytes += length
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise HeadTooLarge(f"the head of a request holds at most {MAX_HEAD_BYTES} bytes")
+            raise HeadTooLarge(f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
 
     def _await_head(self) -> None:
         if self._head_timer is None:
@@ -76,7 +76,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        # A pipelined head may wait behind an answer that is still being written.
+        # A pipelined head may wait behind a response that is still being written.
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 

@@ -1,4 +1,4 @@
-"""The server secret and the keys derived from it: made once (mode 0600), never logged, never sent anywhere.
+"""The server secret and the keys derived from it: generated once (mode 0600), never logged, never sent anywhere.
 
 Derivation is HMAC-SHA256 (RFC 2104) over typed, length-prefixed parts, so no two inputs share an encoding.
 """
@@ -17,7 +17,7 @@ NAMESPACE_DOMAIN = b"loraplex/tenant-namespace/v1"
 
 
 def server_secret(configured: str | None, data_dir: Path) -> bytes:
-    """The configured secret, else the one in `data_dir`, made on first use. Raises `SettingsError` if too short."""
+    """The configured secret, else the one in `data_dir`, generated on first use. Raises `SettingsError` if too short."""
     if configured is not None:
         return _long_enough(configured.strip().encode(), "LORAPLEX_SECRET")
     path = data_dir / SECRET_FILE
@@ -27,12 +27,12 @@ def server_secret(configured: str | None, data_dir: Path) -> bytes:
 
 
 def tenant_namespace(secret: bytes, tenant_id: str) -> bytes:
-    """The 32-byte cache namespace of a tenant: unguessable without the secret, stable while it stays."""
+    """The 32-byte cache namespace of a tenant: unguessable without the secret, stable as long as the secret is."""
     return derive(secret, NAMESPACE_DOMAIN, tenant_id.encode())
 
 
 def derive(secret: bytes, *parts: bytes) -> bytes:
-    """32 bytes keyed by `secret`; the first part names the purpose."""
+    """Derive 32 bytes from `secret` and `parts`; the first part names the purpose."""
     message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     return hmac.new(secret, message, hashlib.sha256).digest()
 
@@ -57,6 +57,6 @@ def _create(path: Path) -> None:
 def _long_enough(secret: bytes, name: str) -> bytes:
     if len(secret) < MIN_SECRET_BYTES:
         raise SettingsError(
-            f"{name}: the secret holds {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed"
+            f"{name}: the secret has {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed"
         )
     return secret

@@ -1,6 +1,6 @@
-"""The life of a serving process, by role: all, gateway alone, or engine alone.
+"""Runs a serving process by its role: all, gateway or engine.
 
-Invariant: a port that is taken and a setting that is wrong are told before anything is started.
+Invariant: a taken port and a wrong setting are reported before anything is started.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ WATCH_S = 1.0
 
 
 async def serve(settings: Settings, demo: bool) -> None:
-    """Serve until a signal. Raises `StartError`; `CancelledError` when a signal came before all was ready."""
+    """Serve until a signal. Raises `StartError`, or `CancelledError` when a signal arrives during the start."""
     _require_role_settings(settings, demo)
     shutdown = Shutdown()
     shutdown.install()
@@ -31,7 +31,7 @@ async def serve(settings: Settings, demo: bool) -> None:
 
 
 def _require_role_settings(settings: Settings, demo: bool) -> None:
-    """What the fields alone cannot say. Raises `SettingsError`."""
+    """Check settings that depend on each other. Raises `SettingsError`."""
     for address in settings.engine:
         wire.socket_path(address)
     if settings.role == "engine" and len(settings.engine) != 1:
@@ -118,7 +118,7 @@ async def _demo_banner(settings: Settings, gateway: OpenGateway, listener: socke
 
 
 def base_url(listener: socket.socket) -> str:
-    """Where a client on this machine reaches the listener."""
+    """The URL by which a client on this machine reaches the listener."""
     from loraplex.platform.demo.snippet import root_url
 
     host, port = listener.getsockname()[:2]

@@ -1,6 +1,6 @@
-"""uvicorn under our own signals: SIGTERM drains, a second one aborts.
+"""uvicorn with signal handling of loraplex: SIGTERM drains, a second SIGTERM aborts.
 
-Invariant: while draining the socket stays open and new requests are refused with 503, so no client meets a reset.
+Invariant: while draining, the socket stays open and new requests get 503, so no client sees a connection reset.
 """
 
 import asyncio
@@ -29,20 +29,20 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(slots=True)
 class Shutdown:
-    """Set by signals: the first asks to drain, the second to abort. Before serving, the first cancels the start."""
+    """State that signals change: the first one starts the drain, the second aborts it. During the start, the first cancels it."""
 
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     abort: asyncio.Event = field(default_factory=asyncio.Event)
     starting: asyncio.Task[None] | None = None
 
     def install(self) -> None:
-        """Handle SIGTERM and SIGINT on the running loop; the current task is what a signal cancels at first."""
+        """Handle SIGTERM and SIGINT on the running loop. During the start a signal cancels the current task."""
         self.starting = asyncio.current_task()
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def started(self) -> None:
-        """From here on a signal drains instead of cancelling."""
+        """End the start: from now on a signal drains instead of cancelling."""
         self.starting = None
 
     def _on_signal(self) -> None:
@@ -54,7 +54,7 @@ class Shutdown:
 
 
 class Server(uvicorn.Server):
-    """Leaves the process's signals alone."""
+    """A uvicorn server that installs no signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet, so that a taken port is known before anything is loaded.
+    """Bind a socket that does not listen yet, so that a taken port is known before anything is loaded.
 
     Raises `PortTaken`.
     """
@@ -70,7 +70,7 @@ def bind(host: str, port: int) -> socket.socket:
         facts = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
         raise PortTaken(host, port, str(error)) from None
-    if port and _answers(facts[0], facts[4]):
+    if port and _is_listening(facts[0], facts[4]):
         raise PortTaken(host, port, "the port is taken by another process")
     listener = socket.socket(facts[0], socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -91,12 +91,12 @@ async def serve_until_stopped(
     shutdown: Shutdown,
     drain_s: float,
 ) -> None:
-    """Serve until a signal, then drain. Returns when the last answer has left or its time is over."""
+    """Serve until a signal, then drain. Returns after the last response, or when its time is over."""
     server = _server(app)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    asked = asyncio.create_task(shutdown.drain.wait())
-    await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
+    drain_requested = asyncio.create_task(shutdown.drain.wait())
+    await asyncio.wait({serving, drain_requested}, return_when=asyncio.FIRST_COMPLETED)
+    drain_requested.cancel()
     if not serving.done():
         health.draining = True
         await _drain(engines, shutdown, drain_s)
@@ -143,8 +143,8 @@ def _server(app: FastAPI) -> Server:
     return Server(config)
 
 
-def _answers(family: int, address: tuple[object, ...]) -> bool:
-    """Whether somebody listens there: Linux lets two processes bind one port while neither listens."""
+def _is_listening(family: int, address: tuple[object, ...]) -> bool:
+    """Whether a process listens at `address`. Linux lets two processes bind one port while neither listens."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(address) == 0

@@ -31,7 +31,7 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def quantization(request: pytest.FixtureRequest) -> str:
-    """How the base model is held in this run."""
+    """The quantization of the base model in this run."""
     return str(request.config.getoption("--quantization"))
 
 

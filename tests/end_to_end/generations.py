@@ -1,4 +1,4 @@
-"""Asks the live server for answers of a form, streamed or whole, and judges each by a validator the server does not use."""
+"""Requests constrained responses from the live server, streamed or whole, and checks each with a validator that the server does not use."""
 
 import itertools
 import json
@@ -45,7 +45,7 @@ class Order:
 
 @dataclass
 class Result:
-    """What came back. `calls`: name and arguments by index. `unsatisfied`: the validator's 422, or its event in a stream."""
+    """A response. `calls`: name and arguments by index. `unsatisfied`: the validator's 422, or its event in a stream."""
 
     content: str = ""
     calls: dict[int, tuple[str, str]] = field(default_factory=dict)
@@ -133,10 +133,10 @@ def tool(name: str, parameters: dict[str, Any], strict: bool) -> dict[str, Any]:
 
 
 def verdict(order: Order, result: Result) -> str:
-    """What kind of answer it was. Raises `AssertionError` or the validator's error for a wrong one."""
+    """Check a response and return its kind. Raises `AssertionError` or the validator's error for a wrong one."""
     form = order.form
     if result.unsatisfied:
-        assert form is not None and form.judged, "only what no grammar holds may fail its schema"
+        assert form is not None and form.needs_validator, "only schemas that no grammar enforces may fail"
         return "unsatisfied"
     if form is None:
         assert result.reason in ("stop", "length") and not result.calls

@@ -1,4 +1,4 @@
-"""A real `loraplex serve` as a process, with its engine, PostgreSQL and Valkey, and what can be seen of it from outside."""
+"""A real `loraplex serve` as a process, with its engine, PostgreSQL and Valkey, as it appears from outside."""
 
 import asyncio
 import os
@@ -71,7 +71,7 @@ class LiveServer:
 
     @property
     def banner(self) -> str:
-        """What it printed when it was ready."""
+        """The text that it printed when it was ready."""
         return self.output.read_text()
 
     @property
@@ -115,7 +115,7 @@ class LiveServer:
         return f"ipc://{self.data_dir}/run/engine.{self.process.pid}.sock"
 
     def engine_stats(self) -> EngineStats:
-        """Fresh numbers, asked of the engine itself."""
+        """Current statistics, requested from the engine itself."""
         return asyncio.run(engine_stats(self.engine_address))
 
     def stop(self) -> None:
@@ -127,7 +127,7 @@ class LiveServer:
 
 
 async def engine_stats(address: str) -> EngineStats:
-    """What the engine at `address` counts now."""
+    """Request the statistics of the engine at `address`."""
     engine = RemoteEngine(address, EventBufferConfig())
     engine.start()
     try:

@@ -88,7 +88,7 @@ def _write(recipe: Recipe, model_path: Path, folder: Path) -> Path:
 
 
 def round_weights(model: Any, scheme: str) -> None:
-    """Every projection and the head as the engine holds it, turned back to floats; the embedding keeps its own."""
+    """Every projection and the head in the engine's format, converted back to floats; the embedding keeps its values."""
     config, state = model.config, model.state_dict()
     names = {
         "self_attn.q_proj": "qkv",

@@ -1,4 +1,4 @@
-"""Fifty forms an answer may be asked to have: schemas and tool lists as applications write them.
+"""Fifty output constraints: schemas and tool lists as applications write them.
 
 Each is small enough for a small model to finish, and together they use what people use: nesting, enums, references,
 recursion, bounds on arrays, numbers and strings, patterns, formats, unions, null, open and closed objects.
@@ -17,14 +17,14 @@ YES: Schema = {"type": "boolean"}
 
 @dataclass(frozen=True)
 class Form:
-    """Either `schema` or `tools` (name -> schema of arguments). `judged`: only a validator can tell, so 422 is an answer."""
+    """Either `schema` or `tools` (name -> schema of arguments). `needs_validator`: only the validator can check it, so 422 is a valid response."""
 
     name: str
     schema: Schema | None = None
     tools: dict[str, Schema] = field(default_factory=dict)
     choice: str = "required"
     strict: bool = False
-    judged: bool = False
+    needs_validator: bool = False
 
 
 def obj(required: "list[str] | None" = None, *, closed: bool = True, **properties: Schema) -> Schema:
@@ -150,7 +150,7 @@ SCHEMAS: dict[str, Schema] = {
     },
     "different items": {**arr(one_of("x", "y", "z", "w", "v"), 2, 3), "uniqueItems": True},
 }
-JUDGED = ("conditions", "different items")
+NEEDS_VALIDATOR = ("conditions", "different items")
 STRICT = ("person", "sentiment", "tree", "union of objects", "nullable", "invoice")
 
 WEATHER = obj(city=WORD, unit=one_of("celsius", "fahrenheit"))
@@ -161,7 +161,10 @@ NOTHING = obj()
 MANY = {f"tool_{index:02}": obj(value=COUNT, flag=YES) for index in range(20)}
 
 FORMS: tuple[Form, ...] = (
-    *(Form(name, schema, strict=name in STRICT, judged=name in JUDGED) for name, schema in SCHEMAS.items()),
+    *(
+        Form(name, schema, strict=name in STRICT, needs_validator=name in NEEDS_VALIDATOR)
+        for name, schema in SCHEMAS.items()
+    ),
     Form("one tool", tools={"get_weather": WEATHER}, strict=True),
     Form("three tools", tools={"get_weather": WEATHER, "search": SEARCH, "create_event": EVENT}),
     Form("tools if it likes", tools={"get_weather": WEATHER, "search": SEARCH}, choice="auto"),

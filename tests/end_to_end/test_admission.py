@@ -1,4 +1,4 @@
-"""Four gateways let one tenant in: clients leave, a gateway is killed, Valkey forgets everything, and no limit is exceeded."""
+"""Four gateways admit one tenant: clients disconnect, a gateway is killed, Valkey loses its data, and no limit is exceeded."""
 
 import asyncio
 import os
@@ -90,7 +90,7 @@ class Subject:
 
 @dataclass
 class Run:
-    """What the hammering saw. `refusals`: how often each limit refused."""
+    """Results of the load. `refusals`: how often each limit refused."""
 
     tenant_id: UUID
     subjects: list[Subject]
@@ -159,7 +159,7 @@ async def hammer(run: Run, seed: int) -> None:
 
 
 async def watch(run: Run, connection: psycopg.AsyncConnection[Any]) -> None:
-    """What is settled and open together, again and again, each time as one moment of the books."""
+    """Read the sum of settled and open usage repeatedly, each time from one snapshot of the usage ledger."""
     while True:
         for subject in run.subjects:
             names = {"tenant": run.tenant_id, "key": subject.api_key_id}
@@ -256,7 +256,7 @@ async def ready(gateways: Sequence[FarmGateway]) -> None:
 
 
 async def counted(database: Database, plan: FarmPlan, tenant_id: UUID) -> list[LimitUse]:
-    """What Valkey says is used, once the last settlement has reached it."""
+    """Usage by Valkey's counters, once the last settlement has reached them."""
     client = open_valkey(plan.valkey_url)
     admissions = QuotaAdmissionController(database, client, price_of(plan), uuid4())
     subjects = await limited_subjects(admissions, tenant_id)
@@ -290,7 +290,7 @@ def check_places(subject: Subject, records: Sequence[Record], run: Run) -> int:
     for record in records:
         ended = record.ended
         if record.outcome == "unknown" and run.killed_at is not None:
-            # Its gateway last vouched for it before it was killed.
+            # Its gateway last renewed the lease before it was killed.
             ended = min(ended, run.killed_at + timedelta(seconds=LEASE_S - HEARTBEAT_S - SLACK_S))
         changes += [(record.began, 1), (max(ended, record.began), -1)]
     most = now = 0
@@ -303,7 +303,7 @@ def check_places(subject: Subject, records: Sequence[Record], run: Run) -> int:
 
 
 def check_counters(run: Run, records: Sequence[Record], uses: Sequence[LimitUse]) -> None:
-    """Valkey's numbers are those of the books."""
+    """Check that Valkey's counters equal the usage ledger."""
     keys = {subject.api_key_id: subject.name for subject in run.subjects}
     seen = 0
     for use in uses:
@@ -322,7 +322,7 @@ def check_counters(run: Run, records: Sequence[Record], uses: Sequence[LimitUse]
     assert seen >= 5 * limited
 
 
-def test_no_limit_is_exceeded_and_the_counters_end_as_the_books(
+def test_no_limit_is_exceeded_and_the_counters_end_equal_to_the_ledger(
     database_url: str, valkey_url: str, request: pytest.FixtureRequest
 ) -> None:
     answers = 1000 if request.config.getoption("--full-admission") else 120

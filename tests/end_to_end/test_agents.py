@@ -1,4 +1,4 @@
-"""What agents are written with, against the live server: the `openai` client's helpers and a whole loop of pydantic-ai."""
+"""Agent libraries against the live server: the `openai` client's helpers and a complete loop of pydantic-ai."""
 
 import json
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ def test_parse_gives_the_arguments_of_strict_functions(demo: LiveServer, client:
 
 
 def test_the_stream_helper_builds_the_calls(demo: LiveServer, client: OpenAI) -> None:
-    """Deltas in their order: the name once, then arguments in pieces that join to what the final message holds."""
+    """Deltas in their order: the name once, then parts of the arguments, which join to the final message's arguments."""
     pieces: dict[int, str] = {}
     with client.chat.completions.stream(
         model=demo.access.model,
@@ -150,7 +150,7 @@ def test_a_streamed_answer_is_the_whole_one(demo: LiveServer, client: OpenAI) ->
 
 
 def test_results_of_calls_go_back_to_the_model(demo: LiveServer, client: OpenAI) -> None:
-    """One turn by hand: call, result with the call's id, and an answer that was shown the result."""
+    """One turn without a library: call, result with the call's id, and a response to the result."""
     tools: Any = [pydantic_function_tool(GetWeather)]
     first = client.chat.completions.create(
         model=demo.access.model,

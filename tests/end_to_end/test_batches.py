@@ -1,4 +1,4 @@
-"""A row's answer does not depend on who shares its batch, seen over HTTP."""
+"""Batch invariance over HTTP: a response does not depend on the other rows of its batch."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

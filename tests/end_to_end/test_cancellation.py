@@ -1,4 +1,4 @@
-"""Three hundred clients leave at random stages: nothing of theirs stays behind in the engine."""
+"""Three hundred clients disconnect at random stages: the engine keeps nothing of their requests."""
 
 import asyncio
 import random
@@ -105,7 +105,7 @@ def busy(stats: EngineStats) -> int:
 
 
 async def storm(server: LiveServer, unit_s: float) -> tuple[list[EngineStats], EngineStats, float]:
-    """What was seen meanwhile, the last numbers, and how long after the last departure they came."""
+    """The statistics seen meanwhile, the last ones, and how long after the last disconnect they arrived."""
     engine = RemoteEngine(server.engine_address, EventBufferConfig())
     engine.start()
     await engine.wait_ready()
@@ -124,7 +124,7 @@ async def storm(server: LiveServer, unit_s: float) -> tuple[list[EngineStats], E
     return seen, last, needed
 
 
-def test_clients_that_leave_leave_nothing(cramped: LiveServer) -> None:
+def test_requests_of_disconnected_clients_leave_nothing(cramped: LiveServer) -> None:
     short_answer(cramped)
     unit_s = min(max(short_answer(cramped), 0.1), 0.5)
     before = cramped.engine_stats()

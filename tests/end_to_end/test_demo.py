@@ -1,4 +1,4 @@
-"""What the demo promises at first sight: voices, snippets and metrics."""
+"""The demo as its first visitor uses it: voices, snippets and metrics."""
 
 import json
 import re

@@ -127,11 +127,11 @@ class RunningStreams:
 
     @property
     def running(self) -> int:
-        """How many the server has been asked for and has not ended."""
+        """Number of streams that were requested and have not ended."""
         return self.begun - len(self.answers)
 
     async def further(self, count: int) -> None:
-        """Returns when so many more have begun."""
+        """Wait until this many more have begun."""
         begun = self.begun + count
         while self.begun < begun:
             for task in self._asking:

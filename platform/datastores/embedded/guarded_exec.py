@@ -1,7 +1,7 @@
-"""Becomes another program that cannot outlive its parent: drops the uid, asks for a parent-death signal, then execs.
+"""Replaces itself by a program that cannot outlive its parent: drops the uid, requests a parent-death signal, then execs.
 
 Run as a script with `python -I -S`, never imported by the server. Invariant: the signal is requested after the uid
-change (which clears it) and the parent is checked after the request, so a parent already dead ends this process too.
+change, which clears it. The parent is checked after the request, so that a parent that is already dead ends this process too.
 """
 
 import ctypes

@@ -1,5 +1,7 @@
-"""The unprivileged user the servers run as. Invariant: PostgreSQL and Valkey never run as root, and only folders that
-loraplex made itself change their owner; parent folders are never touched.
+"""Chooses the unprivileged user of the servers.
+
+Invariant: PostgreSQL and Valkey never run as root. Only folders that loraplex created change their owner; parent folders are
+never changed.
 """
 
 import os
@@ -37,7 +39,7 @@ class Identity:
 
 
 def choose_identity(existing: Path) -> Identity:
-    """Root drops to the owner of `existing` when an earlier run made it, else to an existing unprivileged user."""
+    """For root: the owner of `existing` if an earlier run created it, else an existing unprivileged user."""
     if os.geteuid() != 0:
         return Identity()
     if existing.exists() and (status := existing.stat()).st_uid != 0:
@@ -55,14 +57,14 @@ def choose_identity(existing: Path) -> Identity:
 
 
 def own_folder(folder: Path, identity: Identity) -> None:
-    """Makes `folder` (mode 0700) and gives it to `identity`; its parents must exist."""
+    """Create `folder` (mode 0700) and give it to `identity`; its parents must exist."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if identity.dropped:
             os.chown(folder, identity.uid, identity.gid)
         owner = folder.stat().st_uid
     except OSError as error:
-        raise DataDirUnusable(f"{folder} cannot be made for the embedded services: {error}") from error
+        raise DataDirUnusable(f"{folder} cannot be created for the embedded services: {error}") from error
     expected = identity.uid if identity.dropped else os.geteuid()
     if owner != expected:
         raise DataDirUnusable(

@@ -1,5 +1,7 @@
-"""Who owns the servers of a data directory, and how others find them. Invariant: at most one process owns a data
-directory; the locks are held by open files (flock), so a killed process frees them at once.
+"""Locks of a data directory, which decide its owner, and the file by which other processes find its servers.
+
+Invariant: at most one process owns a data directory. The locks belong to open files (flock), so a killed process releases
+them at once.
 """
 
 import fcntl
@@ -13,7 +15,7 @@ from loraplex.platform.datastores.embedded.errors import DataDirUnusable
 
 
 class ConnectionFacts(msgspec.Struct, frozen=True):
-    """What another process needs to attach; `transient` owners are commands that end soon."""
+    """Addresses that another process needs to attach; `transient` owners are commands that end soon."""
 
     owner_pid: int
     transient: bool
@@ -23,19 +25,19 @@ class ConnectionFacts(msgspec.Struct, frozen=True):
 
 
 class OwnerLock:
-    """Two locks on one folder: `owner` (exclusive, for the owner's life) and `guests` (shared, one per guest)."""
+    """Two locks of one folder: `owner` (exclusive, as long as the owner lives) and `guests` (shared, one per guest)."""
 
     def __init__(self, folder: Path) -> None:
         self._owner_path = folder / "owner.lock"
         self._guests_path = folder / "guests.lock"
         self._facts_path = folder / "services.json"
-        self._held: int | None = None
+        self._descriptor: int | None = None
 
     def try_own(self) -> bool:
         return self._acquire(self._owner_path, fcntl.LOCK_EX)
 
     def try_join(self, facts: ConnectionFacts) -> bool:
-        """Keeps the owner of `facts` from stopping; False when it has begun to stop already."""
+        """Join as a guest, which keeps the owner of `facts` from stopping; False when it is already stopping."""
         if not self._acquire(self._guests_path, fcntl.LOCK_SH):
             return False
         if self.facts() == facts:
@@ -44,7 +46,7 @@ class OwnerLock:
         return False
 
     def wait_for_guests(self, seconds: float) -> None:
-        """Called by the owner after it withdrew its facts: returns when the last guest left or time is up."""
+        """Wait until the last guest has left, at most `seconds`. The owner calls this after `withdraw`."""
         deadline = time.monotonic() + seconds
         descriptor = open_private(self._guests_path)
         try:
@@ -54,9 +56,9 @@ class OwnerLock:
             os.close(descriptor)
 
     def release(self) -> None:
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def facts(self) -> ConnectionFacts | None:
         try:
@@ -78,7 +80,7 @@ class OwnerLock:
     def _acquire(self, path: Path, kind: int) -> bool:
         descriptor = open_private(path)
         if try_flock(descriptor, kind):
-            self._held = descriptor
+            self._descriptor = descriptor
             return True
         os.close(descriptor)
         return False

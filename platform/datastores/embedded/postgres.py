@@ -1,7 +1,7 @@
 """The embedded PostgreSQL: one cluster folder, one foreground server, SCRAM passwords, a unix socket and no TCP port.
 
-Invariant: the server names its files through its working directory, so the data directory may lie below folders that
-only root may enter. A cluster exists under its final name only when initdb finished.
+Invariant: the server accesses its files through its working directory, so the data directory may be below folders that only
+root may enter. A cluster has its final name only after initdb has finished.
 """
 
 import contextlib
@@ -40,13 +40,13 @@ SETTINGS = {
 
 
 def cluster_major(cluster: Path) -> int | None:
-    """The major version an existing cluster was made with, None when there is no cluster."""
+    """The major version that created an existing cluster; None if there is no cluster."""
     version = cluster / "PG_VERSION"
     return int(version.read_text().split(".")[0]) if version.exists() else None
 
 
 class PostgresServer:
-    """Starts and stops the server of one cluster. All calls come from the thread that owns the children."""
+    """Starts and stops the server of one cluster. The thread that owns the children makes all calls."""
 
     def __init__(self, folder: Path, binaries: PostgresBinaries, identity: Identity, password: str) -> None:
         """`folder` is an existing folder of the embedded services; the cluster lives in `folder/postgres`."""
@@ -62,7 +62,7 @@ class PostgresServer:
         return None if self._child is None else self._child.pid
 
     def start(self, socket_folder: Path) -> str:
-        """Returns the database URL. `socket_folder` is a path to the cluster short enough for a unix socket."""
+        """Start the server and return the database URL. `socket_folder` is a path to the cluster short enough for a unix socket."""
         if cluster_major(self.cluster) is None:
             self._create_cluster()
         end_orphans(self.cluster)
@@ -122,9 +122,9 @@ class PostgresServer:
 
 
 def end_orphans(folder: Path, seconds: float = 10.0) -> None:
-    """Ends servers whose owner died: every process still working inside `folder` (and only those).
+    """End the servers of a dead owner: every process whose working directory is `folder`, and only those.
 
-    A dead owner's server is already shutting down; a postmaster.pid left behind may name a process of somebody else.
+    Such a server is already shutting down. An old postmaster.pid is not used, because its process id may have been reused.
     """
     begun = time.monotonic()
     while orphans := processes_inside(folder):
@@ -162,7 +162,7 @@ def new_password() -> str:
 
 
 def kept_password(path: Path) -> str:
-    """The password kept in `path` (mode 0600), made on first use."""
+    """Read the password in `path` (mode 0600); generate it on first use."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

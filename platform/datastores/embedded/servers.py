@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL and Valkey of one data directory: owned by the first process, shared by the others.
+"""The embedded PostgreSQL and Valkey of one data directory: owned by the first process, shared with the others.
 
 Invariant: the servers live exactly as long as their owner, also when it is killed; see guarded_exec.
 """
@@ -39,9 +39,9 @@ COPY_MODE = 0o711
 class EmbeddedServices:
     """Owns or joins the servers of `data_dir`.
 
-    `transient` is for commands that end soon: a long-lived process waits for a transient owner to end rather than
-    depend on it. A thread of its own starts the children, because they die with the thread that started them.
-    A new cluster is one of `postgres_major`, by default the newest there is; an existing one stays what it is.
+    `transient` is for commands that end soon: a long-lived process waits until a transient owner has ended, instead of
+    joining it. A separate thread starts the children, because they die with the thread that started them. A new cluster
+    has the version `postgres_major`, by default the newest one; an existing cluster keeps its version.
     """
 
     def __init__(self, data_dir: Path, *, transient: bool = False, postgres_major: int | None = None) -> None:
@@ -72,7 +72,7 @@ class EmbeddedServices:
         return [] if self._owner is None else self._owner.pids
 
     def start(self) -> None:
-        """Raises `EmbeddedError`; nothing is left running then."""
+        """Start or join the servers. Raises `EmbeddedError`; then no process is left running."""
         try:
             self._keeper.submit(self._start).result()
         except BaseException:
@@ -103,7 +103,7 @@ class EmbeddedServices:
         deadline = time.monotonic() + ATTACH_SECONDS
         while not self._own(self._lock) and not self._join(self._lock):
             if time.monotonic() > deadline:
-                raise ServiceFailed(f"another process holds {self._folder} but its servers do not answer")
+                raise ServiceFailed(f"another process owns {self._folder} but its servers do not respond")
             time.sleep(0.05)
 
     def _own(self, lock: OwnerLock) -> bool:
@@ -186,12 +186,12 @@ class ServerPair:
 
 
 def running_redis_url(data_dir: Path) -> str | None:
-    """Where Valkey is when another process runs it in `data_dir` and lets this one in; nothing is started."""
+    """The address of the Valkey that another process runs in `data_dir`, if this process may use it. Starts nothing."""
     try:
         facts = OwnerLock(data_dir.absolute() / "embedded").facts()
         return facts.redis_url if facts is not None and valkey.answers(facts.redis_url) else None
     except (EmbeddedError, OSError):
-        # A folder of somebody else's, or one that is no longer in use: for this process nothing runs there.
+        # The folder belongs to another user or is not in use any more: this process has no Valkey there.
         return None
 
 
@@ -200,11 +200,11 @@ def make_private(folder: Path) -> None:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise DataDirUnusable(f"the data directory {folder.parent} cannot be made: {error}") from error
+        raise DataDirUnusable(f"the data directory {folder.parent} cannot be created: {error}") from error
 
 
 def alive(facts: ConnectionFacts) -> bool:
-    """Whether both servers of another process answer."""
+    """Whether both servers of another process respond."""
     try:
         with psycopg.connect(facts.database_url, connect_timeout=2):
             return valkey.answers(facts.redis_url)

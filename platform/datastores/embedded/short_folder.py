@@ -1,5 +1,6 @@
-"""Short paths to deep folders, since a unix socket's path holds 107 bytes at most. Invariant: the socket itself stays in
-the data directory; a fresh private folder of links (mkdtemp, mode 0700) only names it.
+"""Short paths to deep folders, because the path of a unix socket has at most 107 bytes.
+
+Invariant: the socket itself stays in the data directory; a new private folder (mkdtemp, mode 0700) contains links to it.
 """
 
 import shutil
@@ -12,7 +13,7 @@ PREFIX = "loraplex-"
 
 
 class ShortFolder:
-    """Links to folders, and copies of binaries the unprivileged user cannot reach; removed with `remove`."""
+    """Links to folders, and copies of binaries that the unprivileged user cannot reach. `remove` deletes them."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -28,7 +29,7 @@ class ShortFolder:
         return self._path
 
     def shorten(self, folder: Path, socket_name: str) -> Path:
-        """A path to `folder` under which the socket fits and which is safe inside a URL."""
+        """A path to `folder` that is short enough for the socket and safe inside a URL."""
         if len(str(folder / socket_name).encode()) <= MAX_SOCKET_PATH_BYTES and is_plain(folder):
             return folder
         link = self.make() / folder.name
@@ -48,7 +49,7 @@ def is_plain(path: Path) -> bool:
 
 
 def remove_short_folder(path: Path) -> None:
-    """Removes a folder made here, also one a killed owner left; anything else by that name is left alone."""
+    """Remove a folder that this class created, also one of a killed owner. Other folders and files are kept."""
     if path.parent != Path(tempfile.gettempdir()) or not path.name.startswith(PREFIX):
         return
     try:

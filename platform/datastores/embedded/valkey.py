@@ -1,6 +1,6 @@
 """The embedded Valkey: one foreground server on a unix socket inside its own 0700 folder, with a password and no TCP port.
 
-Invariant: its configuration travels over standard input, so the password is in no argument list and no file but ours.
+Invariant: its configuration is sent over standard input, so the password is in no argument list and only in the file of loraplex.
 """
 
 import signal
@@ -33,10 +33,10 @@ maxmemory-policy noeviction
 
 
 class ValkeyServer:
-    """Starts and stops one server. All calls come from the thread that owns the children."""
+    """Starts and stops one server. The thread that owns the children makes all calls."""
 
     def __init__(self, folder: Path, binary: Path, identity: Identity, password: str) -> None:
-        """`folder` is an existing folder of the embedded services; the data lives in `folder/valkey`."""
+        """`folder` is an existing folder of the embedded services; the data is in `folder/valkey`."""
         self.data = folder / "valkey"
         self._password = password
         self._command = ChildCommand(
@@ -50,7 +50,7 @@ class ValkeyServer:
         return None if self._child is None else self._child.pid
 
     def start(self, socket_folder: Path) -> str:
-        """Returns the URL. `socket_folder` is a path to the data folder short enough for a unix socket."""
+        """Start the server and return its URL. `socket_folder` is a path to the data folder short enough for a unix socket."""
         own_folder(self.data, self._command.identity)
         (self.data / SOCKET_NAME).unlink(missing_ok=True)
         self._child = Child(self._command)
@@ -68,17 +68,17 @@ class ValkeyServer:
         while not answers(url):
             child.check_running()
             if time.monotonic() > deadline:
-                raise child.failure(f"did not answer within {START_SECONDS:g} s")
+                raise child.failure(f"did not respond within {START_SECONDS:g} s")
             time.sleep(0.01)
 
 
 def answers(url: str) -> bool:
-    """Whether a server at `url` answers PING within a second. Raises `ServiceFailed` when it refuses the password."""
+    """Whether a server at `url` responds to PING within a second. Raises `ServiceFailed` when it rejects the password."""
     client = redis.Redis.from_url(url, socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
     try:
         return bool(client.ping())
     except redis.AuthenticationError as error:
-        raise ServiceFailed("Valkey refuses the password of this data directory") from error
+        raise ServiceFailed("Valkey rejects the password of this data directory") from error
     except (redis.ConnectionError, redis.TimeoutError):
         return False
     finally:

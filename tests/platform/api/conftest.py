@@ -55,8 +55,8 @@ class Recorder:
 
     timings: list[RequestStats] = field(default_factory=list)
 
-    def record(self, timings: RequestStats) -> None:
-        self.timings.append(timings)
+    def record(self, stats: RequestStats) -> None:
+        self.timings.append(stats)
 
 
 @dataclass

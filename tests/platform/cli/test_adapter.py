@@ -36,7 +36,7 @@ def home(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model of 2 layers and an adapter of rank 4 on q_proj in `adapter` beside it."""
+    """A model of 2 layers and an adapter of rank 4 on q_proj in `adapter` next to it."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=40,

@@ -1,4 +1,4 @@
-"""Which database a command gets, and in what state."""
+"""The database of a command and the state of its schema."""
 
 import json
 from pathlib import Path

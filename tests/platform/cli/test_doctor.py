@@ -1,4 +1,4 @@
-"""`loraplex doctor` tells a good machine from a bad one."""
+"""`loraplex doctor` distinguishes a machine that can serve from one that cannot."""
 
 import json
 from pathlib import Path

@@ -66,7 +66,7 @@ def test_settings_count(folder: Path) -> None:
     assert {weight["format"] for weight in plan["weights"]} == {"bfloat16", "int8", "int4/128"}
 
 
-def test_what_does_not_fit_is_told_with_what_to_lower() -> None:
+def test_a_plan_that_does_not_fit_says_what_to_lower() -> None:
     code, output = run("--device-memory", "16GB")
     assert code == 1
     assert "It does not fit" in output and "`quantization` int4: the weights take 5.23 GB" in output

@@ -1,4 +1,4 @@
-"""`loraplex tenant` and `loraplex key` against a real database: what they print, and how they end."""
+"""`loraplex tenant` and `loraplex key` against a real database: output and exit codes."""
 
 import asyncio
 import json
@@ -191,7 +191,7 @@ def test_networks_of_a_key() -> None:
     assert refused.exit_code == 2 and "10.0.0.0/8" in refused.stderr
 
 
-def test_running_servers_hear_of_what_ends_a_key(
+def test_running_servers_are_notified_of_a_revoked_key(
     valkey_url: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", valkey_url)
@@ -215,7 +215,7 @@ def test_running_servers_hear_of_what_ends_a_key(
     ]
 
 
-def test_a_valkey_that_is_down_does_not_hide_what_was_done(
+def test_a_change_is_reported_although_valkey_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", f"unix://{tmp_path}/none.socket")

@@ -17,7 +17,7 @@ ANSWER = "It's Rome, matey!"
 
 
 class RecordingServer(HTTPServer):
-    """Answers every chat request with `ANSWER`."""
+    """Responds to every chat request with `ANSWER`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""The demo's tenants on a real PostgreSQL: made once, kept, repaired."""
+"""The demo's tenants on a real PostgreSQL: created once, kept, repaired."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The per-request buffer loses nothing, keeps the order of each choice, and stays small while nobody reads."""
+"""The per-request buffer loses nothing, keeps the order of each choice, and stays small while it is not read."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ async def test_every_choice_reads_what_was_written(steps: list[int | str]) -> No
     assert buffer._tokens == 0
 
 
-async def test_over_the_bound_the_caller_is_told() -> None:
+async def test_over_the_bound_put_returns_false() -> None:
     buffer = EventBuffer(1, EventBufferConfig(tokens=3))
     assert [buffer.put(delta(0, number)) for number in range(4)] == [True, True, True, False]
     stalled = EventBuffer(1, EventBufferConfig(stall_s=0.01))

@@ -57,11 +57,11 @@ async def test_an_adapter_is_probed_where_its_requests_go() -> None:
     engines = [Managed() for _ in range(3)]
     pool = EnginePool(engines)
     for number in range(20):
-        asked = request(f"t{number}", "a" * 64)
-        assert asked.adapter is not None
-        assert (await pool.probe(asked.adapter)).digest == "a" * 64
-        home = next(engine for engine in engines if engine is pool.pick(asked))
-        assert home.probed[-1] is asked.adapter
+        engine_request = request(f"t{number}", "a" * 64)
+        assert engine_request.adapter is not None
+        assert (await pool.probe(engine_request.adapter)).digest == "a" * 64
+        home = next(engine for engine in engines if engine is pool.pick(engine_request))
+        assert home.probed[-1] is engine_request.adapter
 
 
 async def test_requests_and_aborts_reach_their_engine() -> None:
@@ -107,7 +107,7 @@ def test_engines_of_different_models_are_refused() -> None:
         EnginePool([Managed(), Managed(FakeScript(info=other))]).require_one_model()
 
 
-async def test_every_engine_forgets_a_tenant_and_one_that_cannot_is_told() -> None:
+async def test_every_engine_forgets_a_tenant_and_a_failure_is_raised() -> None:
     class Lost(Managed):
         async def forget(self, namespace: bytes) -> None:
             raise EngineUnavailable("lost")

@@ -35,8 +35,8 @@ def lives(pid: int) -> bool:
     return state != "Z"
 
 
-async def collect(engine: EngineProcess, asked: EngineRequest) -> list[Event]:
-    return [event async for event in engine.submit(asked)]
+async def collect(engine: EngineProcess, engine_request: EngineRequest) -> list[Event]:
+    return [event async for event in engine.submit(engine_request)]
 
 
 async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:

@@ -39,8 +39,8 @@ def request(request_id: str = "r", max_tokens: int = 8, n: int = 1) -> EngineReq
     )
 
 
-async def collect(engine: RemoteEngine, asked: EngineRequest) -> list[Event]:
-    return [event async for event in engine.submit(asked)]
+async def collect(engine: RemoteEngine, engine_request: EngineRequest) -> list[Event]:
+    return [event async for event in engine.submit(engine_request)]
 
 
 async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:
@@ -189,7 +189,7 @@ async def test_aborts_are_repeated_until_acknowledged(address: str, monkeypatch:
         assert lost
 
 
-async def test_a_silent_gateway_loses_its_rows_and_others_keep_theirs(
+async def test_a_silent_gateway_loses_its_rows_and_other_gateways_keep_theirs(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "PEER_TIMEOUT_S", 0.6)
@@ -282,7 +282,7 @@ async def test_a_probe_travels_and_is_lost_with_its_engine(address: str) -> None
         hangs.set()
 
 
-async def test_malformed_bytes_harm_nobody(address: str) -> None:
+async def test_malformed_bytes_do_not_affect_other_peers(address: str) -> None:
     async with serving(FakeEngine(), address) as server, connected(address) as client:
         context = zmq.asyncio.Context()
         raw = context.socket(zmq.DEALER)

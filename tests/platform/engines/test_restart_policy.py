@@ -2,7 +2,7 @@
 
 import pytest
 
-from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogConfig, verdict
+from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogConfig, kill_reason
 
 
 def test_delays_double_up_to_a_bound_and_a_crash_loop_ends() -> None:
@@ -20,6 +20,6 @@ def test_old_restarts_are_forgiven() -> None:
     ("silent_s", "busy", "since_step_s", "killed"),
     [(0.0, False, 999.0, False), (0.0, True, 9.0, False), (0.0, True, 11.0, True), (6.0, False, 0.0, True)],
 )
-def test_verdict(silent_s: float, busy: bool, since_step_s: float, killed: bool) -> None:
+def test_kill_reason(silent_s: float, busy: bool, since_step_s: float, killed: bool) -> None:
     limits = WatchdogConfig(unresponsive_s=5.0, hang_s=10.0)
-    assert (verdict(limits, silent_s, busy, since_step_s) is not None) == killed
+    assert (kill_reason(limits, silent_s, busy, since_step_s) is not None) == killed

@@ -1,4 +1,4 @@
-"""A deleted tenant is erased from engine, stores and disk; what failed or died in the middle is taken up again."""
+"""A deleted tenant is erased from engine, stores and disk; failed or interrupted steps are repeated."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.engine.messages import EngineRequest, Event, Failed
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.platform.jobs import housekeeping as janitor_module
+from loraplex.platform.jobs import housekeeping as housekeeping_module
 from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.tenants.accounts.deletion import TenantDeletions
@@ -45,7 +45,7 @@ RESERVATION = (
 
 
 class Flaky(FakeEngine):
-    """Cannot be told for `failures` times."""
+    """An engine whose `forget` fails `failures` times."""
 
     failures = 0
 
@@ -58,13 +58,13 @@ class Flaky(FakeEngine):
 
 @dataclass
 class House:
-    """A gateway's janitor and all he looks after."""
+    """The housekeeping of a gateway and the stores that it cleans."""
 
     database: Database
     valkey: Valkey
     engine: Flaky
     storage: LocalAdapterStore
-    janitor: Housekeeping
+    housekeeping: Housekeeping
     gone: list[UUID] = field(default_factory=list)
 
     async def tenant(self, name: str) -> UUID:
@@ -120,12 +120,12 @@ async def house(database: Database, valkey_url: str, tmp_path: Path) -> AsyncIte
         settle_s=0.2,
     )
     retention = Retention(audit=timedelta(days=30), quota_events=timedelta(days=30))
-    janitor = Housekeeping(database=database, erasure=erasure, retention=retention)
-    yield House(database, valkey, engine, storage, janitor)
+    housekeeping = Housekeeping(database=database, erasure=erasure, retention=retention)
+    yield House(database, valkey, engine, storage, housekeeping)
     await valkey.aclose()
 
 
-async def test_all_but_the_numbers_goes_and_others_stay(house: House) -> None:
+async def test_all_but_usage_numbers_is_erased_and_other_tenants_stay(house: House) -> None:
     mine, other = await house.tenant("acme"), await house.tenant("rival")
     request = EngineRequest(
         request_id="r",
@@ -140,7 +140,7 @@ async def test_all_but_the_numbers_goes_and_others_stay(house: House) -> None:
     running = asyncio.create_task(run())
     await asyncio.sleep(0.05)
     await house.delete(mine)
-    await house.janitor.finish_deletions()
+    await house.housekeeping.finish_deletions()
     last = (await asyncio.wait_for(running, 2))[-1]
     assert isinstance(last, Failed) and last.code == "namespace_forgotten"
     assert await house.erased(mine) and await house.left(mine) == (0, 0, False, 1)
@@ -148,13 +148,15 @@ async def test_all_but_the_numbers_goes_and_others_stay(house: House) -> None:
     assert namespace_of(other) not in house.engine.forgotten
 
 
-async def test_whoever_dies_in_the_middle_is_followed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_another_gateway_continues_an_interrupted_erasure(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tenant_id, second = await house.tenant("acme"), await house.tenant("rival")
     await house.delete(tenant_id)
     await house.delete(second)
     house.engine.failures = 1
-    await house.janitor.finish_deletions()
-    # One that cannot be erased now holds up nobody.
+    await house.housekeeping.finish_deletions()
+    # A tenant that cannot be erased now does not delay others.
     assert await house.left(tenant_id) == (1, 1, True, 1) and await house.erased(second)
 
     def full(tenant_id: UUID) -> None:
@@ -162,14 +164,14 @@ async def test_whoever_dies_in_the_middle_is_followed(house: House, monkeypatch:
 
     with monkeypatch.context() as broken:
         broken.setattr(house.storage, "delete_tenant", full)
-        await house.janitor.finish_deletions()
+        await house.housekeeping.finish_deletions()
     assert await house.left(tenant_id) == (1, 1, True, 1)
     # Rows are gone, and the process dies before the counters are.
     with monkeypatch.context() as broken:
         broken.setattr("loraplex.platform.jobs.tenant_erasure.erase_tenant", None)
-        await house.janitor.finish_deletions()
+        await house.housekeeping.finish_deletions()
     assert not await house.erased(tenant_id) and await house.left(tenant_id) == (0, 1, False, 1)
-    await house.janitor.finish_deletions()
+    await house.housekeeping.finish_deletions()
     assert await house.erased(tenant_id) and await house.left(tenant_id) == (0, 0, False, 1)
 
 
@@ -179,7 +181,7 @@ async def test_open_requests_are_given_time_to_settle(house: House) -> None:
         await session.execute(text(RESERVATION), {"tenant": tenant_id})
     await house.delete(tenant_id)
     began = asyncio.get_running_loop().time()
-    await house.janitor.finish_deletions()
+    await house.housekeeping.finish_deletions()
     assert asyncio.get_running_loop().time() - began >= 0.2
     assert await house.erased(tenant_id)
 
@@ -187,29 +189,29 @@ async def test_open_requests_are_given_time_to_settle(house: House) -> None:
 async def test_every_gateway_forgets_a_tenant_once(house: House) -> None:
     tenant_id = await house.tenant("acme")
     await house.delete(tenant_id)
-    await house.janitor.finish_deletions()
+    await house.housekeeping.finish_deletions()
     house.engine.forgotten.clear()
     elsewhere = Housekeeping(
-        database=house.database, erasure=house.janitor.erasure, retention=house.janitor.retention
+        database=house.database, erasure=house.housekeeping.erasure, retention=house.housekeeping.retention
     )
     for _ in range(2):
         await elsewhere.finish_deletions()
     assert house.engine.forgotten == [namespace_of(tenant_id)]
 
 
-async def test_blobs_of_a_tenant_deleted_elsewhere_go_and_strangers_stay(house: House) -> None:
+async def test_blobs_of_a_tenant_deleted_elsewhere_are_erased_and_unknown_ones_stay(house: House) -> None:
     mine, other = await house.tenant("acme"), await house.tenant("rival")
     await house.delete(mine)
-    stranger = UUID(int=7)
-    (house.storage.root / str(stranger)).mkdir()
-    await house.janitor.remove_leftovers()
+    unknown = UUID(int=7)
+    (house.storage.root / str(unknown)).mkdir()
+    await house.housekeeping.remove_leftovers()
     # A tenant that this database does not know may belong to another one.
-    assert sorted(house.storage.tenants()) == sorted([other, stranger])
+    assert sorted(house.storage.tenants()) == sorted([other, unknown])
 
 
-async def test_it_goes_on_after_an_error(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(janitor_module, "LOOK_S", 0.01)
-    monkeypatch.setattr(janitor_module, "SWEEP_S", 0.01)
+async def test_it_continues_after_an_error(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping_module, "DELETION_POLL_S", 0.01)
+    monkeypatch.setattr(housekeeping_module, "SWEEP_S", 0.01)
     tenant_id = await house.tenant("acme")
     await house.delete(tenant_id)
     house.engine.failures = 2
@@ -220,7 +222,7 @@ async def test_it_goes_on_after_an_error(house: House, monkeypatch: pytest.Monke
         raise ValueError("a defect")
 
     monkeypatch.setattr(Housekeeping, "sweep", lambda self: defect())
-    running = asyncio.create_task(house.janitor.run())
+    running = asyncio.create_task(house.housekeeping.run())
     async with asyncio.timeout(5):
         while not await house.erased(tenant_id) or len(failures) < 2:
             await asyncio.sleep(0.02)
@@ -229,8 +231,8 @@ async def test_it_goes_on_after_an_error(house: House, monkeypatch: pytest.Monke
 
 
 async def test_a_sweep_ends_when_nothing_old_is_left(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(janitor_module, "BATCH", 3)
+    monkeypatch.setattr(housekeeping_module, "BATCH", 3)
     old = "INSERT INTO idempotency_records VALUES ('c', :n, NULL, 'POST /', sha256(''), NULL, NULL, now(), now())"
     async with house.database.as_operator() as session:
         await session.execute(text(old), [{"n": str(number)} for number in range(7)])
-    assert (await house.janitor.sweep())["idempotency_records"] == 7
+    assert (await house.housekeeping.sweep())["idempotency_records"] == 7

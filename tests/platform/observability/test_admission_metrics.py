@@ -1,4 +1,4 @@
-"""Admission as metrics: what was decided by which limit, what it cost; no label from outside."""
+"""Metrics of admission: decisions by limit, durations and tokens; no label from a client."""
 
 import asyncio
 from uuid import UUID, uuid4
@@ -34,16 +34,16 @@ def request() -> ReservationRequest:
     return ReservationRequest(id=uuid7(), request_id="r", key=key, prompt_tokens=30, completion_tokens=70)
 
 
-async def test_what_is_waited_for_ends_when_work_may_begin() -> None:
+async def test_the_measured_wait_ends_when_work_may_start() -> None:
     registry, fake = CollectorRegistry(), FakeAdmissions()
-    metered, told = RecordedAdmissionController(fake, AdmissionMetrics(registry)), list[str]()
+    recorded, provisional = RecordedAdmissionController(fake, AdmissionMetrics(registry)), list[str]()
 
     async def slowly() -> None:
         await asyncio.sleep(0.06)
 
     fake.before_confirmation = slowly
-    await metered.admit(request(), lambda: told.append("let in"))
-    assert told == ["let in"]
+    await recorded.admit(request(), lambda: provisional.append("admitted"))
+    assert provisional == ["admitted"]
     waited = registry.get_sample_value("loraplex_admission_seconds_sum", {})
     booked = registry.get_sample_value("loraplex_admission_booked_seconds_sum", {})
     assert waited is not None and booked is not None and booked - waited >= 0.05
@@ -51,22 +51,22 @@ async def test_what_is_waited_for_ends_when_work_may_begin() -> None:
 
 async def test_decisions_and_tokens() -> None:
     registry, fake = CollectorRegistry(), FakeAdmissions()
-    metered = RecordedAdmissionController(fake, AdmissionMetrics(registry))
+    recorded = RecordedAdmissionController(fake, AdmissionMetrics(registry))
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"loraplex_admission_{name}", labels)
 
-    admission = await metered.admit(request())
+    admission = await recorded.admit(request())
     usage = SettledUsage(outcome="completed", prompt_tokens=30, cached_tokens=0, completion_tokens=20)
-    await metered.settle(admission, usage)
-    await metered.cancel(admission)
+    await recorded.settle(admission, usage)
+    await recorded.cancel(admission)
     assert fake.settled == [(admission, usage)] and fake.cancelled == [admission]
     limited = RateLimited("", limit="tokens_per_minute", level="key", limit_value=1, retry_after_s=1)
     foreign = QuotaExhausted("", limit="canary", level="tenant", limit_value=1, retry_after_s=None)
     for refusal in (limited, foreign, PolicyStale(""), ValkeyUnavailable("")):
         fake.refusals = [refusal]
         with pytest.raises(type(refusal)):
-            await metered.admit(request())
+            await recorded.admit(request())
     none = {"limit": "none", "level": "none"}
     assert value("decisions_total", decision="admitted", **none) == 1
     assert value("decisions_total", decision="rate_limited", limit="tokens_per_minute", level="key") == 1
@@ -76,5 +76,5 @@ async def test_decisions_and_tokens() -> None:
     assert value("used_share_bucket", le="0.4") == 0 and value("used_share_bucket", le="0.5") == 1
     assert (value("seconds_count"), value("settle_seconds_count")) == (5, 1)
     fake.degraded = True
-    await metered.admit(request())
+    await recorded.admit(request())
     assert value("degraded_requests_total") == 1

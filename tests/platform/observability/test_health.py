@@ -76,7 +76,7 @@ async def test_one_engine_well_is_ready_none_is_not(health: Health, engines: lis
     engines[0].connected = False
     assert health.reasons() == []
     engines[1].last_stats = EngineStats(running=1, heartbeat_age_s=6.0)
-    assert "the engine does not answer" in health.reasons()
+    assert "the engine does not respond" in health.reasons()
     engines[1].last_stats = EngineStats(running=0, heartbeat_age_s=6.0)
     assert health.reasons() == []
     engines[1].failure = "crash loop"

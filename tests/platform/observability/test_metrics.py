@@ -90,7 +90,7 @@ def test_every_promised_family_is_exported(metrics: Metrics) -> None:
 
 
 def test_a_request_is_counted_once(metrics: Metrics) -> None:
-    timings = RequestStats(
+    stats = RequestStats(
         arrival=10.0,
         n=1,
         max_tokens=16,
@@ -106,7 +106,7 @@ def test_a_request_is_counted_once(metrics: Metrics) -> None:
         finished=10.3,
         token_gaps=[0.1, 0.1],
     )
-    metrics.record(timings)
+    metrics.record(stats)
     assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
     assert value(metrics, "vllm:time_to_first_token_seconds_bucket", le="0.04") == 0
     assert value(metrics, "vllm:time_to_first_token_seconds_bucket", le="0.06") == 1

@@ -1,16 +1,16 @@
-"""What a process made before it serves is left out of later collections."""
+"""Objects of the start-up are excluded from later garbage collections."""
 
 import subprocess
 import sys
 
 CODE = """
 import gc
-from loraplex.platform.processes.gc_tuning import freeze_start
-made = [[] for _ in range(1000)]
-freeze_start()
+from loraplex.platform.processes.gc_tuning import freeze_gc
+created = [[] for _ in range(1000)]
+freeze_gc()
 frozen = gc.get_freeze_count()
 assert frozen > 1000, frozen
-assert not any(each is made for each in gc.get_objects())
+assert not any(each is created for each in gc.get_objects())
 """
 
 

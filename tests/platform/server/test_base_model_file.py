@@ -25,6 +25,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
         read_base_model(tmp_path)
 
 
-def test_a_missing_file_tells_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DependencyFailed, match=r"base_model.json is missing: run `loraplex serve` once"):
         read_base_model(tmp_path)

@@ -1,4 +1,4 @@
-"""Heads without end against a real uvicorn: too many bytes and too slow ones are ended before anything is looked at."""
+"""Endless request heads against a real uvicorn: too large and too slow ones are closed before authentication."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,18 +35,18 @@ async def port() -> AsyncIterator[int]:
     await task
 
 
-async def ended_by_server(port: int, start: bytes, piece: bytes, most: int) -> bytes:
-    """What the server says to `start` followed by up to `most` bytes of `piece`s, which it must not all take."""
+async def ended_by_server(port: int, start: bytes, part: bytes, most: int) -> bytes:
+    """Send `start` and up to `most` bytes of `part`s, which the server must not all read, and return its response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(start)
     answer = asyncio.create_task(reader.read())
     sent = 0
     try:
         while sent < most and not answer.done():
-            writer.write(piece)
+            writer.write(part)
             await writer.drain()
             await asyncio.sleep(0)
-            sent += len(piece)
+            sent += len(part)
     except ConnectionError:
         return b""
     finally:
@@ -56,7 +56,7 @@ async def ended_by_server(port: int, start: bytes, piece: bytes, most: int) -> b
 
 
 @pytest.mark.parametrize(
-    ("start", "piece"),
+    ("start", "part"),
     [
         pytest.param(HEAD, b"X-A: " + b"a" * 1000 + b"\r\n", id="many headers"),
         pytest.param(HEAD + b"X-A: ", b"a" * 4096, id="one long header"),
@@ -68,8 +68,8 @@ async def ended_by_server(port: int, start: bytes, piece: bytes, most: int) -> b
         pytest.param(CHUNKED + b"1;", b"a" * 4096, id="a long chunk extension"),
     ],
 )
-async def test_a_head_without_end_is_refused(port: int, start: bytes, piece: bytes) -> None:
-    answer = await ended_by_server(port, start, piece, most=32 * MAX_HEAD_BYTES)
+async def test_a_head_without_end_is_refused(port: int, start: bytes, part: bytes) -> None:
+    answer = await ended_by_server(port, start, part, most=32 * MAX_HEAD_BYTES)
     assert answer.startswith(b"HTTP/1.1 400") or not answer
 
 

@@ -1,4 +1,4 @@
-"""The server secret is made once with mode 0600; namespaces depend on secret and tenant and nothing else."""
+"""The server secret is generated once with mode 0600; namespaces depend only on secret and tenant."""
 
 import hmac
 import struct
@@ -13,7 +13,7 @@ from loraplex.platform.server.secret import SECRET_FILE, derive, server_secret, 
 from loraplex.platform.startup_errors import SettingsError
 
 
-def test_made_once_and_private(tmp_path: Path) -> None:
+def test_generated_once_and_private(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     with ThreadPoolExecutor(8) as pool:
         secrets = set(pool.map(lambda _: server_secret(None, folder), range(16)))

@@ -1,4 +1,4 @@
-"""`loraplex serve` as a process, with real PostgreSQL and Valkey and the scripted engine: answers, drains, leaves nothing."""
+"""`loraplex serve` as a process, with real PostgreSQL and Valkey and the scripted engine: it responds, drains and leaves no process."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def lives(pid: int) -> bool:
 
 
 def module(pid: int) -> str:
-    """What a process of ours runs, from its command line `python -m MODULE ...`."""
+    """The module that a process runs, from its command line `python -m MODULE ...`."""
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return arguments[arguments.index("-m") + 1]
 
@@ -62,7 +62,7 @@ def module(pid: int) -> str:
 def until(condition: Callable[[], object], within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition was not true in time"
         time.sleep(0.05)
 
 
@@ -153,16 +153,16 @@ def in_database(database_url: str, work: Callable[[AsyncSession], Awaitable[str]
     async def run() -> str:
         database = Database(database_url)
         async with database.as_operator() as session:
-            made = await work(session)
+            result = await work(session)
         await database.close()
-        return made
+        return result
 
     return asyncio.run(run())
 
 
 @pytest.fixture
 def stores(database_url: str, valkey_url: str) -> dict[str, str]:
-    """Running stores, as production has them."""
+    """Addresses of running stores, as in production."""
     return {"database_url": database_url, "redis_url": valkey_url}
 
 
@@ -249,7 +249,7 @@ def test_streams_that_do_not_finish_get_an_error_event(
         assert serve.process.wait(10) == 0
 
 
-def test_a_killed_engine_returns_and_a_killed_serve_leaves_nothing(
+def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
     tmp_path: Path, model_folder: Path
 ) -> None:
     with serving(tmp_path / "s", model_folder, script(token_interval_s=0.05)) as serve:
@@ -307,12 +307,12 @@ def test_a_signal_during_the_start_ends_it_cleanly(tmp_path: Path, model_folder:
 
 
 @pytest.mark.parametrize("setting", ["database_url", "redis_url"])
-def test_an_address_that_is_none_is_a_wrong_setting(
+def test_a_malformed_address_is_a_wrong_setting(
     tmp_path: Path, model_folder: Path, stores: dict[str, str], setting: str
 ) -> None:
     settings = {**stores, setting: "mysql://user:canary@host/name"}
     with serving(tmp_path / "s", model_folder, script(), wait=False, settings=settings) as serve:
         assert serve.process.wait(START_S) == 2
-        told = (serve.folder / "stderr").read_text()
-    assert f"{setting.upper()} begins with 'mysql'" in told
-    assert "Traceback" not in told and "canary" not in told
+        errors = (serve.folder / "stderr").read_text()
+    assert f"{setting.upper()} begins with 'mysql'" in errors
+    assert "Traceback" not in errors and "canary" not in errors

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.platform.api.tenant.managed_tenant import ManagedTenant, managed
 
-from loraplex.platform.server.gateway import warn_of_shadowed
+from loraplex.platform.server.gateway import warn_of_shadowed_adapters
 from loraplex.tenants.database import Database
 
 
@@ -68,7 +68,7 @@ async def test_no_adapter_has_the_name_of_the_base_model(start_gateway: Any, dat
         assert await tenant.actions() == [("adapter.create", "adapters/tiny-2")]
     for name, warned in (("tiny", []), ("tiny-2", [["writer"]])):
         with capture_logs() as logs:
-            await warn_of_shadowed(database, name)
+            await warn_of_shadowed_adapters(database, name)
         assert [entry["tenants"] for entry in logs] == warned
 
 

@@ -29,7 +29,7 @@ from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 OWNER = """
 import sys, time
 from pathlib import Path
-from loraplex.platform.datastores.embedded import EmbeddedServices
+from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 services = EmbeddedServices(Path(sys.argv[1]), transient=sys.argv[2] == "transient")
 services.start()
 print("owned" if services.owned else "joined", services.database_url, flush=True)
@@ -224,7 +224,7 @@ def test_a_path_too_long_for_a_socket(tmp_path: Path, data_dir: Path) -> None:
     try:
         psycopg.connect(services.database_url).close()
         redis.Redis.from_url(services.redis_url).ping()
-        # 0700, or 0711 where the servers' binaries had to be copied beside: others may pass, not look.
+        # 0700, or 0711 where the servers' binaries are copied next to it: other users may traverse it, not list it.
         assert short.is_symlink() and stat.S_IMODE(short.parent.stat().st_mode) & 0o066 == 0
     finally:
         services.stop()

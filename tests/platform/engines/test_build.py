@@ -1,10 +1,8 @@
-"""A started engine says what was planned and what its tensors took: within 2 % of each other."""
+"""A started engine reports planned and measured memory, within 2 % of each other."""
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -54,10 +52,12 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, EngineCon
     return engine, settings
 
 
-def test_one_event_of_the_log(started: tuple[Engine, EngineConfig]) -> None:
+def test_without_a_terminal_the_log_has_the_whole_worksheet(started: tuple[Engine, EngineConfig]) -> None:
+    stages: list[str] = []
     with capture_logs() as logs:
-        report_memory(*started, Console(file=io.StringIO()))
+        report_memory(*started, stages.append, on_terminal=False)
     (event,) = logs
+    assert not stages
     assert event["event"] == "memory" and event["log_level"] == "info"
     measured = event["measured"]
     assert measured["weights"] == pytest.approx(event["weights_bytes"], rel=0.02)
@@ -65,10 +65,11 @@ def test_one_event_of_the_log(started: tuple[Engine, EngineConfig]) -> None:
     assert {weight["format"] for weight in event["weights"]} == {"float32", "int8"}
 
 
-def test_a_table_on_a_terminal(started: tuple[Engine, EngineConfig]) -> None:
-    shown = io.StringIO()
+def test_on_a_terminal_one_stage_line_has_the_sums(started: tuple[Engine, EngineConfig]) -> None:
+    stages: list[str] = []
     with capture_logs() as logs:
-        report_memory(*started, Console(file=shown, force_terminal=True, width=120))
+        report_memory(*started, stages.append, on_terminal=True)
     assert not logs
-    for words in ("projections", "KV cache", "measured: weights", "rows"):
-        assert words in shown.getvalue()
+    (line,) = stages
+    for words in ("planned", "adapters", "measured: weights", "KV cache 1.05 MB", "rows of"):
+        assert words in line
