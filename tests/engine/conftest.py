@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.engine.interpreter_runs import SIDE_BY_SIDE, InterpreterRuns
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import UNKNOWN_TOKEN, PlannedRow, SampledToken, StepOutput, StepPlan
@@ -25,6 +25,11 @@ from loraplex.engine.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+if INTERPRETING:
+    from tests.engine import fast_interpreter
+
+    fast_interpreter.install()
 
 BLOCK_SIZE = 4
 END_TOKEN = 1
@@ -134,8 +139,7 @@ def interpreter_runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[InterpreterRuns]:
     """The files that this session's tests want interpreted; without others beside it, on their way from now on."""
-    items = [] if SIDE_BY_SIDE else request.session.items
-    marks = [mark for item in items for mark in item.iter_markers("interpreted")]
+    marks = [mark for item in request.session.items for mark in item.iter_markers("interpreted")]
     runs = InterpreterRuns(marks, tmp_path_factory.mktemp("interpreted"))
     yield runs
     runs.close()

@@ -1,15 +1,18 @@
 """Tests under Triton's interpreter, which is chosen before Triton is imported and so needs a process of its own.
 
-Invariant: the files of one run share two processes, one per core, started when the first of them is asked for. Where test
-files run side by side already, each has a process of its own, started when it is asked for.
+Invariant: the files of one run share two processes, one per core, which start on all of them when the first is asked for.
+Where test files run side by side already, each worker has one process, which runs a file when it is asked for.
 """
 
+import json
 import os
+import select
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
@@ -19,6 +22,7 @@ PROCESSES = 2
 TIMEOUT_S = 900
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 SIDE_BY_SIDE = "PYTEST_XDIST_WORKER" in os.environ
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-m", "not gpu", "-o", "junit_family=xunit1")
 
 
 @dataclass
@@ -29,6 +33,51 @@ class Job:
     seconds: float = 0.0
 
 
+class InterpreterProcess:
+    """One process that has imported everything `targets` import."""
+
+    def __init__(self, targets: list[str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as printed:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.engine.interpreter_process", *targets],
+                env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ".src"},
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=printed,
+                bufsize=0,
+            )
+        assert self._answer() == "ready", self._printed()
+
+    def run(self, report: Path, targets: list[str]) -> dict[str, list[str]]:
+        """By file, one entry per test that ran: empty, or why it failed."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps([*OPTIONS, f"--junitxml={report}", *targets]).encode() + b"\n")
+        assert self._answer() in ("0", "1"), self._printed()
+        outcomes: dict[str, list[str]] = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            if case.find("skipped") is None:
+                told = [part.text or part.tag for kind in ("failure", "error") for part in case.iter(kind)]
+                outcomes.setdefault(case.attrib["file"], []).append("\n".join(told))
+        return outcomes
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> str:
+        stdout = self._process.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], TIMEOUT_S)[0]:
+            self._process.kill()
+        return stdout.readline().decode().strip()
+
+    def _printed(self) -> str:
+        return self._log.read_text(errors="replace")[-8000:]
+
+
 class InterpreterRuns:
     """What the marked tests of this session name, interpreted: `@pytest.mark.interpreted(*targets, seconds=...)`.
 
@@ -36,10 +85,14 @@ class InterpreterRuns:
     """
 
     def __init__(self, marks: list[pytest.Mark], folder: Path) -> None:
-        jobs = [Job() for _ in range(PROCESSES)]
-        self._runs: dict[str, Future[dict[str, list[str]]]] = {}
         self._folder = folder
-        self._executor = ThreadPoolExecutor(PROCESSES)
+        self._targets = [target for mark in marks for target in mark.args]
+        self._runs: dict[str, Future[dict[str, list[str]]]] = {}
+        self._processes: list[InterpreterProcess] = []
+        self._executor = ThreadPoolExecutor(1 if SIDE_BY_SIDE else PROCESSES)
+        if SIDE_BY_SIDE:
+            return
+        jobs = [Job() for _ in range(PROCESSES)]
         for mark in sorted(marks, key=lambda mark: -float(mark.kwargs["seconds"])):
             job = min(jobs, key=lambda job: job.seconds)
             job.targets += mark.args
@@ -50,6 +103,8 @@ class InterpreterRuns:
 
     def close(self) -> None:
         self._executor.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
 
     def passed(self, node: pytest.Item) -> int:
         """How many tests of `node`'s targets passed; fails with what others printed."""
@@ -67,27 +122,14 @@ class InterpreterRuns:
         return total
 
     def _start(self, targets: list[str]) -> None:
-        report = self._folder / f"interpreted-{len(self._runs)}.xml"
-        self._runs |= dict.fromkeys(targets, self._executor.submit(self._run, report, targets))
+        self._runs |= dict.fromkeys(targets, self._executor.submit(self._run, targets))
 
-    def _run(self, report: Path, targets: list[str]) -> dict[str, list[str]]:
-        """By file, one entry per test that ran: empty, or why it failed."""
-        options = ["-q", "-p", "no:cacheprovider", "-m", "not gpu", "-o", "junit_family=xunit1"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *targets],
-            check=False,
-            env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        assert done.returncode in (0, 1), done.stdout[-8000:] + done.stderr[-2000:]
-        outcomes: dict[str, list[str]] = {}
-        for case in ElementTree.parse(report).iter("testcase"):
-            if case.find("skipped") is None:
-                messages = [
-                    part.text or part.tag for kind in ("failure", "error") for part in case.iter(kind)
-                ]
-                outcomes.setdefault(case.attrib["file"], []).append("\n".join(messages))
-        return outcomes
+    def _run(self, targets: list[str]) -> dict[str, list[str]]:
+        name = uuid4().hex
+        if SIDE_BY_SIDE and self._processes:
+            (process,) = self._processes
+        else:
+            known = self._targets if SIDE_BY_SIDE else targets
+            process = InterpreterProcess(known, self._folder / f"{name}.log")
+            self._processes.append(process)
+        return process.run(self._folder / f"{name}.xml", targets)
