@@ -147,7 +147,7 @@ async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
         ("spin", "cpu", "takes more than 1 s of CPU time", {"cpu_s": 1}),
         ("sleep", "deadline", "was not read to its end within 1 s", {"deadline_s": 1.0}),
         ("abort", "process", "was ended by", {}),
-        ("exit", "process", "broke down", {}),
+        ("exit", "process", "crashed", {}),
         ("silent", "process", "gave no result", {}),
         ("allocate", "memory", "takes more memory to read than is allowed", {}),
         ("babble", "memory", "was killed", {}),

@@ -28,7 +28,7 @@ from loraplex.grammar.json_schema.validator import Validator, parse_value
         ({}, "1" * 5_000, "digits"),
         ({}, "1e999", "1e±400"),
         ({}, "1e" + "9" * 30, "1e±400"),
-        ({"type": "string"}, '"\\ud800"', "cannot be judged"),
+        ({"type": "string"}, '"\\ud800"', "cannot be validated"),
         ({"format": "date"}, '"2023-02-29"', "format"),
     ],
 )
