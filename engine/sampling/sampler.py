@@ -38,10 +38,10 @@ class PendingTokens:
         """Wait for the device and return the tokens."""
         token_ids, *logprobs = self._results.wait()
         ids: list[int] = token_ids.tolist()
-        answers = self._sampled_tokens(ids, logprobs) if logprobs else {}
-        return [_sampled(token, answers.get(row)) for row, token in enumerate(ids)]
+        logprobs_by_row = self._logprobs(ids, logprobs) if logprobs else {}
+        return [_sampled(token, logprobs_by_row.get(row)) for row, token in enumerate(ids)]
 
-    def _sampled_tokens(self, ids: list[int], logprobs: list[Tensor]) -> dict[int, TokenLogprob]:
+    def _logprobs(self, ids: list[int], logprobs: list[Tensor]) -> dict[int, TokenLogprob]:
         rows, counts = list(self._logprob_counts), list(self._logprob_counts.values())
         chosen, best_ids, best_values = logprobs
         found = token_logprobs([ids[row] for row in rows], counts, chosen, best_ids, best_values)
