@@ -33,7 +33,7 @@ CHECKER.checks("date-time")(is_instant)
 
 
 @dataclass(frozen=True)
-class Order:
+class RequestCase:
     """One request. `form` None: an unconstrained row."""
 
     number: int
@@ -54,7 +54,7 @@ class Result:
     unsatisfied: bool = False
 
 
-def ask(demo: LiveServer, order: Order) -> Result:
+def ask(demo: LiveServer, order: RequestCase) -> Result:
     """Raises whatever the client raises, above all a timeout when the answer hangs."""
     owners = sorted(demo.owners().items())
     model, tenant = owners[order.number % len(owners)]
@@ -68,7 +68,7 @@ def ask(demo: LiveServer, order: Order) -> Result:
     return Result(unsatisfied=True)
 
 
-def whole(client: OpenAI, model: str, order: Order) -> Result:
+def whole(client: OpenAI, model: str, order: RequestCase) -> Result:
     answer = client.chat.completions.create(model=model, **options(order))
     (choice,) = answer.choices
     calls = {
@@ -80,7 +80,7 @@ def whole(client: OpenAI, model: str, order: Order) -> Result:
     return Result(choice.message.content or "", calls, choice.finish_reason, tokens)
 
 
-def streamed(client: OpenAI, model: str, order: Order) -> Result:
+def streamed(client: OpenAI, model: str, order: RequestCase) -> Result:
     result = Result()
     create: Any = client.chat.completions.create
     usage = {"include_usage": True}
@@ -101,7 +101,7 @@ def streamed(client: OpenAI, model: str, order: Order) -> Result:
     return result
 
 
-def options(order: Order) -> dict[str, Any]:
+def options(order: RequestCase) -> dict[str, Any]:
     """The request but for model and stream."""
     question = QUESTIONS[order.number % len(QUESTIONS)]
     fields: dict[str, Any] = {
@@ -132,7 +132,7 @@ def tool(name: str, parameters: dict[str, Any], strict: bool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict}}
 
 
-def verdict(order: Order, result: Result) -> str:
+def verdict(order: RequestCase, result: Result) -> str:
     """Check a response and return its kind. Raises `AssertionError` or the validator's error for a wrong one."""
     form = order.form
     if result.unsatisfied:
@@ -155,7 +155,7 @@ def verdict(order: Order, result: Result) -> str:
     return "text"
 
 
-def check_calls(form: Form, order: Order, result: Result) -> None:
+def check_calls(form: Form, order: RequestCase, result: Result) -> None:
     assert result.reason == "tool_calls"
     assert sorted(result.calls) == list(range(len(result.calls)))
     assert order.number % 2 == 0 or len(result.calls) == 1, "parallel_tool_calls was false"
@@ -175,11 +175,11 @@ def refuse(text: str) -> NoReturn:
     raise AssertionError(f"{text} is no JSON")
 
 
-def orders(forms: tuple[Form, ...], count: int, max_tokens: int) -> list[Order]:
+def orders(forms: tuple[Form, ...], count: int, max_tokens: int) -> list[RequestCase]:
     """Every form in turn, every sixth row unconstrained, half of them streamed, a third closed at the end."""
     drawn = itertools.cycle(forms)
     return [
-        Order(
+        RequestCase(
             number,
             None if number % 6 == 5 else next(drawn),
             streamed=number // 2 % 2 == 0,

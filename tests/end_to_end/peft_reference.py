@@ -55,7 +55,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Completion:
     """Greedy tokens and, at each of them, the difference between the two largest logits."""
 
     tokens: tuple[int, ...]
@@ -123,7 +123,7 @@ class PeftReference:
             self._model.load_adapter(adapters[name], name)
         self._model.eval()
 
-    def answer(self, case: Case, tokens: int) -> Answer:
+    def answer(self, case: Case, tokens: int) -> Completion:
         """Exactly `tokens` greedy tokens; an end token does not end them."""
         if case.adapter == BASE:
             with self._model.disable_adapter():
@@ -132,7 +132,7 @@ class PeftReference:
         return self._generate(case.prompt, tokens)
 
     @torch.inference_mode()
-    def _generate(self, prompt: tuple[int, ...], tokens: int) -> Answer:
+    def _generate(self, prompt: tuple[int, ...], tokens: int) -> Completion:
         ids = torch.tensor([prompt])
         output = self._model.generate(
             input_ids=ids,
@@ -143,6 +143,6 @@ class PeftReference:
             output_logits=True,
         )
         best = torch.cat(output.logits).float().topk(2).values
-        return Answer(
+        return Completion(
             tuple(output.sequences[0, len(prompt) :].tolist()), tuple((best[:, 0] - best[:, 1]).tolist())
         )

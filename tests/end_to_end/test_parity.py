@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.peft_reference import BASE, RECIPES, Answer, Case, PeftReference, write_adapters
+from tests.end_to_end.peft_reference import BASE, RECIPES, Case, Completion, PeftReference, write_adapters
 
 from loraplex.adapters.loader import PeftAdapterSource
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -41,7 +41,7 @@ class Oracle:
     """The requests, the reference's response to each, and the folder of the adapters."""
 
     cases: list[Case]
-    answers: list[Answer]
+    answers: list[Completion]
     adapters: dict[str, Path]
     tokens: int
 

@@ -30,7 +30,7 @@ PATIENCE = 4.0
 """A process may take so many times its estimate before it counts as hung."""
 PROBE_S = 60.0
 BUILD_SHARE = 0.35
-MOST_RESTARTS = 8
+MAX_RESTARTS = 8
 RESOURCES = ("regs", "stack", "shared", "compile_s")
 
 
@@ -88,7 +88,7 @@ class Run:
             )
         names = [case.name for case in fitting]
         seconds = START_S + PATIENCE * sum(case.seconds for case in fitting)
-        for _ in range(MOST_RESTARTS):
+        for _ in range(MAX_RESTARTS):
             if not names or self.left < START_S:
                 return
             begun = self._follow(run_kernels, names, stages, seconds=min(seconds, self.left))

@@ -22,7 +22,7 @@ _POISON = {2: (torch.int16, 0x7FA5), 4: (torch.int32, 0x7FA5A5A5)}
 
 
 @dataclass(slots=True)
-class Verdict:
+class CheckResult:
     """Counts are of elements, over all outputs; errors are those of the worst output."""
 
     rel_err: float = 0.0
@@ -49,7 +49,7 @@ class Verdict:
         self.ok = self.ok and fits and not self.unwritten and not self.nan
 
 
-def check(problem: Problem, device: torch.device, seed: int) -> Verdict:
+def check(problem: Problem, device: torch.device, seed: int) -> CheckResult:
     """Run it once on operands of its own."""
     with fresh_memory_is_nan():
         operands = problem.make(RandomTensors(device, seed))
@@ -59,7 +59,7 @@ def check(problem: Problem, device: torch.device, seed: int) -> Verdict:
         outputs = operands.run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    verdict = Verdict()
+    verdict = CheckResult()
     for out, wanted in zip(outputs, expected, strict=True):
         if out.element_size() > 1:
             verdict.add(out.contiguous(), wanted)

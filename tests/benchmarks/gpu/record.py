@@ -9,7 +9,7 @@ from typing import Any
 from loraplex.platform.bench.report import commit, hardware, versions
 
 FILE = "gpu.jsonl"
-MOST_TABLE_LINES = 60
+MAX_TABLE_LINES = 60
 FIELDS = (
     *("stage", "op", "variant", "shape", "dtype", "case", "ok", "rel_err", "worst", "nan", "unwritten"),
     *("us_p10", "us_p50", "us_p90", "bytes", "flops", "gbs", "pct_copy", "value", "unit"),
@@ -47,11 +47,11 @@ class Recorder:
 
 
 def table(lines: list[dict[str, Any]], verdicts: list[str]) -> list[str]:
-    """At most `MOST_TABLE_LINES` lines: the verdicts, then what failed, then times as far as there is room."""
+    """At most `MAX_TABLE_LINES` lines: the verdicts, then what failed, then times as far as there is room."""
     failed = [
         f"FAILED {_named(line)}: {line['error'] or _errors(line)}" for line in lines if line["ok"] is False
     ]
-    room = MOST_TABLE_LINES - len(verdicts) - 2
+    room = MAX_TABLE_LINES - len(verdicts) - 2
     shown = failed[: max(room, 0)]
     timed = [_timed(line) for line in lines if line["us_p50"] is not None or line["value"] is not None]
     shown += timed[: max(room - len(shown), 0)]

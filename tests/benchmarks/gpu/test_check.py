@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.benchmarks.gpu.check import Verdict, check
+from tests.benchmarks.gpu.check import CheckResult, check
 from tests.benchmarks.kernels.problem import Operands, Problem, TensorSource, widened
 from torch import Tensor
 
@@ -63,7 +63,7 @@ def test_one_element_is_enough(spoil: Callable[[Tensor], None], nan: int, unwrit
 
 def test_infinities_must_stand_where_they_are_expected() -> None:
     expected = torch.tensor([1.0, -torch.inf, 3.0])
-    right, wrong = Verdict(), Verdict()
+    right, wrong = CheckResult(), CheckResult()
     right.add(expected.to(torch.bfloat16), expected)
     wrong.add(torch.tensor([1.0, 2.0, 3.0]).to(torch.bfloat16), expected)
     assert right.ok and not wrong.ok

@@ -60,7 +60,7 @@ class Recorder:
 
 
 @dataclass
-class Trials:
+class FakeCompileChecks:
     """Accepts every grammar, or fails with `error`."""
 
     error: Exception | None = None
@@ -81,7 +81,7 @@ class Gateway:
     engine: FakeEngine
     database: Database
     recorder: Recorder
-    trials: Trials
+    trials: FakeCompileChecks
     admissions: Any
     key: str
     stack: AsyncExitStack
@@ -164,7 +164,7 @@ async def start_gateway(
         ) -> Gateway:
             judges = ValueValidators(ValidatorPoolConfig(environment=os.environ))
             stack.push_async_callback(judges.close)
-            engine, recorder, trials = FakeEngine(script), Recorder(), Trials(refused)
+            engine, recorder, trials = FakeEngine(script), Recorder(), FakeCompileChecks(refused)
             admissions = admissions or FakeAdmissions()
             limits, prompts = limits or ServingConfig(key_cache_s=0.0), PromptRenderer(chat_tokenizer)
             setup = Setup(limits.body, limits.grammar, frozenset(prompts.special_tokens))

@@ -36,7 +36,7 @@ LARGE = {"type": "object", "properties": {f"property_{i}": {"type": "string"} fo
 SLOW = {"oneOf": [{"const": {"a": i, "b": [1, 2, {"c": i}]}} for i in range(100)]}
 
 
-class Trials:
+class FakeCompileChecks:
     def __init__(self, error: Exception | None = None) -> None:
         self.checked: list[tuple[bytes, GrammarSpec, str | None]] = []
         self._error = error
@@ -47,7 +47,7 @@ class Trials:
             raise self._error
 
 
-class Judges:
+class FakeValueValidation:
     def __init__(self) -> None:
         self.judged: list[tuple[bytes, str, str]] = []
 
@@ -68,8 +68,10 @@ MakeComposer = Callable[..., OutputPlanner]
 
 @pytest.fixture
 def make_planner(preparer: RequestAnalyzer) -> MakeComposer:
-    def make(trials: Trials, judges: Judges | None = None) -> OutputPlanner:
-        return OutputPlanner(SchemaLimits(), CONTROL_TOKENS, preparer, trials, judges or Judges())
+    def make(trials: FakeCompileChecks, judges: FakeValueValidation | None = None) -> OutputPlanner:
+        return OutputPlanner(
+            SchemaLimits(), CONTROL_TOKENS, preparer, trials, judges or FakeValueValidation()
+        )
 
     return make
 
@@ -83,7 +85,7 @@ def form_of(schema: dict[str, Any]) -> OutputConstraints:
 async def test_a_large_plan_is_built_once_per_tenant_and_checked_each_time(
     make_planner: MakeComposer,
 ) -> None:
-    trials = Trials()
+    trials = FakeCompileChecks()
     planner = make_planner(trials)
     first = (await planner.plan(ONE, form_of(LARGE), ToolStyle.GENERIC)).plan
     assert (await planner.plan(ONE, form_of(dict(LARGE)), ToolStyle.GENERIC)).plan is first
@@ -96,7 +98,7 @@ async def test_a_large_plan_is_built_once_per_tenant_and_checked_each_time(
 
 
 async def test_concurrent_requests_share_one_plan(make_planner: MakeComposer) -> None:
-    planner = make_planner(Trials())
+    planner = make_planner(FakeCompileChecks())
     forms = [planner.plan(ONE, form_of(LARGE), ToolStyle.GENERIC) for _ in range(5)]
     cached = await asyncio.gather(*forms)
     assert all(each.plan is cached[0].plan for each in cached)
@@ -105,8 +107,8 @@ async def test_concurrent_requests_share_one_plan(make_planner: MakeComposer) ->
 async def test_only_complete_values_are_validated_and_for_their_tenant(
     make_planner: MakeComposer,
 ) -> None:
-    judges = Judges()
-    planner = make_planner(Trials(), judges)
+    judges = FakeValueValidation()
+    planner = make_planner(FakeCompileChecks(), judges)
     schema = {"type": "array", "uniqueItems": True}
     responses = [await planner.plan(tenant, form_of(schema), ToolStyle.GENERIC) for tenant in (ONE, OTHER)]
     for response in responses:
@@ -130,7 +132,7 @@ async def test_the_event_loop_runs_while_a_slow_schema_is_planned(make_planner: 
 
     ticking = asyncio.create_task(tick())
     begun = time.perf_counter()
-    await make_planner(Trials()).plan(ONE, form_of(SLOW), ToolStyle.GENERIC)
+    await make_planner(FakeCompileChecks()).plan(ONE, form_of(SLOW), ToolStyle.GENERIC)
     took, done = time.perf_counter() - begun, True
     await ticking
     # Composed in the loop itself, it would be all of it.
@@ -138,7 +140,7 @@ async def test_the_event_loop_runs_while_a_slow_schema_is_planned(make_planner: 
 
 
 async def test_one_tenants_schemas_are_planned_one_at_a_time(make_planner: MakeComposer) -> None:
-    planner, ended = make_planner(Trials()), list[str]()
+    planner, ended = make_planner(FakeCompileChecks()), list[str]()
 
     async def plan(namespace: bytes, schema: dict[str, Any], name: str) -> None:
         await planner.plan(namespace, form_of(schema), ToolStyle.GENERIC)
@@ -167,14 +169,14 @@ async def test_a_schema_far_above_its_bound_is_not_encoded(make_planner: MakeCom
         tool = Tool("f", "", large, False, "tools[0].function.parameters")
         form = OutputConstraints(tools=(tool,), tool_choice="auto")
     with pytest.raises(GrammarTooLarge, match="has more than 262144 bytes"):
-        await make_planner(Trials()).plan(ONE, form, ToolStyle.GENERIC)
+        await make_planner(FakeCompileChecks()).plan(ONE, form, ToolStyle.GENERIC)
 
 
 @pytest.mark.parametrize("schema", [{"enum": list(range(10_001))}, {"enum": ["a" * 300_000]}])
 async def test_a_refused_schema_reaches_no_compile_check(
     make_planner: MakeComposer, schema: dict[str, Any]
 ) -> None:
-    trials = Trials()
+    trials = FakeCompileChecks()
     with pytest.raises(GrammarTooLarge):
         await make_planner(trials).plan(ONE, form_of(schema), ToolStyle.GENERIC)
     assert trials.checked == []
@@ -182,7 +184,9 @@ async def test_a_refused_schema_reaches_no_compile_check(
 
 async def test_a_compile_check_without_a_result_ends_the_request(make_planner: MakeComposer) -> None:
     with pytest.raises(WorkersUnavailable):
-        await make_planner(Trials(WorkersUnavailable("down"))).plan(ONE, form_of(LARGE), ToolStyle.GENERIC)
+        await make_planner(FakeCompileChecks(WorkersUnavailable("down"))).plan(
+            ONE, form_of(LARGE), ToolStyle.GENERIC
+        )
 
 
 @pytest.mark.parametrize(
@@ -202,13 +206,13 @@ async def test_a_compile_check_without_a_result_ends_the_request(make_planner: M
 async def test_a_compile_check_gets_the_field_of_its_grammar(
     make_planner: MakeComposer, format_: OutputFormat, param: str
 ) -> None:
-    trials = Trials()
+    trials = FakeCompileChecks()
     await make_planner(trials).plan(ONE, OutputConstraints(format=format_), ToolStyle.GENERIC)
     assert trials.checked[0][2] == param
 
 
 async def test_tools_and_a_format_are_one_grammar_named_tools(make_planner: MakeComposer) -> None:
-    trials = Trials()
+    trials = FakeCompileChecks()
     tool = Tool("f", "", {"type": "object"}, False, "tools[0].function.parameters")
     form = OutputConstraints(format=JsonObject(), tools=(tool,), tool_choice="auto")
     await make_planner(trials).plan(ONE, form, ToolStyle.HERMES)
