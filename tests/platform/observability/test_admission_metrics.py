@@ -45,8 +45,8 @@ async def test_the_measured_wait_ends_when_work_may_start() -> None:
     await recorded.admit(request(), lambda: provisional.append("admitted"))
     assert provisional == ["admitted"]
     waited = registry.get_sample_value("loraplex_admission_seconds_sum", {})
-    booked = registry.get_sample_value("loraplex_admission_booked_seconds_sum", {})
-    assert waited is not None and booked is not None and booked - waited >= 0.05
+    ledger_s = registry.get_sample_value("loraplex_admission_booked_seconds_sum", {})
+    assert waited is not None and ledger_s is not None and ledger_s - waited >= 0.05
 
 
 async def test_decisions_and_tokens() -> None:
