@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import boto3
+import httpx._transports.default
 import psycopg
 import pytest
 import redis
+import structlog
 from moto.server import ThreadedMotoServer
 from psycopg import sql
 
@@ -25,6 +28,18 @@ from loraplex.tenants.database import Database
 # Files that run side by side have a core each: threads of one would wait for those of the other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Drawing a traceback in colours and with all local variables takes a second of a test that provokes an error.
+structlog.configure(
+    processors=[
+        *structlog.get_config()["processors"][:-1],
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
+
+# Every client reads all certificates anew: 30 ms.
+transports = httpx._transports.default
+transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
 
 TEMPLATE = "template_migrated"
 NEWEST_POSTGRES = max(POSTGRES_MAJORS)
@@ -67,6 +82,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long") is not None:
             item.add_marker(pytest.mark.skip(reason="runs with --long"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """In place of `--dist=loadfile`."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.file_scheduling import SharedServers
+
+    return SharedServers(config, log)
 
 
 def url_of(services: EmbeddedServices, database: str) -> str:

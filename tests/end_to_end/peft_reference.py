@@ -64,10 +64,12 @@ class Completion:
 
 def write_adapters(model_path: Path, folder: Path) -> dict[str, Path]:
     """Every recipe as PEFT's `save_pretrained` writes it: name -> folder."""
-    return {recipe.name: _write(recipe, model_path, folder / recipe.name) for recipe in RECIPES}
+    base = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    return {recipe.name: _write(recipe, base, folder / recipe.name) for recipe in RECIPES}
 
 
-def _write(recipe: Recipe, model_path: Path, folder: Path) -> Path:
+def _write(recipe: Recipe, base: Any, folder: Path) -> Path:
+    """Leaves `base` as it was."""
     targets = recipe.targets if isinstance(recipe.targets, str) else list(recipe.targets)
     config = LoraConfig(
         r=recipe.rank,
@@ -76,14 +78,14 @@ def _write(recipe: Recipe, model_path: Path, folder: Path) -> Path:
         task_type="CAUSAL_LM",
         **dict(recipe.options),
     )
-    base = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    model = get_peft_model(base, config)
+    model: Any = get_peft_model(base, config)
     draws = torch.Generator().manual_seed(RECIPES.index(recipe))
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             spread = parameter.shape[1] ** -0.5 * (recipe.strength if "lora_B" in name else 1.0)
             parameter.data = torch.randn(parameter.shape, generator=draws) * spread
     model.save_pretrained(folder)
+    model.unload()
     return folder
 
 

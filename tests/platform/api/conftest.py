@@ -7,11 +7,12 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import fastapi.routing
 import httpx
 import pytest
 import uvicorn
@@ -39,6 +40,9 @@ from loraplex.tenants.registry.aliases import AliasRepository
 
 BASE_MODEL = "demo/base"
 SECRET = b"the secret of a test's server"
+
+# Of one name and type, as all applications of a run have them for their thousand answers: half of an application's making.
+fastapi.routing.create_model_field = cache(fastapi.routing.create_model_field)  # type: ignore[attr-defined]
 
 
 def namespace_of(tenant_id: UUID) -> bytes:

@@ -18,8 +18,9 @@ RUN = "import sys; from loraplex.platform.cli.main import main; main()"
 @pytest.fixture(autouse=True)
 def _logs_as_before() -> Iterator[None]:
     """A command run in this process sends its logs to the runner's standard error, which is closed afterwards."""
+    before = structlog.get_config()
     yield
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 def loraplex(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
