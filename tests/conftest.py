@@ -37,7 +37,7 @@ structlog.configure(
     ]
 )
 
-# Every client reads all certificates anew: 30 ms.
+# Every client would read all certificates again, which takes 30 ms.
 transports = httpx._transports.default
 transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
 

@@ -127,18 +127,18 @@ def misbehaving(behaviour: str, **limits: Any) -> ValidationProcesses:
 async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
     result = await result_of_misbehaving("", tmp_path)
     assert isinstance(result, Rejected) and result.subject == "deeds"
-    told = ast.literal_eval(result.message)
+    outcomes = ast.literal_eval(result.message)
     forbidden = (
         *("socket", "socketpair", "exec", "fork", "signal", "io_uring", "ptrace"),
         *("remove", "rename", "link", "mode", "cut", "folder", "limits"),
         *("write", "append", "update", "empty", "create", "nameless", "older", "times", "device"),
         *("owner", "owner signal", "owner group", "asynchronous", "lock", "shared memory", "scheduling"),
     )
-    assert {name: told[name] for name in forbidden} == dict.fromkeys(forbidden, os.strerror(errno.EPERM))
-    assert told["files"] == os.strerror(errno.EMFILE)
-    assert told["read"] == told["flags"] == "done"
-    assert told["core"] != "done"
-    assert (told["niceness"], told["torch"]) == ("19", "False")
+    assert {name: outcomes[name] for name in forbidden} == dict.fromkeys(forbidden, os.strerror(errno.EPERM))
+    assert outcomes["files"] == os.strerror(errno.EMFILE)
+    assert outcomes["read"] == outcomes["flags"] == "done"
+    assert outcomes["core"] != "done"
+    assert (outcomes["niceness"], outcomes["torch"]) == ("19", "False")
 
 
 @pytest.mark.parametrize(

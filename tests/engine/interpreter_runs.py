@@ -59,8 +59,10 @@ class InterpreterProcess:
         outcomes: dict[str, list[str]] = {}
         for case in ElementTree.parse(report).iter("testcase"):
             if case.find("skipped") is None:
-                told = [part.text or part.tag for kind in ("failure", "error") for part in case.iter(kind)]
-                outcomes.setdefault(case.attrib["file"], []).append("\n".join(told))
+                messages = [
+                    part.text or part.tag for kind in ("failure", "error") for part in case.iter(kind)
+                ]
+                outcomes.setdefault(case.attrib["file"], []).append("\n".join(messages))
         return outcomes
 
     def close(self) -> None:

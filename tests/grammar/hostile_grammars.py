@@ -16,7 +16,7 @@ METADATA_SERVICE = "http://169.254.169.254/latest/meta-data/"
 
 @dataclass(frozen=True, slots=True)
 class HostileGrammar:
-    """`expected` answer: the request is served (200, or 422 when only a validator can judge). refused: 400.
+    """`expected` answer: the request is served (200, or 422 when only the validator finds the violation). refused: 400.
 
     either: both are right, as long as it comes within the deadline; which one depends on the speed of the machine.
     """

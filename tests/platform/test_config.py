@@ -104,8 +104,8 @@ def test_prices_and_leases_are_checked_against_each_other() -> None:
         ({"currency": "euro"}, "currency"),
         ({"valkey_timeout_s": 2.0}, "valkey_timeout_s"),
     ]
-    for flags, told in wrong:
-        with pytest.raises(SettingsError, match=told):
+    for flags, message in wrong:
+        with pytest.raises(SettingsError, match=message):
             load_settings(flags)
 
 

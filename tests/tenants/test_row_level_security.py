@@ -200,7 +200,7 @@ async def test_a_user_without_the_roles_is_refused(database: Database) -> None:
         await session.execute(text("DROP ROLE IF EXISTS app_stranger"))
         await session.execute(text("CREATE ROLE app_stranger LOGIN PASSWORD 'app_stranger'"))
     url = database.url.replace(database.url.split("//")[1].split("@")[0], "app_stranger:app_stranger")
-    stranger = Database(url, pool_size=1)
+    foreign = Database(url, pool_size=1)
     with pytest.raises(RoleUnsafe, match="may not take the role app_tenant"):
-        await stranger.check_roles()
-    await stranger.close()
+        await foreign.check_roles()
+    await foreign.close()

@@ -20,7 +20,7 @@ from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
-class LimitsDocument(ResponseModel):
+class TenantLimitsDocument(ResponseModel):
     """The limits of a tenant as set. Where `max_keys` or `max_adapters` is null, 10,000 apply."""
 
     requests_per_minute: int | None
@@ -50,7 +50,7 @@ def quotas_router(endpoint: ManagementEndpoint, authenticator: Authenticator) ->
     router = APIRouter(prefix="/tenants/{tenant_id}/quotas")
     operator = Depends(authenticator.requires_operator())
 
-    @router.get("", responses=documented(response=LimitsDocument))
+    @router.get("", responses=documented(response=TenantLimitsDocument))
     async def get_quotas(tenant_id: str, caller: Annotated[OperatorCaller, operator]) -> Response:
         async def work(session: AsyncSession) -> ApiResponse:
             tenant = await TenantRepository(session).by_id(tenant_id_of(tenant_id))
@@ -60,7 +60,7 @@ def quotas_router(endpoint: ManagementEndpoint, authenticator: Authenticator) ->
 
     @router.patch(
         "",
-        responses=documented(412, 428, response=LimitsDocument),
+        responses=documented(412, 428, response=TenantLimitsDocument),
         openapi_extra=described(TenantQuotaUpdate, if_match=True),
     )
     async def change_quotas(
@@ -89,4 +89,4 @@ def quotas_router(endpoint: ManagementEndpoint, authenticator: Authenticator) ->
 
 
 def api_response(limits: QuotaLimits, revision: int) -> ApiResponse:
-    return ApiResponse(200, LimitsDocument(**dict(limits.items())), revision)
+    return ApiResponse(200, TenantLimitsDocument(**dict(limits.items())), revision)

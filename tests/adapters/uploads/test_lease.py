@@ -77,8 +77,8 @@ async def test_the_lease_counts_from_before_its_transaction() -> None:
 async def test_an_unexpected_error_is_logged_and_the_lease_goes_on() -> None:
     with capture_logs() as logs:
         await keep(lease_of(ScriptedDatabase(ValueError("a defect"), None)), 2 * LEASE_S)
-    (told,) = logs
-    assert (told["log_level"], told["event"]) == ("error", "an upload's lease was not renewed")
+    (entry,) = logs
+    assert (entry["log_level"], entry["event"]) == ("error", "an upload's lease was not renewed")
 
 
 async def test_an_error_of_the_request_is_its_own() -> None:

@@ -105,7 +105,7 @@ async def test_versions_whose_files_are_gone_are_rejected(
     await far.life_cycle.sweep()
     assert (await far.version(elsewhere)).state == "rejected"
     await server.life_cycle.sweep()
-    assert server.pending_files() == [], "nobody needs its files"
+    assert server.pending_files() == [], "no version needs its files"
 
 
 async def test_a_server_that_dies_after_storing_leaves_one_step(

@@ -89,7 +89,7 @@ def over_base_case(scheme: str, rows: int, load: str, model: str = MODEL) -> str
 
 
 def share_case(scheme: str, model: str = MODEL) -> str:
-    """Case of the share of the copy rate that a lone row's steps stream weights at, in percent."""
+    """Case of the share of memcpy bandwidth that a lone row's steps stream weights at, in percent."""
     return f"share of copy/{model}/{scheme}/b1"
 
 

@@ -1,4 +1,4 @@
-"""A check sees what averages hide: one wrong element, one that nobody wrote, one NaN."""
+"""A check sees what averages hide: one wrong element, one that was never written, one NaN."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
 """What runs in a process of its own per operation: an illegal access kills its CUDA context, and nothing else.
 
-Invariant: before anything is tried its name is sent, so that whoever waits knows what killed the process.
+Invariant: before anything is tried its name is sent, so that the parent knows what killed the process.
 """
 
 import os

@@ -226,12 +226,12 @@ def test_native_formats_stand_alone(native: Any, param: str) -> None:
 
 
 def test_unenforced_keywords_are_validated_or_refused() -> None:
-    judged = planned(OutputConstraints(JsonSchema(UNIQUE, False, "p")))
-    assert judged.enforcement == "validated"
-    assert accepts(judged, '{"a": [1, 1]}')
+    validated = planned(OutputConstraints(JsonSchema(UNIQUE, False, "p")))
+    assert validated.enforcement == "validated"
+    assert accepts(validated, '{"a": [1, 1]}')
     with pytest.raises(SchemaNotSatisfied):
-        read(judged, '{"a": [1, 1]}')
-    assert read(judged, '{"a": [1, 2]}')[2] == "stop"
+        read(validated, '{"a": [1, 1]}')
+    assert read(validated, '{"a": [1, 2]}')[2] == "stop"
     with pytest.raises(SchemaNotEnforceable) as refused:
         planned(OutputConstraints(JsonSchema(UNIQUE, True, "p")))
     assert (refused.value.param, refused.value.pointer) == ("p", "/properties/a/uniqueItems")

@@ -212,11 +212,11 @@ def test_zod_and_others(walks: Walks, schema: Any) -> None:
     """And what their grammars write is valid."""
     plan = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
     assert plan.enforcement == "full"
-    judge = Validator(to_newest(schema, param="schema"))
+    validator = Validator(to_newest(schema, param="schema"))
     start = walks.start(plan.schema, "llguidance")
     for text in walks.texts(start, 8, seed=1):
         try:
-            judge.validate(text)
+            validator.validate(text)
         except SchemaNotSatisfied as error:
             # Both are JSON, and no schema speaks of them.
             assert "a key twice" in str(error) or "a number beyond" in str(error), text

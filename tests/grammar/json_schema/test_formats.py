@@ -45,10 +45,10 @@ def test_formats(name: str) -> None:
     assert plan.backends == {"llguidance"}
     walks = Walks(byte_vocabulary())
     start = walks.start(plan.schema, "llguidance")
-    judge = Validator(schema)
+    validator = Validator(schema)
     for text in USUAL[name]:
         assert walks.accepts(start, json.dumps(text)), text
-        judge.validate(json.dumps(text))
+        validator.validate(json.dumps(text))
     for text in WRONG[name]:
         assert not walks.accepts(start, json.dumps(text)), text
 

@@ -154,6 +154,6 @@ def is_ready(pid: int) -> bool:
 
 async def test_without_a_process_validation_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    with pytest.raises(WorkersUnavailable) as told:
+    with pytest.raises(WorkersUnavailable) as raised:
         await ValueValidators(ValidatorPoolConfig(environment={})).validate(ONE, UNIQUE, "[]")
-    assert "/" not in str(told.value)
+    assert "/" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Turns among tenants."""
+"""The queue serves tenants in turn."""
 
 from dataclasses import dataclass
 

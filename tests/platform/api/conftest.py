@@ -166,8 +166,8 @@ async def start_gateway(
             admissions: Any = None,
             served_model_name: str = BASE_MODEL,
         ) -> Gateway:
-            judges = ValueValidators(ValidatorPoolConfig(environment=os.environ))
-            stack.push_async_callback(judges.close)
+            value_validation = ValueValidators(ValidatorPoolConfig(environment=os.environ))
+            stack.push_async_callback(value_validation.close)
             engine, recorder, trials = FakeEngine(script), Recorder(), FakeCompileChecks(refused)
             admissions = admissions or FakeAdmissions()
             limits, prompts = limits or ServingConfig(key_cache_s=0.0), PromptRenderer(chat_tokenizer)
@@ -183,7 +183,7 @@ async def start_gateway(
                 recorder=recorder,
                 request_analysis=preparer,
                 compile_checks=trials,
-                value_validation=judges,
+                value_validation=value_validation,
                 admission_controller=admissions,
                 policy_publisher=admissions,
                 namespace_of=namespace_of,

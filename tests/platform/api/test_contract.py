@@ -64,7 +64,7 @@ class Known:
 
 
 async def make_known(gateway: Gateway, database: Database, document: Mapping[str, Any]) -> Known:
-    """Every operation has things of its own, since another may end what it is asked about; whoever asks stays."""
+    """Every operation has things of its own, since another operation may delete them; the calling key stays."""
     admin = await gateway.tenant("asking", (TENANT_ADMIN,))
     async with database.as_operator() as session:
         operator = (await KeyRepository(session).create(None, "operator", ["operator"])).plaintext
@@ -155,8 +155,8 @@ async def test_the_planes_conform_to_their_openapi_document(
     gateway = await start_gateway()
     document = gateway.app.openapi()
     known = await make_known(gateway, database, document)
-    told = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
-    assert told == {route.replace(":path}", "}") for route in routes_of(gateway.app)}
+    documented = {f"{method.upper()} {path}" for path, item in document["paths"].items() for method in item}
+    assert documented == {route.replace(":path}", "}") for route in routes_of(gateway.app)}
     examples = request.config.getoption("--contract-examples")
     failures = await asyncio.to_thread(examine, gateway.url, document, known, examples)
     assert not failures, "\n\n".join(failures)

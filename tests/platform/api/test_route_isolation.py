@@ -94,13 +94,13 @@ class World:
 
     ids: dict[str, str]
     owner: str
-    stranger: str
+    other_tenant: str
     operator: str
 
 
 async def make_world(gateway: Gateway, database: Database) -> World:
     owner = await gateway.tenant("owner", (TENANT_ADMIN,))
-    stranger = await gateway.tenant("stranger", (TENANT_ADMIN,))
+    other_tenant = await gateway.tenant("stranger", (TENANT_ADMIN,))
     await gateway.adapter("owner", "support", DIGEST)
     async with database.as_operator() as session:
         operator = (await KeyRepository(session).create(None, "operator", ["operator"])).plaintext
@@ -122,7 +122,7 @@ async def make_world(gateway: Gateway, database: Database) -> World:
         terms = UploadTerms(part_bytes=1000, lifetime=timedelta(hours=1), max_open=9)
         upload = await UploadRepository(session, found.tenant_id).open("support", files, terms, None)
     ids |= {"tenant_id": str(found.tenant_id), "upload_id": str(upload.id), "file": CONFIG, "number": "1"}
-    return World(ids, owner, stranger, operator)
+    return World(ids, owner, other_tenant, operator)
 
 
 async def ask(client: httpx.AsyncClient, route: str, ids: Mapping[str, str], key: str) -> httpx.Response:
@@ -152,8 +152,8 @@ async def test_resources_of_another_tenant_do_not_exist(start_gateway: Any, data
     async with in_process(gateway.app) as client:
         for route in CASES:
             status = 403 if SCOPES[route] == OPERATOR else 404
-            swapped = await ask(client, route, world.ids, world.stranger)
-            unknown = await ask(client, route, UNKNOWN, world.stranger)
+            swapped = await ask(client, route, world.ids, world.other_tenant)
+            unknown = await ask(client, route, UNKNOWN, world.other_tenant)
             assert swapped.status_code == status, (route, swapped.text)
             assert words(swapped, world.ids) == words(unknown, UNKNOWN), route
         # That the ids are real is what makes the above a test: their owner, or the operator, finds them all.

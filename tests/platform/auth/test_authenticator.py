@@ -272,7 +272,7 @@ async def test_a_database_that_is_down_is_never_a_wrong_key() -> None:
 
 
 def ask_nobody(headers: list[str]) -> None:
-    """An authenticator whose database answers nobody: what gets past the format would be a `DatabaseUnavailable`."""
+    """An authenticator whose database does not answer: what gets past the format would be a `DatabaseUnavailable`."""
     with pytest.raises(InvalidApiKey) as caught:
         asyncio.run(Authenticator(Database(NOWHERE), 0).authenticate(headers))
     assert describe(caught.value).message == "The API key is missing, wrong, expired or revoked."

@@ -26,8 +26,8 @@ def streams(engine: FakeEngine, *requests: EngineRequest) -> tuple[EngineStreams
 async def test_events_of_all_prompts_and_then_none() -> None:
     opened, meter = streams(FakeEngine(), request("a"), request("b"))
     seen: list[tuple[int, Event]] = []
-    while (told := await opened.next()) is not None:
-        seen.append(told)
+    while (event := await opened.next()) is not None:
+        seen.append(event)
     for prompt in (0, 1):
         events = [event for each, event in seen if each == prompt]
         assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
@@ -56,12 +56,12 @@ async def test_a_cancelled_consumer_loses_no_event() -> None:
     while True:
         try:
             async with asyncio.timeout(0.004):
-                told = await opened.next()
+                event = await opened.next()
         except TimeoutError:
             continue
-        if told is None:
+        if event is None:
             break
-        tokens += len(told[1].token_ids) if isinstance(told[1], Delta) else 0
+        tokens += len(event[1].token_ids) if isinstance(event[1], Delta) else 0
     await opened.close()
     assert tokens == meter.completion_tokens == 20
 

@@ -57,7 +57,7 @@ async def settled(gateway: Any, count: int = 1) -> SettledUsage:
     return usage
 
 
-def told(response: httpx.Response, names: dict[str, str]) -> dict[str, str]:
+def headers_among(response: httpx.Response, names: dict[str, str]) -> dict[str, str]:
     return {name: response.headers[name] for name in names if name in response.headers}
 
 
@@ -82,7 +82,9 @@ async def test_rates_are_on_the_answer(start_gateway: Any, stream: bool) -> None
     gateway.admissions.rate = RATE
     response = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
     assert response.status_code == 200
-    assert told(response, RATE_HEADERS) == RATE_HEADERS and "x-ratelimit-mode" not in response.headers
+    assert (
+        headers_among(response, RATE_HEADERS) == RATE_HEADERS and "x-ratelimit-mode" not in response.headers
+    )
     gateway.admissions.degraded = True
     response = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
     assert response.headers["x-ratelimit-mode"] == "degraded"
@@ -92,7 +94,7 @@ async def test_an_answer_that_fails_after_admission_tells_the_rates_too(start_ga
     gateway = await start_gateway(FakeScript(faults=(Fault(kind="fail", code="overloaded"),)))
     gateway.admissions.rate = RATE
     response = await gateway.post("/v1/chat/completions", CHAT)
-    assert response.status_code == 503 and told(response, RATE_HEADERS) == RATE_HEADERS
+    assert response.status_code == 503 and headers_among(response, RATE_HEADERS) == RATE_HEADERS
     usage = await settled(gateway)
     assert usage == SettledUsage(outcome="failed", prompt_tokens=0, cached_tokens=0, completion_tokens=0)
 
@@ -142,7 +144,7 @@ async def test_refusals(
     response = await gateway.post("/v1/chat/completions", CHAT | form | {"stream": stream})
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (status, code)
-    assert told(response, headers) == headers
+    assert headers_among(response, headers) == headers
     if status == 429:
         assert isinstance(refusal, RateLimited | QuotaExhausted)
         assert response.headers["x-loraplex-limit"] == refusal.limit
@@ -157,7 +159,7 @@ async def test_a_refusal_tells_the_rates(start_gateway: Any, stream: bool) -> No
     gateway = await start_gateway()
     gateway.admissions.refusals = [RateLimited("slow down", **LIMITED, rate=RATE)]
     response = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
-    assert response.status_code == 429 and told(response, RATE_HEADERS) == RATE_HEADERS
+    assert response.status_code == 429 and headers_among(response, RATE_HEADERS) == RATE_HEADERS
     assert "x-ratelimit-mode" not in response.headers
 
 
@@ -193,7 +195,7 @@ async def test_sizes_are_checked_before_admission(start_gateway: Any) -> None:
     assert gateway.admissions.asked == []
 
 
-async def test_a_stale_policy_is_read_anew_once(start_gateway: Any) -> None:
+async def test_a_stale_policy_is_read_again_once(start_gateway: Any) -> None:
     gateway = await start_gateway(limits=ServingConfig(key_cache_s=60))
     assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
     async with gateway.database.as_operator() as session:
@@ -270,7 +272,7 @@ async def test_large_prompts_of_one_tenant_take_turns(start_gateway: Any, monkey
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engine_works_while_the_books_are_written_and_nothing_is_told(
+async def test_the_engine_works_while_the_ledger_is_written_and_nothing_is_sent(
     start_gateway: Any, stream: bool
 ) -> None:
     gateway = await start_gateway()
@@ -296,7 +298,7 @@ async def test_the_engine_works_while_the_books_are_written_and_nothing_is_told(
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_that_the_books_refuse_is_aborted_and_costs_nothing(
+async def test_a_request_that_the_ledger_refuses_is_aborted_and_costs_nothing(
     start_gateway: Any, refusal: Exception, status: int, code: str, headers: dict[str, str], stream: bool
 ) -> None:
     gateway = await start_gateway(FakeScript(token_interval_s=0.005))
@@ -311,12 +313,12 @@ async def test_a_request_that_the_books_refuse_is_aborted_and_costs_nothing(
     body = CHAT | {"max_tokens": 3000, "stream": stream}
     response = await gateway.post("/v1/chat/completions", body)
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
-    assert told(response, headers) == headers
+    assert headers_among(response, headers) == headers
     assert gateway.engine.running == 0
     assert gateway.admissions.settled == gateway.admissions.cancelled == []
 
 
-async def test_a_policy_that_the_books_find_stale_is_read_anew(start_gateway: Any) -> None:
+async def test_a_policy_that_the_ledger_finds_stale_is_read_again(start_gateway: Any) -> None:
     gateway = await start_gateway()
     refusals = [PolicyStale("old")]
 
@@ -332,7 +334,7 @@ async def test_a_policy_that_the_books_find_stale_is_read_anew(start_gateway: An
     assert admission.id == fresh.id
 
 
-async def test_a_client_that_leaves_while_the_books_are_written_is_settled(start_gateway: Any) -> None:
+async def test_a_client_that_leaves_while_the_ledger_is_written_is_settled(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(token_interval_s=0.005))
     written = asyncio.Event()
     gateway.admissions.before_confirmation = written.wait

@@ -74,7 +74,7 @@ async def test_an_error_names_the_adapter_too(
     gateway.admissions.refusals = [refusal] if refusal is not None and refused is None else []
     body = {"model": "pirate", "messages": USER, "stream": stream} | more
     response = await gateway.post("/v1/chat/completions", body)
-    # A stream has begun when its schema is judged.
+    # A stream has started when its value is validated.
     assert response.status_code == (200 if stream and status == 422 else status)
     assert response.headers["x-loraplex-adapter"] == "pirate@1"
     assert response.headers["x-loraplex-adapter-digest"] == FIRST
@@ -296,7 +296,7 @@ async def test_a_revoked_key_is_refused_at_once_where_nothing_is_admitted(
         assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key"), wrong
 
 
-async def test_a_wrong_request_with_a_good_key_is_told_what_is_wrong(start_gateway: Any) -> None:
+async def test_a_wrong_request_with_a_good_key_learns_what_is_wrong(start_gateway: Any) -> None:
     gateway = await start_gateway(limits=ServingConfig(key_cache_s=60.0))
     for wrong, status in (({"model": "nobody"}, 404), ({"temperature": 9}, 400)):
         body = {"model": MODEL, "messages": USER, **wrong}

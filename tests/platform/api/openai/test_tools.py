@@ -293,8 +293,8 @@ async def test_what_a_trial_refuses_never_reaches_the_engine(
         body = {"model": MODEL, "messages": USER, "tools": [WEATHER], "stream": stream}
         response = await gateway.post("/v1/chat/completions", body)
         assert response.status_code == status and ("retry-after" in response.headers) == (status == 503)
-        told = response.json()["error"]
-        assert (told["code"], told["param"], told["message"]) == (code, param, str(error))
+        body = response.json()["error"]
+        assert (body["code"], body["param"], body["message"]) == (code, param, str(error))
     assert gateway.engine.requests == [] and gateway.recorder.timings == []
     assert (await gateway.post("/v1/chat/completions", {"model": MODEL, "messages": USER})).status_code == 200
 

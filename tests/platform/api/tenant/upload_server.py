@@ -76,7 +76,7 @@ class UploadHome:
         )
 
     def left(self) -> list[str]:
-        """Files on their way that nobody has taken over."""
+        """Uploaded files that no version has taken over."""
         folders = (self.home / "adapters" / ".staging", self.home / "objects" / "spool")
         return [str(path) for folder in folders if folder.exists() for path in folder.rglob("*")]
 

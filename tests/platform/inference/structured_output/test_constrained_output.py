@@ -15,27 +15,27 @@ UNIQUE = {"type": "array", "uniqueItems": True}
 ARGUMENTS = {"type": "object", "properties": {"tags": UNIQUE}}
 
 
-class Judge:
+class RecordingValidation:
     """Accepts what does not hold `bad`, and takes its time."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.values: list[str] = []
 
     async def __call__(self, schema: str, value: str) -> None:
-        self.asked.append(value)
+        self.values.append(value)
         await asyncio.sleep(0)
         if "bad" in value:
             raise SchemaNotSatisfied("bad")
 
 
-def answer_of(form: OutputConstraints, judge: Judge) -> ConstrainedOutput:
-    return ConstrainedOutput(plan_output(form, ToolStyle.GENERIC, limits=SchemaLimits()), judge)
+def output_of(form: OutputConstraints, validation: RecordingValidation) -> ConstrainedOutput:
+    return ConstrainedOutput(plan_output(form, ToolStyle.GENERIC, limits=SchemaLimits()), validation)
 
 
 async def test_every_call_is_validated_and_one_invalid_call_fails() -> None:
-    judge = Judge()
+    validation = RecordingValidation()
     tool = Tool("f", "", ARGUMENTS, False, "tools[0].function.parameters")
-    response = answer_of(OutputConstraints(tools=(tool,), tool_choice="required"), judge)
+    response = output_of(OutputConstraints(tools=(tool,), tool_choice="required"), validation)
     reader = response.parser()
     reader.feed(
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "f", "arguments": '
@@ -43,18 +43,18 @@ async def test_every_call_is_validated_and_one_invalid_call_fails() -> None:
     reader.feed('{"tags": ["bad"]}}</tool_call>')
     with pytest.raises(SchemaNotSatisfied):
         await response.finish(reader, "stop")
-    assert judge.asked == ["{}", '{"tags": ["bad"]}']
+    assert validation.values == ["{}", '{"tags": ["bad"]}']
 
 
 async def test_choices_that_end_together_are_validated_by_their_own_values() -> None:
-    judge = Judge()
-    response = answer_of(OutputConstraints(format=JsonSchema(UNIQUE, False, "p")), judge)
+    validation = RecordingValidation()
+    response = output_of(OutputConstraints(format=JsonSchema(UNIQUE, False, "p")), validation)
     readers = [response.parser() for _ in range(20)]
     for index, reader in enumerate(readers):
         reader.feed(f'["{"bad" if index % 2 else "good"}"]')
     ended = await asyncio.gather(*(response.finish(each, "stop") for each in readers), return_exceptions=True)
     assert [isinstance(each, SchemaNotSatisfied) for each in ended] == [bool(i % 2) for i in range(20)]
-    assert len(judge.asked) == 20 and response.values == []
+    assert len(validation.values) == 20 and response.values == []
 
 
 def test_a_schema_that_takes_minutes_to_validate_is_only_collected() -> None:
@@ -62,5 +62,5 @@ def test_a_schema_that_takes_minutes_to_validate_is_only_collected() -> None:
     everything = {"allOf": [{"$ref": f"#/$defs/{name}"} for name in names], "unevaluatedProperties": False}
     schema = {"$ref": "#/$defs/d0", "$defs": dict.fromkeys(names, everything)}
     started = time.process_time()
-    response = answer_of(OutputConstraints(format=JsonSchema(schema, False, "p")), Judge())
+    response = output_of(OutputConstraints(format=JsonSchema(schema, False, "p")), RecordingValidation())
     assert response.plan.enforcement == "validated" and time.process_time() - started < 2

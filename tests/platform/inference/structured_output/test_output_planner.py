@@ -49,10 +49,10 @@ class FakeCompileChecks:
 
 class FakeValueValidation:
     def __init__(self) -> None:
-        self.judged: list[tuple[bytes, str, str]] = []
+        self.validated: list[tuple[bytes, str, str]] = []
 
     async def validate(self, namespace: bytes, schema: str, value: str) -> None:
-        self.judged.append((namespace, schema, value))
+        self.validated.append((namespace, schema, value))
 
 
 @pytest.fixture
@@ -68,9 +68,11 @@ MakeComposer = Callable[..., OutputPlanner]
 
 @pytest.fixture
 def make_planner(preparer: RequestAnalyzer) -> MakeComposer:
-    def make(trials: FakeCompileChecks, judges: FakeValueValidation | None = None) -> OutputPlanner:
+    def make(
+        compile_checks: FakeCompileChecks, validation: FakeValueValidation | None = None
+    ) -> OutputPlanner:
         return OutputPlanner(
-            SchemaLimits(), CONTROL_TOKENS, preparer, trials, judges or FakeValueValidation()
+            SchemaLimits(), CONTROL_TOKENS, preparer, compile_checks, validation or FakeValueValidation()
         )
 
     return make
@@ -85,8 +87,8 @@ def form_of(schema: dict[str, Any]) -> OutputConstraints:
 async def test_a_large_plan_is_built_once_per_tenant_and_checked_each_time(
     make_planner: MakeComposer,
 ) -> None:
-    trials = FakeCompileChecks()
-    planner = make_planner(trials)
+    compile_checks = FakeCompileChecks()
+    planner = make_planner(compile_checks)
     first = (await planner.plan(ONE, form_of(LARGE), ToolStyle.GENERIC)).plan
     assert (await planner.plan(ONE, form_of(dict(LARGE)), ToolStyle.GENERIC)).plan is first
     foreign = (await planner.plan(OTHER, form_of(LARGE), ToolStyle.GENERIC)).plan
@@ -94,7 +96,7 @@ async def test_a_large_plan_is_built_once_per_tenant_and_checked_each_time(
     reordered = {"type": "object", "properties": dict(reversed(LARGE["properties"].items()))}  # type: ignore[attr-defined]
     other = (await planner.plan(ONE, form_of(reordered), ToolStyle.GENERIC)).plan
     assert other.spec != first.spec
-    assert [namespace for namespace, *_ in trials.checked] == [ONE, ONE, OTHER, ONE]
+    assert [namespace for namespace, *_ in compile_checks.checked] == [ONE, ONE, OTHER, ONE]
 
 
 async def test_concurrent_requests_share_one_plan(make_planner: MakeComposer) -> None:
@@ -107,8 +109,8 @@ async def test_concurrent_requests_share_one_plan(make_planner: MakeComposer) ->
 async def test_only_complete_values_are_validated_and_for_their_tenant(
     make_planner: MakeComposer,
 ) -> None:
-    judges = FakeValueValidation()
-    planner = make_planner(FakeCompileChecks(), judges)
+    validation = FakeValueValidation()
+    planner = make_planner(FakeCompileChecks(), validation)
     schema = {"type": "array", "uniqueItems": True}
     responses = [await planner.plan(tenant, form_of(schema), ToolStyle.GENERIC) for tenant in (ONE, OTHER)]
     for response in responses:
@@ -117,7 +119,7 @@ async def test_only_complete_values_are_validated_and_for_their_tenant(
         second.feed("[2]")
         assert await response.finish(second, "stop") == ([], "stop")
         assert await response.finish(first, "length") == ([], "length")
-    assert judges.judged == [(ONE, json.dumps(schema), "[2]"), (OTHER, json.dumps(schema), "[2]")]
+    assert validation.validated == [(ONE, json.dumps(schema), "[2]"), (OTHER, json.dumps(schema), "[2]")]
 
 
 async def test_the_event_loop_runs_while_a_slow_schema_is_planned(make_planner: MakeComposer) -> None:
@@ -176,10 +178,10 @@ async def test_a_schema_far_above_its_bound_is_not_encoded(make_planner: MakeCom
 async def test_a_refused_schema_reaches_no_compile_check(
     make_planner: MakeComposer, schema: dict[str, Any]
 ) -> None:
-    trials = FakeCompileChecks()
+    compile_checks = FakeCompileChecks()
     with pytest.raises(GrammarTooLarge):
-        await make_planner(trials).plan(ONE, form_of(schema), ToolStyle.GENERIC)
-    assert trials.checked == []
+        await make_planner(compile_checks).plan(ONE, form_of(schema), ToolStyle.GENERIC)
+    assert compile_checks.checked == []
 
 
 async def test_a_compile_check_without_a_result_ends_the_request(make_planner: MakeComposer) -> None:
@@ -206,14 +208,14 @@ async def test_a_compile_check_without_a_result_ends_the_request(make_planner: M
 async def test_a_compile_check_gets_the_field_of_its_grammar(
     make_planner: MakeComposer, format_: OutputFormat, param: str
 ) -> None:
-    trials = FakeCompileChecks()
-    await make_planner(trials).plan(ONE, OutputConstraints(format=format_), ToolStyle.GENERIC)
-    assert trials.checked[0][2] == param
+    compile_checks = FakeCompileChecks()
+    await make_planner(compile_checks).plan(ONE, OutputConstraints(format=format_), ToolStyle.GENERIC)
+    assert compile_checks.checked[0][2] == param
 
 
 async def test_tools_and_a_format_are_one_grammar_named_tools(make_planner: MakeComposer) -> None:
-    trials = FakeCompileChecks()
+    compile_checks = FakeCompileChecks()
     tool = Tool("f", "", {"type": "object"}, False, "tools[0].function.parameters")
     form = OutputConstraints(format=JsonObject(), tools=(tool,), tool_choice="auto")
-    await make_planner(trials).plan(ONE, form, ToolStyle.HERMES)
-    assert [param for *_, param in trials.checked] == ["tools"]
+    await make_planner(compile_checks).plan(ONE, form, ToolStyle.HERMES)
+    assert [param for *_, param in compile_checks.checked] == ["tools"]
