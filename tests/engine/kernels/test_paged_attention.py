@@ -3,6 +3,7 @@
 Every block outside the tables, and every place of a block behind the length, holds NaN.
 """
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -54,10 +55,10 @@ class Sequences:
     def dense(self, sequence: int, query: Tensor, visible: int, window: int | None) -> Tensor:
         """One query [heads * size] over the first `visible` tokens, in float64."""
         first = max(0, visible - window) if window else 0
-        kv = self.kv[sequence][first:visible].double().repeat_interleave(self.heads // self.kv_heads, dim=2)
-        q = query[: self.heads * self.size].double().view(self.heads, self.size)
-        weights = torch.einsum("hd,thd->ht", q, kv[:, 0]).mul(self.scale).softmax(dim=1)
-        return torch.einsum("ht,thd->hd", weights, kv[:, 1]).flatten()
+        kv = self.kv[sequence][first:visible].double()
+        q = query[: self.heads * self.size].double().view(self.kv_heads, -1, self.size)
+        weights = torch.einsum("kgd,tkd->kgt", q, kv[:, 0]).mul(self.scale).softmax(dim=2)
+        return torch.einsum("kgt,tkd->kgd", weights, kv[:, 1]).flatten()
 
     def decode(self, body: Any, qkv: Tensor, window: int | None, rows: slice = slice(None)) -> Tensor:
         lengths = torch.tensor(self.lengths[rows], dtype=torch.int32)
@@ -66,13 +67,28 @@ class Sequences:
         return out
 
 
-def check_decode(body: Any, geometry: tuple[int, int, int], dtype: torch.dtype, window: int | None) -> None:
+@cache
+def problem(geometry: tuple[int, int, int], dtype: torch.dtype) -> tuple[Sequences, Tensor]:
+    """Sequences that nobody may change, and a query for each."""
     sequences = Sequences(LENGTHS, geometry, dtype)
-    qkv = sequences.queries(len(LENGTHS))
-    expected = [sequences.dense(i, qkv[i], length, window) for i, length in enumerate(LENGTHS)]
+    return sequences, sequences.queries(len(LENGTHS))
+
+
+@cache
+def expected(geometry: tuple[int, int, int], dtype: torch.dtype, window: int | None) -> Tensor:
+    sequences, qkv = problem(geometry, dtype)
+    return torch.stack(
+        [sequences.dense(i, qkv[i], length, window) for i, length in enumerate(sequences.lengths)]
+    )
+
+
+def check_decode(body: Any, geometry: tuple[int, int, int], dtype: torch.dtype, window: int | None) -> None:
+    sequences, qkv = problem(geometry, dtype)
     result = sequences.decode(body, qkv, window)
     tolerance = TOLERANCES[dtype]
-    torch.testing.assert_close(result.double(), torch.stack(expected), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(
+        result.double(), expected(geometry, dtype, window), atol=tolerance, rtol=tolerance
+    )
 
 
 @pytest.mark.parametrize("window", [None, 1, 20, 1000])
@@ -94,8 +110,7 @@ def test_compiled_decode(geometry: tuple[int, int, int], dtype: torch.dtype, win
 def test_compiled_row_is_bitwise_the_same_alone(
     geometry: tuple[int, int, int], dtype: torch.dtype, window: int | None
 ) -> None:
-    sequences = Sequences(LENGTHS, geometry, dtype)
-    qkv = sequences.queries(len(LENGTHS))
+    sequences, qkv = problem(geometry, dtype)
     together = sequences.decode(compiled, qkv, window)
     for row in range(len(LENGTHS)):
         alone = sequences.decode(compiled, qkv, window, slice(row, row + 1))
