@@ -25,8 +25,8 @@ from tests.benchmarks.kernels.lora import embedding_problem, layer_problem, pair
 from tests.benchmarks.kernels.lora_folded import READERS, folded_problem
 from tests.benchmarks.kernels.problem import Problem
 from tests.benchmarks.kernels.shapes import LLAMA_3_8B, LayerShape
-from tests.engine.kernels.launch_recorder import LaunchRecorder, Recorded, UnfilledTensors
-from tests.engine.kernels.sass import MachineCode, machine_code
+from tests.engine.kernels.launch_recorder import LaunchRecorder, UnfilledTensors
+from tests.engine.kernels.sass import MachineCode, machine_codes
 
 MAX_SHARED_BYTES = 227 << 10
 """What one block may have on sm_90."""
@@ -156,18 +156,29 @@ def _elementwise() -> Iterator[Variant]:
     yield Variant(round_rows_problem(64, 4096, "bfloat16"))
 
 
-def result_line(variant: Variant, launch: Recorded) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a launch of a variant compiled; `shared` in bytes."""
+
+    kernel: str
+    constants: Constants
+    num_warps: int
+    shared: int
+    seconds: float
+    cubin: bytes
+
+
+def result_line(variant: Variant, compiled: Compiled, code: MachineCode) -> dict[str, Any]:
     """The line of one kernel of a variant; `failures` names what is not as demanded."""
-    code = machine_code(launch.binary.asm["cubin"])
-    demand = _demand(launch.kernel, launch.constants)
+    demand = _demand(compiled.kernel, compiled.constants)
     per_value = 0.0
     if demand.values is not None:
-        per_value = code.loop * 32 * launch.num_warps / demand.values(launch.constants)
+        per_value = code.loop * 32 * compiled.num_warps / demand.values(compiled.constants)
     line = {
         "variant": variant.problem.name,
-        "kernel": launch.kernel,
-        "shared": int(launch.binary.metadata.shared),
-        "seconds": round(launch.seconds, 3),
+        "kernel": compiled.kernel,
+        "shared": compiled.shared,
+        "seconds": round(compiled.seconds, 3),
         "instructions_per_value": round(per_value, 2),
         **code.document(),
     }
@@ -196,38 +207,54 @@ def _failures(variant: Variant, demand: Demand, code: MachineCode, line: dict[st
 
 
 class _Compiler:
-    """In each process of the pool: the recorder lives as long as the process."""
+    """In each process: the recorder lives as long as the process."""
 
     def __init__(self) -> None:
         self._recorder = LaunchRecorder()
         self._variants = variants()
 
-    def lines(self, index: int) -> list[dict[str, Any]]:
-        variant = self._variants[index]
-        variant.problem.make(UnfilledTensors()).run()
-        return [result_line(variant, launch) for launch in self._recorder.take()]
+    def compiled(self, index: int) -> list[Compiled]:
+        self._variants[index].problem.make(UnfilledTensors()).run()
+        return [
+            Compiled(
+                launch.kernel,
+                launch.constants,
+                launch.num_warps,
+                int(launch.binary.metadata.shared),
+                launch.seconds,
+                launch.binary.asm["cubin"],
+            )
+            for launch in self._recorder.take()
+        ]
 
 
 _compilers: list[_Compiler] = []
 
 
-def _lines(index: int) -> list[dict[str, Any]]:
+def _compiled(index: int) -> list[Compiled]:
     if not _compilers:
         _compilers.append(_Compiler())
-    return _compilers[0].lines(index)
+    return _compilers[0].compiled(index)
 
 
 def main() -> None:
     """Print the lines of all variants; the argument is the number of processes."""
     processes = int(sys.argv[1]) if len(sys.argv) > 1 else len(os.sched_getaffinity(0))
-    seen: set[str] = set()
-    with get_context("spawn").Pool(processes) as pool:
-        for lines in pool.imap(_lines, range(len(variants()))):
-            for line in lines:
-                text = json.dumps(line)
-                if text not in seen:
-                    print(text, flush=True)
-                seen.add(text)
+    all_variants = variants()
+    if processes == 1:
+        found = [_compiled(index) for index in range(len(all_variants))]
+    else:
+        with get_context("spawn").Pool(processes) as pool:
+            found = list(pool.imap(_compiled, range(len(all_variants))))
+    cubins = list({compiled.cubin for each in found for compiled in each})
+    codes = dict(zip(cubins, machine_codes(cubins), strict=True))
+    lines = (
+        json.dumps(result_line(variant, compiled, codes[compiled.cubin]))
+        for variant, each in zip(all_variants, found, strict=True)
+        for compiled in each
+    )
+    for line in dict.fromkeys(lines):
+        print(line)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.interpreter_runs import SIDE_BY_SIDE
 
 pytest.importorskip("triton")
 
@@ -22,7 +23,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         pytest.skip("the interpreter compiles nothing")
     cache = tmp_path_factory.mktemp("triton")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kernels.compile_rung"],
+        [sys.executable, "-m", "tests.engine.kernels.compile_rung", *(["1"] if SIDE_BY_SIDE else [])],
         check=False,
         env=os.environ | {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": ".src"},
         cwd=ROOT,
