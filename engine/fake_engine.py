@@ -262,7 +262,8 @@ class FakeEngine:
             await asyncio.sleep(0)
         else:
             with suppress(TimeoutError):
-                await asyncio.wait_for(aborted.wait(), None if self._hung else seconds)
+                async with asyncio.timeout(None if self._hung else seconds):
+                    await aborted.wait()
         if aborted.is_set():
             raise _Abandoned
 

@@ -115,7 +115,8 @@ class BlobStore:
                 LOG.exception("removing copies of adapters failed")
             self._has_grown.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_grown.wait(), EVICTION_SECONDS)
+                async with asyncio.timeout(EVICTION_SECONDS):
+                    await self._has_grown.wait()
 
     async def evict(self) -> int:
         """Remove the least recently used copies beyond the bound; return how many. Raises `BlobStoreUnavailable`,

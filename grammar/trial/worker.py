@@ -177,7 +177,8 @@ class CompileWorker:
         if process.stdin is not None:
             process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), EXIT_GRACE_S)
+            async with asyncio.timeout(EXIT_GRACE_S):
+                await process.wait()
         self.kill()
         await process.wait()
         if was_ready is not None:

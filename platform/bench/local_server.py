@@ -65,7 +65,8 @@ class LocalServer:
             return
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), STOP_S)
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()

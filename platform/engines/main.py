@@ -92,7 +92,8 @@ async def _serve(opener: EngineOpener, spawn: SpawnRequest, report: Reporter) ->
         if server.broken.is_set():
             os._exit(BROKEN_STATUS)  # its threads may hang, and the parent starts a new one
         with suppress(TimeoutError):
-            await asyncio.wait_for(engine.drain(), spawn.drain_s)
+            async with asyncio.timeout(spawn.drain_s):
+                await engine.drain()
         await server.close()
     return 0
 

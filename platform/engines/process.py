@@ -251,7 +251,8 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await process.wait()
         await self._kill()
 
     async def _kill(self) -> None:

@@ -134,7 +134,8 @@ class RemoteEngine:
         try:
             if not self._send(wire.Probe(probe_id, adapter)):
                 raise EngineUnavailable("the engine's queue is full")
-            return await asyncio.wait_for(reply, PROBE_TIMEOUT_S)
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                return await reply
         except TimeoutError:
             raise EngineUnavailable("the engine does not respond") from None
         finally:
@@ -156,7 +157,8 @@ class RemoteEngine:
             raise EngineUnavailable("the engine is not connected")
         number, reply = self._ping()
         try:
-            return await asyncio.wait_for(reply, STATS_TIMEOUT_S)
+            async with asyncio.timeout(STATS_TIMEOUT_S):
+                return await reply
         except TimeoutError:
             raise EngineUnavailable("the engine does not respond") from None
         finally:
@@ -197,7 +199,8 @@ class RemoteEngine:
             if not self.connected:
                 self._send(wire.Hello(wire.PROTOCOL_VERSION))
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._ready.wait(), HELLO_INTERVAL_S)
+                    async with asyncio.timeout(HELLO_INTERVAL_S):
+                        await self._ready.wait()
                 continue
             self._ping()
             for request_id in self._aborts:

@@ -127,4 +127,5 @@ def base_url(listener: socket.socket) -> str:
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()

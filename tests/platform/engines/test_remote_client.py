@@ -18,6 +18,7 @@ from loraplex.engine.messages import (
     AdapterRef,
     Delta,
     EngineRequest,
+    EngineStats,
     Event,
     Failed,
     Finished,
@@ -250,6 +251,18 @@ async def test_stats_travel(address: str) -> None:
     async with serving(FakeEngine(), address), connected(address) as client:
         await collect(client, request())
         assert (await client.stats()).generation_tokens == 8
+
+
+async def test_a_cancellation_beside_the_reply_is_not_swallowed(address: str) -> None:
+    """`asyncio.wait_for` of Python 3.11 returns the reply in place of it."""
+    async with serving(FakeEngine(), address), connected(address) as client:
+        asking = asyncio.create_task(client.stats())
+        await asyncio.sleep(0)
+        reply = client._pongs[client._number]
+        reply.set_result(EngineStats())
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
 
 
 async def test_a_probe_travels_and_is_lost_with_its_engine(address: str) -> None:
