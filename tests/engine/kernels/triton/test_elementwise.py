@@ -38,7 +38,7 @@ CASES = [
 def device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Use the Triton backend for the CPU's tensors."""
     for module in (rms_norm, rotary, silu_mul):
-        monkeypatch.setattr(module, "body_for", lambda _: KernelBackend.TRITON)
+        monkeypatch.setattr(module, "backend_for", lambda _: KernelBackend.TRITON)
     return device
 
 

@@ -42,7 +42,7 @@ def body(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The dispatch as tensors on CUDA have it, with splits short enough for short rows: 32 keys, at most 4, 11 at a time."""
     from loraplex.engine.kernels.triton import attention_tile, decode_attention
 
-    monkeypatch.setattr(paged_attention, "body_for", lambda _: KernelBackend.TRITON)
+    monkeypatch.setattr(paged_attention, "backend_for", lambda _: KernelBackend.TRITON)
     monkeypatch.setattr(decode_attention, "SPLIT_TOKENS", 32)
     monkeypatch.setattr(decode_attention, "MAX_SPLITS", 4)
     monkeypatch.setattr(decode_attention, "MAX_PROGRAMS", 11)

@@ -1,68 +1,57 @@
 """The arena's pages read by the Triton kernels through the tables, interpreted in a process of its own."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
-
-SCRIPT = r"""
-import sys
 from dataclasses import replace
 
+import pytest
 import torch
+from tests.engine.interpreter_runs import INTERPRETING, InterpreterRuns
+from tests.engine.lora.memory.test_device_memory import CPU, DOWN, QKV, adapter, install, memory, sites
 
 from loraplex.engine.kernels import dispatch
+from loraplex.engine.kernels.group_rows import group_rows as group_on_device
 from loraplex.engine.kernels.reference import sgmv as reference
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import HostLoraBatch, group_rows
 from loraplex.engine.lora.device_batch import DeviceLoraBatch
 from loraplex.engine.lora.memory.page_format import PageFormat
 from loraplex.engine.lora.weights import LoraModule, LoraWeights
-from tests.engine.lora.memory.test_device_memory import CPU, DOWN, QKV, adapter, install, memory, sites
-from tests.engine.kernels.triton.test_sgmv import group_rows as group_on_device
 
-page_dtype = {"fp16": None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[sys.argv[1]]
-places = sites()
-pool = memory(places, PageFormat(torch.float16, page_dtype), 1 << 19)
-ranks = [{QKV[0]: 40, QKV[1]: 8, QKV[2]: 3}, {DOWN[0]: 64}, {QKV[0]: 17}]
-placements = []
-for slot, modules in enumerate(ranks):
-    weights = adapter(str(slot), modules, seed=slot)
-    halves = {name: LoraModule(m.a.half(), m.b.half()) for name, m in weights.modules.items()}
-    placements.append(install(pool, slot, LoraWeights(weights.digest, halves)))
-    if slot == 1:
-        pool.remove(placements[1])  # its pages are taken by the next one, among those of the first
-
-rows = [0, -1, 2, 0, 1]
-x = torch.randn(5, 64).half()
-expected = torch.zeros(5, 160).half()
-batch = group_rows(rows, CPU)
-assert isinstance(batch, HostLoraBatch)
-reference.sgmv(x, expected, places[0], batch.groups)
-dispatch._cpu_backend = lambda: dispatch.KernelBackend.TRITON
-on_device = group_on_device(rows, CPU, None)
-assert isinstance(on_device, DeviceLoraBatch)
-for by_row in (False, True):
-    y = torch.zeros(5, 160).half()
-    sgmv(x, y, places[0], replace(on_device, by_row=by_row))
-    torch.testing.assert_close(y, expected, rtol=5e-3, atol=2e-2)
-    assert not y[1].any() and not y[4].any() and y[2].any()
-print("equal")
-"""
+pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("pages", ["fp16", "int8"])
-def test_kernels_find_every_page_by_the_table(pages: str) -> None:
-    root = Path(__file__).parents[4]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, pages],
-        check=False,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{root}:{root / '.src'}"},
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0 and "equal" in done.stdout, done.stderr[-3000:]
+@pytest.mark.skipif(not INTERPRETING, reason="the interpreter has a process of its own")
+@pytest.mark.parametrize("page_dtype", [None, torch.int8], ids=["fp16", "int8"])
+def test_kernels_find_every_page_by_the_table(
+    page_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = sites()
+    pool = memory(places, PageFormat(torch.float16, page_dtype), 1 << 19)
+    ranks = [{QKV[0]: 40, QKV[1]: 8, QKV[2]: 3}, {DOWN[0]: 64}, {QKV[0]: 17}]
+    placements = []
+    for slot, modules in enumerate(ranks):
+        weights = adapter(str(slot), modules, seed=slot)
+        halves = {name: LoraModule(m.a.half(), m.b.half()) for name, m in weights.modules.items()}
+        placements.append(install(pool, slot, LoraWeights(weights.digest, halves)))
+        if slot == 1:
+            pool.remove(placements[1])  # its pages are taken by the next one, among those of the first
+
+    rows = [0, -1, 2, 0, 1]
+    x = torch.randn(5, 64).half()
+    expected = torch.zeros(5, 160).half()
+    batch = group_rows(rows, CPU)
+    assert isinstance(batch, HostLoraBatch)
+    reference.sgmv(x, expected, places[0], batch.groups)
+    monkeypatch.setattr(dispatch, "_cpu_backend", lambda: dispatch.KernelBackend.TRITON)
+    on_device = group_on_device(rows, CPU)
+    assert isinstance(on_device, DeviceLoraBatch)
+    for by_row in (False, True):
+        y = torch.zeros(5, 160).half()
+        sgmv(x, y, places[0], replace(on_device, by_row=by_row))
+        torch.testing.assert_close(y, expected, rtol=5e-3, atol=2e-2)
+        assert not y[1].any() and not y[4].any() and y[2].any()
+
+
+@pytest.mark.skipif(INTERPRETING, reason="this is the interpreter's process")
+@pytest.mark.interpreted(__file__, seconds=2)
+def test_interpreted(interpreter_runs: InterpreterRuns, request: pytest.FixtureRequest) -> None:
+    assert interpreter_runs.passed(request.node) == 2
