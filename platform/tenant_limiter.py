@@ -5,7 +5,7 @@ Invariant: a slow or busy tenant waits behind its own work or is refused. It exh
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 from uuid import UUID
@@ -58,7 +58,8 @@ class TenantLimiter:
         self._running[tenant_id] -= count
         if not self._running[tenant_id]:
             del self._running[tenant_id]
-        while self._hand_over():
+        # Without a bound in total, a slot of one tenant is of use to that tenant only.
+        while self._hand_over((tenant_id,) if self._total is None else self._waiting):
             continue
 
     def _refusal(self, tenant_id: UUID, count: int) -> str | None:
@@ -86,10 +87,11 @@ class TenantLimiter:
                     del self._waiting[tenant_id]
             raise
 
-    def _hand_over(self) -> bool:
-        """Give one free slot to the first waiting tenant that may have one; that tenant is then the last in turn."""
-        for tenant_id, queue in self._waiting.items():
-            if self._refusal(tenant_id, 1) is None:
+    def _hand_over(self, tenants: Iterable[UUID]) -> bool:
+        """Give one free slot to the first of `tenants` that waits and may have one; it is then the last in turn."""
+        for tenant_id in tenants:
+            queue = self._waiting.get(tenant_id)
+            if queue and self._refusal(tenant_id, 1) is None:
                 slot = queue.popleft()
                 del self._waiting[tenant_id]
                 if queue:

@@ -36,7 +36,7 @@ def _at_once(_: UUID) -> AbstractAsyncContextManager[None]:
     return nullcontext()
 
 
-class LifeCycle(Protocol):
+class Lifecycle(Protocol):
     """The interface of `VersionLifecycle` that uploads use."""
 
     async def register(
@@ -67,7 +67,7 @@ class Uploads:
         database: Database,
         parts: UploadParts,
         storage: LocalAdapterStore,
-        life_cycle: LifeCycle,
+        lifecycle: Lifecycle,
         limits: UploadConfig,
         adapter_limits: AdapterLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -76,7 +76,7 @@ class Uploads:
         self.storage = storage
         self._database = database
         self._parts = parts
-        self._life_cycle = life_cycle
+        self._lifecycle = lifecycle
         self._lease_duration = timedelta(seconds=limits.lease_s)
         self._turn: Turn = _at_once
 
@@ -234,7 +234,7 @@ class Uploads:
         try:
             async with self._as_tenant(tenant_id) as session:
                 audit = AuditRepository(session, actor, tenant_id)
-                registered = await self._life_cycle.register(
+                registered = await self._lifecycle.register(
                     session, audit, tenant_id, name, staged, created_by=actor.name
                 )
                 await UploadRepository(session, tenant_id).complete(upload.id, registered.record, lease.ends)
@@ -242,7 +242,7 @@ class Uploads:
             if registered is not None:
                 registered.pending.discard()
             raise
-        self._life_cycle.start(registered)
+        self._lifecycle.start(registered)
         return registered.record
 
     async def _give_up(self, upload: Upload, staged: Path, lease: UploadLease, *, end: bool) -> None:

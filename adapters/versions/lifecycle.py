@@ -62,7 +62,7 @@ class VersionLifecycle:
         self._quarantined_before: frozenset[AdapterKey] = frozenset()
         self._tasks: dict[UUID, asyncio.Task[None]] = {}
         self._of_tenant: Counter[UUID] = Counter()
-        self._log = structlog.get_logger("loraplex.life_cycle")
+        self._log = structlog.get_logger("loraplex.lifecycle")
 
     async def begin(
         self, tenant_id: UUID, name: str, staged: Path, *, actor: Actor = SYSTEM

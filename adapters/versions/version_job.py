@@ -120,7 +120,7 @@ class VersionJob:
         self._store = store
         self.namespace_of = namespace_of
         self._limits = limits
-        self._log = structlog.get_logger("loraplex.life_cycle")
+        self._log = structlog.get_logger("loraplex.lifecycle")
 
     async def run(self, version: PendingVersion, pending: PendingFolder) -> None:
         """Run until the result is written and the files are not needed. A cancelled job leaves them to the next

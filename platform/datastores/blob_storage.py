@@ -9,7 +9,7 @@ from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterS
 from loraplex.adapters.storage.object_store import ObjectStore, S3Options
 from loraplex.adapters.uploads.cleanup import UploadCleanup
 from loraplex.adapters.uploads.parts import UploadParts
-from loraplex.adapters.uploads.service import LifeCycle, Uploads
+from loraplex.adapters.uploads.service import Lifecycle, Uploads
 from loraplex.platform.config import Settings
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.database import Database
@@ -35,7 +35,7 @@ class BlobStorage:
         self.parts = UploadParts(objects)
         self._limits = upload_limits(settings)
 
-    def uploads(self, database: Database, lifecycle: LifeCycle) -> Uploads:
+    def uploads(self, database: Database, lifecycle: Lifecycle) -> Uploads:
         """The upload service of the routes."""
         return Uploads(database, self.parts, self.local, lifecycle, self._limits)
 

@@ -36,7 +36,8 @@ class TerminalRenderer:
     """Renders an event as one readable line: time, level, event, key=value."""
 
     def __init__(self) -> None:
-        # structlog's own tracebacks print local variables, which could show a key or a prompt.
+        # `format_exc_info` has rendered the traceback already. Without this formatter structlog would warn, and print local
+        # variables, which could show a key or a prompt, where that processor is missing.
         self._render = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 
     def __call__(self, logger: WrappedLogger, name: str, event: EventDict) -> str:

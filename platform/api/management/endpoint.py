@@ -30,7 +30,7 @@ from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.errors import StoreUnavailable
 from loraplex.tenants.idempotency import IdempotencyRepository, RepeatableRequest
 
-LOG = structlog.get_logger("loraplex.plane")
+LOG = structlog.get_logger("loraplex.management")
 CURSOR_DOMAIN: Final = b"loraplex/cursor/v1"
 _IDEMPOTENCY_KEY: Final = re.compile(r"[!-~]{1,255}")
 

@@ -100,7 +100,7 @@ class Server:
         self.validation = validation
         work = VersionJob(database, validation, self.engine, store or self.store, namespace_of, limits)
         self.refused: list[tuple[bytes, str]] = []
-        self.life_cycle = VersionLifecycle(database, work, PendingFolders(root), limits, lambda: self.refused)
+        self.lifecycle = VersionLifecycle(database, work, PendingFolders(root), limits, lambda: self.refused)
 
     def staged(self, spoil: Callable[[Path], object] | None = None) -> Path:
         with self.storage.staging() as folder:
@@ -111,10 +111,10 @@ class Server:
         return folder
 
     async def begin(self, tenant_id: UUID, spoil: Callable[[Path], object] | None = None) -> AdapterVersion:
-        return await self.life_cycle.begin(tenant_id, "voice", self.staged(spoil), actor=ACTOR)
+        return await self.lifecycle.begin(tenant_id, "voice", self.staged(spoil), actor=ACTOR)
 
     async def version(self, record: AdapterVersion) -> AdapterVersion:
-        await asyncio.wait_for(self.life_cycle.settled(), 60)
+        await asyncio.wait_for(self.lifecycle.settled(), 60)
         return await version_of(self.database, record)
 
     def pending_files(self) -> list[str]:
@@ -146,4 +146,4 @@ async def server(database: Database, tmp_path: Path) -> AsyncIterator[Server]:
     """With validation that takes no time."""
     made = Server(database, tmp_path / "adapters", Instant())
     yield made
-    await made.life_cycle.close()
+    await made.lifecycle.close()

@@ -38,11 +38,11 @@ async def test_another_server_resumes_what_a_closed_one_left(
     server.validation.gate.clear()
     begun = await server.begin(tenant_id)
     other = Server(database, server.root, Instant())
-    await other.life_cycle.sweep()
+    await other.lifecycle.sweep()
     assert other.validation.folders == [], "its holder lives"
-    await server.life_cycle.close()
+    await server.lifecycle.close()
     assert (await version_of(database, begun)).state == "validating"
-    await other.life_cycle.sweep()
+    await other.lifecycle.sweep()
     assert (await other.version(begun)).state == "ready"
     assert other.pending_files() == []
 
@@ -64,7 +64,7 @@ async def test_a_killed_servers_upload_is_resumed(
 ) -> None:
     server.validation.gate.clear()
     begun = await server.begin(tenant_id)
-    await server.life_cycle.close()
+    await server.lifecycle.close()
     staged, folder = server.staged(), server.root / PENDING_FOLDER / begun.id.hex
     os.rename(folder, staged.parent / "kept")
     command = [
@@ -78,11 +78,11 @@ async def test_a_killed_servers_upload_is_resumed(
     holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert holder.stdout is not None and await holder.stdout.readline() == b"pending\n"
     other = Server(database, server.root, Instant())
-    await other.life_cycle.sweep()
+    await other.lifecycle.sweep()
     assert (await other.version(begun)).state == "validating"
     holder.kill()
     await holder.wait()
-    await other.life_cycle.sweep()
+    await other.lifecycle.sweep()
     assert (await other.version(begun)).state == "ready"
 
 
@@ -91,20 +91,20 @@ async def test_versions_whose_files_are_gone_are_rejected(
 ) -> None:
     server.validation.gate.clear()
     begun = await server.begin(tenant_id)
-    await server.life_cycle.close()
+    await server.lifecycle.close()
     for path in (server.root / PENDING_FOLDER / begun.id.hex).iterdir():
         path.unlink()
     (server.root / PENDING_FOLDER / begun.id.hex).rmdir()
-    await server.life_cycle.sweep()
+    await server.lifecycle.sweep()
     rejected = await server.version(begun)
     assert rejected.state == "rejected" and "upload it again" in rejected.report["checks"][-1]["detail"]
 
     elsewhere = await server.begin(tenant_id)
-    await server.life_cycle.close()
+    await server.lifecycle.close()
     far = Server(database, server.root.parent / "other disk", Instant(), LifecycleConfig(give_up_s=-1.0))
-    await far.life_cycle.sweep()
+    await far.lifecycle.sweep()
     assert (await far.version(elsewhere)).state == "rejected"
-    await server.life_cycle.sweep()
+    await server.lifecycle.sweep()
     assert server.pending_files() == [], "no version needs its files"
 
 
@@ -125,9 +125,9 @@ async def test_a_server_that_dies_after_storing_leaves_one_step(
     await asyncio.wait_for(stored.wait(), 10)
     noted = await version_of(database, begun)
     assert noted.state == "validating" and noted.digest is not None, "who removes files sees it"
-    await server.life_cycle.close()
+    await server.lifecycle.close()
     other = Server(database, server.root, Instant())
-    await other.life_cycle.sweep()
+    await other.lifecycle.sweep()
     ready = await other.version(begun)
     assert ready.state == "ready" and ready.report["checks"][-1]["name"] == "canary"
     assert other.validation.folders == [] and other.pending_files() == []
@@ -161,14 +161,14 @@ async def test_a_version_whose_server_died_on_the_way_to_the_bucket_is_published
     objects.copy = hang  # type: ignore[method-assign]
     begun = await server.begin(tenant_id)
     await asyncio.wait_for(copying.wait(), 10)
-    await server.life_cycle.close()
+    await server.lifecycle.close()
 
     objects.copy = unsteady  # type: ignore[method-assign]
     if is_overdue:
         shutil.rmtree(server.root / PENDING_FOLDER)
     later = started(replace(QUICK, give_up_s=-1.0) if is_overdue else QUICK)
     for _ in range(3):
-        await later.life_cycle.sweep()
+        await later.lifecycle.sweep()
         ready = await later.version(begun)
     assert ready.state == "ready" and later.pending_files() == []
     folder = f"adapters/{tenant_id}/{ready.digest}"

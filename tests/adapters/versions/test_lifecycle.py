@@ -128,7 +128,7 @@ async def test_a_deleted_tenants_uploads_wait_no_longer(server: Server, tenant_i
         deletions = TenantDeletions(session)
         await deletions.begin(tenant_id)
         assert await deletions.erase_rows(tenant_id, 1000)
-    await asyncio.wait_for(server.life_cycle.settled(), 20)
+    await asyncio.wait_for(server.lifecycle.settled(), 20)
     assert server.pending_files() == []
 
 
@@ -160,14 +160,14 @@ async def test_the_number_of_waiting_versions_is_bounded(
     with pytest.raises(ValidationUnavailable, match="3 versions wait"):
         await server.begin(others[1])
     server.validation.gate.set()
-    await server.life_cycle.settled()
+    await server.lifecycle.settled()
     await server.version(await server.begin(others[1]))
 
 
 async def test_an_adapter_that_does_not_exist_leaves_nothing(server: Server, tenant_id: UUID) -> None:
     staged = server.staged()
     with pytest.raises(AdapterNotFound):
-        await server.life_cycle.begin(tenant_id, "nobody", staged)
+        await server.lifecycle.begin(tenant_id, "nobody", staged)
     assert not staged.exists() and server.pending_files() == []
 
 

@@ -17,9 +17,9 @@ async def test_quarantine_reaches_every_version_of_the_weights(
     ready = await server.version(await server.begin(tenant_id))
     again = await server.version(await server.begin(tenant_id))
     assert ready.digest is not None and ready.digest == again.digest
-    assert await server.life_cycle.quarantine(tenant_id, ready.digest, "three rows were not finite") == 2
-    assert await server.life_cycle.quarantine(tenant_id, ready.digest, "again") == 0
-    assert await server.life_cycle.quarantine(uuid4(), ready.digest, "another tenant's") == 0
+    assert await server.lifecycle.quarantine(tenant_id, ready.digest, "three rows were not finite") == 2
+    assert await server.lifecycle.quarantine(tenant_id, ready.digest, "again") == 0
+    assert await server.lifecycle.quarantine(uuid4(), ready.digest, "another tenant's") == 0
     quarantined = await server.version(ready)
     assert quarantined.state == "quarantined"
     assert [entry for entry in await actions(database, tenant_id) if entry[0] == "version.quarantine"] == [
@@ -37,6 +37,6 @@ async def test_what_an_engine_refuses_is_quarantined_for_its_tenant_alone(
     digest = (await server.version(mine)).digest
     assert digest is not None and digest == (await server.version(theirs)).digest
     server.refused = [(namespace_of(tenant_id), digest), (b"?" * 32, digest), (b"?" * 32, "e" * 64)]
-    await server.life_cycle.apply_quarantines()
+    await server.lifecycle.apply_quarantines()
     assert (await server.version(mine)).state == "quarantined"
     assert (await server.version(theirs)).state == "ready"

@@ -37,13 +37,13 @@ def gateway(database: Database, home: Path, lease_s: float) -> UploadHome:
 
 def slow(home: UploadHome, seconds: float) -> UploadHome:
     """Its versions take so long to begin."""
-    register = home.life_cycle.register
+    register = home.lifecycle.register
 
     async def registering(*arguments: Any, **named: Any) -> Any:
         await asyncio.sleep(seconds)
         return await register(*arguments, **named)
 
-    home.life_cycle.register = registering  # type: ignore[method-assign]
+    home.lifecycle.register = registering  # type: ignore[method-assign]
     return home
 
 
@@ -81,7 +81,7 @@ async def test_a_running_request_renews_its_lease(database: Database, tmp_path: 
             await submit_whole(rival, tenant_id, upload_id)
         await asyncio.sleep(0.3)
     assert (await first).version == 1 and (await submit_whole(rival, tenant_id, upload_id)).version == 1
-    assert (len(home.life_cycle.taken), rival.life_cycle.taken) == (1, [])
+    assert (len(home.lifecycle.taken), rival.lifecycle.taken) == (1, [])
 
 
 async def test_a_request_that_cannot_renew_stops_and_leaves_the_next_lease(
@@ -107,5 +107,5 @@ async def test_a_request_that_cannot_renew_stops_and_leaves_the_next_lease(
     assert (await submit_whole(next_one, tenant_id, upload_id)).version == 1
     async with database.as_operator() as session:
         versions = await session.scalar(text("SELECT count(*) FROM adapter_versions"))
-    assert (versions, home.life_cycle.taken, home.left()) == (1, [], [])
+    assert (versions, home.lifecycle.taken, home.left()) == (1, [], [])
     await home.database.close()

@@ -120,13 +120,13 @@ async def test_a_folder_in_one_request(start: StartTenant) -> None:
 async def test_an_idempotency_key_creates_one_version(start: StartTenant) -> None:
     tenant = await start()
     first, again = [await tenant.post(once="once") for _ in range(2)]
-    assert first.json() == again.json() and len(tenant.home.life_cycle.taken) == 1
+    assert first.json() == again.json() and len(tenant.home.lifecycle.taken) == 1
     other = await tenant.post({**FILES, CONFIG: b"{}"}, once="once")
     assert code(other)[:2] == (422, "idempotency_mismatch")
     assert (await tenant.post(once="twice")).json()["version"] == 2
-    tenant.home.life_cycle.error = BlobStoreUnavailable("down")
+    tenant.home.lifecycle.error = BlobStoreUnavailable("down")
     assert (await tenant.post(once="third")).status_code == 503
-    tenant.home.life_cycle.error = None
+    tenant.home.lifecycle.error = None
     assert (await tenant.post(once="third")).json()["version"] == 3
     assert tenant.home.left() == []
 
@@ -159,7 +159,7 @@ async def test_parts_in_any_order_and_in_parallel(start: StartTenant, kind: str)
     assert done.json() == {"name": "support", "version": 1, "digest": None, "state": "validating"}
     assert (done.status_code, tenant.home.taken()) == (202, FILES)
     assert (await tenant.complete(upload["id"])).json() == done.json()
-    assert len(tenant.home.life_cycle.taken) == 1
+    assert len(tenant.home.lifecycle.taken) == 1
     assert (await tenant.http.get(f"/uploads/{upload['id']}")).json()["state"] == "completed"
     assert await tenant.home.parts.uploads() == [] and tenant.home.left() == []
     assert code(await tenant.put(upload["id"], CONFIG, 1, FILES[CONFIG]))[:2] == (409, "conflict")
@@ -173,7 +173,7 @@ async def test_undeclared_content_is_refused(start: StartTenant, kind: str) -> N
     await tenant.put_all(upload["id"], wrong)
     response = await tenant.complete(upload["id"])
     assert code(response) == (400, "checksum_mismatch", WEIGHTS)
-    assert tenant.home.left() == [] and tenant.home.life_cycle.taken == []
+    assert tenant.home.left() == [] and tenant.home.lifecycle.taken == []
     await tenant.put(upload["id"], WEIGHTS, 3, FILES[WEIGHTS][2000:])
     assert (await tenant.complete(upload["id"])).status_code == 202
     assert tenant.home.taken() == FILES

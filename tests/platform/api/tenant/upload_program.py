@@ -95,7 +95,7 @@ def die() -> None:
 
     async def run() -> None:
         home = UploadHome(Database(url), Path(folder), None, UploadConfig(lease_s=float(seconds)))
-        home.life_cycle.register = kill  # type: ignore[method-assign]
+        home.lifecycle.register = kill  # type: ignore[method-assign]
         await submit_whole(home, UUID(tenant), UUID(upload))
 
     asyncio.run(run())

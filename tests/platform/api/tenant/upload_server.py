@@ -25,7 +25,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass
-class FakeLifeCycle:
+class FakeLifecycle:
     """Makes versions in the state `validating` and keeps their folders; fails with `error`."""
 
     root: Path
@@ -67,12 +67,12 @@ class UploadHome:
 
     def __post_init__(self) -> None:
         self.storage = LocalAdapterStore(self.home / "adapters")
-        self.life_cycle = FakeLifeCycle(self.storage.root)
+        self.lifecycle = FakeLifecycle(self.storage.root)
         self.objects = ObjectStore(self.home / "objects", self.bucket)
         self.parts = UploadParts(self.objects)
         adapter_limits = AdapterLimits(max_weights_bytes=1 << 30)
         self.uploads = Uploads(
-            self.database, self.parts, self.storage, self.life_cycle, self.limits, adapter_limits
+            self.database, self.parts, self.storage, self.lifecycle, self.limits, adapter_limits
         )
 
     def left(self) -> list[str]:
@@ -82,7 +82,7 @@ class UploadHome:
 
     def taken(self, number: int = -1) -> dict[str, bytes]:
         """The files of a folder that the life cycle got."""
-        return {file.name: file.read_bytes() for file in self.life_cycle.taken[number].iterdir()}
+        return {file.name: file.read_bytes() for file in self.lifecycle.taken[number].iterdir()}
 
 
 def declared(files: Mapping[str, bytes]) -> list[dict[str, Any]]:
