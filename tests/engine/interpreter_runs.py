@@ -41,7 +41,7 @@ class InterpreterProcess:
         with log.open("wb") as printed:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.engine.interpreter_process", *targets],
-                env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": ".src"},
+                env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
