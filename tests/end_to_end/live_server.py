@@ -35,6 +35,14 @@ def lives(pid: int) -> bool:
         return False
 
 
+def command_line(pid: int) -> str:
+    """Empty for a process that has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def descendants(pid: int) -> set[int]:
     """All live processes below `pid`."""
     parents: dict[int, int] = {}
@@ -88,11 +96,7 @@ class LiveServer:
 
     @property
     def engine_pid(self) -> int:
-        (pid,) = (
-            pid
-            for pid in descendants(self.process.pid)
-            if "engines.main" in Path(f"/proc/{pid}/cmdline").read_text()
-        )
+        (pid,) = (pid for pid in descendants(self.process.pid) if "engines.main" in command_line(pid))
         return pid
 
     def client(self, tenant: int = 0, key: str | None = None) -> OpenAI:

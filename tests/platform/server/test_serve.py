@@ -18,6 +18,7 @@ import msgspec
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
+from tests.end_to_end.live_server import command_line
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -257,7 +258,7 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
         key = make_key(facts["database_url"])
         pids = descendants(serve.process.pid)
         assert len(pids) >= 3
-        (engine,) = (p for p in pids if "engines.main" in Path(f"/proc/{p}/cmdline").read_text())
+        (engine,) = (pid for pid in pids if "engines.main" in command_line(pid))
         os.kill(engine, signal.SIGKILL)
         until(
             lambda: (
