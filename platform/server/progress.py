@@ -34,7 +34,7 @@ class Progress:
             self._print(previous)
 
     def finish(self) -> None:
-        """End the spinner and leave the last stage as a line. Further calls do nothing."""
+        """End the spinner and leave the last stage as a line. Calling `finish` again does nothing."""
         if self._status is None:
             return
         self._status.stop()
