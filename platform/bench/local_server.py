@@ -72,6 +72,13 @@ class LocalServer:
             await process.wait()
 
     @property
+    def pid(self) -> int:
+        """The process id of the running server. Raises `BenchFailed` when it does not run."""
+        if self._process is None:
+            raise BenchFailed("the server does not run")
+        return self._process.pid
+
+    @property
     def _log_path(self) -> Path:
         return self._folder / "server.log"
 

@@ -53,6 +53,7 @@ class Health:
 
     async def check(self) -> None:
         """Ping every dependency once."""
+        self.metrics.set_tasks(len(asyncio.all_tasks()))
         await asyncio.gather(*(self._check_one(name, ping) for name, ping in self.pings.items()))
 
     async def _check_one(self, name: str, ping: Ping) -> None:

@@ -72,6 +72,10 @@ class Metrics:
         """Set whether PostgreSQL or Valkey responded to the last ping."""
         self._dependency.labels(name).set(up)
 
+    def set_tasks(self, count: int) -> None:
+        """Set how many asyncio tasks the gateway has."""
+        self._tasks.set(count)
+
     def render(self) -> bytes:
         """The text exposition format."""
         return generate_latest(self.registry)
@@ -163,6 +167,9 @@ class Metrics:
         )
         self._dependency = Gauge(
             "loraplex_dependency_up", "1 while it responds.", ("dependency",), registry=self.registry
+        )
+        self._tasks = Gauge(
+            "loraplex_asyncio_tasks", "Tasks of the gateway's event loop.", registry=self.registry
         )
         build = Gauge("loraplex_build_info", "The running version.", ("version",), registry=self.registry)
         build.labels(version).set(1)

@@ -10,6 +10,8 @@ import typer
 import uvloop
 from tests.benchmarks import kernel_commands
 from tests.benchmarks.admission import AdmissionShape, measure_admission
+from tests.benchmarks.attackers.registry import ATTACKERS
+from tests.benchmarks.attacks import AttackShape, measure_attacks
 from tests.benchmarks.chunked_prefill import ChunkedPrefillShape, measure_chunked_prefill
 from tests.benchmarks.noisy_neighbours import NoisyNeighboursShape, measure_noisy_neighbours
 from tests.benchmarks.peft_comparison import PeftComparisonShape, compare_with_peft
@@ -139,6 +141,32 @@ def noisy_neighbours(
         lambda: measure_noisy_neighbours(
             resolve_model(model), shape, parse_settings(setting), print_progress
         ),
+        out,
+        as_json,
+    )
+
+
+@app.command()
+def attacks(
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+    attack: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(ATTACKERS)}; repeatable. Default all.")
+    ] = None,
+    rate: Annotated[float, typer.Option(min=0.1, help="Requests per second of the other tenant.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of each case in each round.")] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1)] = 3,
+    setting: Setting = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """TTFT and errors of one tenant while another one attacks the server, against the same attacker at a stub."""
+    names = tuple(attack or ATTACKERS)
+    for name in set(names) - set(ATTACKERS):
+        raise typer.BadParameter(f"{name!r}: allowed are {', '.join(ATTACKERS)}", param_hint="--attack")
+    shape = AttackShape(attacks=names, rate=rate, seconds=seconds, rounds=rounds, dtype=dtype)
+    run_bench(
+        lambda: measure_attacks(resolve_model(model), shape, parse_settings(setting), print_progress),
         out,
         as_json,
     )

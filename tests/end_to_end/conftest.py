@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full-admission", action="store_true", help="1,000 answers beside disturbances instead of 120"
     )
+    parser.addoption("--soak-minutes", type=float, default=30.0, help="how long the soak of --long runs")
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,7 @@ EXPECTED = [
     "loraplex_grammar_late_masks",
     "loraplex_grammar_forced_tokens",
     "loraplex_requests_waiting_for_grammar",
+    "loraplex_asyncio_tasks",
     "loraplex_dependency_up",
     "loraplex_build_info",
     "loraplex_aborted_requests",
