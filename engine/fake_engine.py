@@ -41,6 +41,7 @@ FaultKind: TypeAlias = Literal["crash", "freeze", "hang", "stall", "nan", "fail"
 CRASH_STATUS = 70
 FREEZE_SECONDS = 3600.0
 MAX_DRAIN_POLL_S = 0.01
+RECORDED = 1000
 
 DEFAULT_INFO = EngineInfo(
     model_digest="0" * 64,
@@ -105,7 +106,7 @@ class _Struck(Exception):
 
 
 class FakeEngine:
-    """An `EngineClient` that plays a `FakeScript`. Tests read `requests`, `probed`, `forgotten`, `aborts` and `running`."""
+    """An `EngineClient` that plays a `FakeScript`. Tests read `forgotten`, `aborts`, `running` and the last `RECORDED` of `requests` and `probed`."""
 
     def __init__(self, script: FakeScript | None = None) -> None:
         self.script = script or FakeScript()
@@ -136,6 +137,7 @@ class FakeEngine:
     async def submit(self, request: EngineRequest) -> AsyncIterator[Event]:
         """Play the script for one request; see `EngineClient.submit`."""
         self.requests.append(request)
+        del self.requests[:-RECORDED]
         try:
             self._check(request)
             with self._registered(request) as aborted:
@@ -159,6 +161,7 @@ class FakeEngine:
         if self._draining:
             raise EngineUnavailable("the engine is draining")
         self.probed.append(adapter)
+        del self.probed[:-RECORDED]
         return msgspec.structs.replace(self.script.probe, digest=adapter.digest)
 
     async def forget(self, namespace: bytes) -> None:

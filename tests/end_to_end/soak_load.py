@@ -4,7 +4,6 @@ Invariant: every action knows which statuses are right; any other one is counted
 """
 
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -31,6 +30,7 @@ class SoakLoad:
     adapter: Path
     done: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    uploads: "count[int]" = field(default_factory=count)
 
     async def run(self, seconds: float, workers: int) -> None:
         """Run the load for `seconds`."""
@@ -54,8 +54,6 @@ class SoakLoad:
     def _actions(
         self, client: httpx.AsyncClient
     ) -> dict[str, Callable[[random.Random], Awaitable[str | None]]]:
-        uploads = count()
-
         async def stream(drawn: random.Random) -> str | None:
             return await self._stream(client, drawn, leave_after=None)
 
@@ -91,7 +89,7 @@ class SoakLoad:
             return await self._manage(client)
 
         async def upload(_: random.Random) -> str | None:
-            return await self._upload(client, f"soak-{next(uploads)}")
+            return await self._upload(client, f"soak-{next(self.uploads)}")
 
         async def scrape(_: random.Random) -> str | None:
             return wrong_status(await client.get("/metrics"), 200)
@@ -200,4 +198,4 @@ def wrong_status(response: httpx.Response, *right: int) -> str | None:
     """None when the status is one of `right`."""
     if response.status_code in right:
         return None
-    return f"HTTP {response.status_code}: {json.dumps(response.text[:200])}"
+    return f"HTTP {response.status_code}: {response.text[:400]}"
