@@ -132,6 +132,8 @@ async def _child(module: str, line: bytes) -> asyncio.subprocess.Process:
 
 async def _end(process: asyncio.subprocess.Process) -> bytes:
     """Close the child's standard input, which ends it, and return what it printed. Raises `BenchFailed`."""
+    assert process.stdin is not None
+    process.stdin.close()
     try:
         async with asyncio.timeout(STOP_S):
             output, _ = await process.communicate()
