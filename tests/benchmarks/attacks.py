@@ -74,7 +74,7 @@ async def _measure_one(
     model: str, attack: str, shape: AttackShape, settings: Mapping[str, str], progress: Callable[[str], None]
 ) -> dict[str, CaseResult]:
     results = {CONTROL: CaseResult(), ATTACKED: CaseResult()}
-    async with run_local_server(model, {"dtype": shape.dtype, **settings}) as server, _stub() as stub:
+    async with run_local_server(model, {"dtype": shape.dtype, **settings}) as server, run_stub() as stub:
         async with open_fixtures(server) as fixtures:
             tenant, attacker = await fixtures.tenant("tenant"), await fixtures.tenant("attacker")
         pool = await token_pool(server.base_url, tenant.api_key, BASE_MODEL)
@@ -88,7 +88,7 @@ async def _measure_one(
                     for prompt in prompts
                 ]
                 job = AttackJob(attack, target, attacker.api_key, BASE_MODEL, number)
-                async with _attacking(job) as attacks:
+                async with run_attacker(job) as attacks:
                     load = await run_load(server.base_url, requests, offsets=offsets)
                 if number:
                     results[name].add(load, attacks)
@@ -96,7 +96,7 @@ async def _measure_one(
 
 
 @asynccontextmanager
-async def _attacking(job: AttackJob) -> AsyncIterator[Counter[str]]:
+async def run_attacker(job: AttackJob) -> AsyncIterator[Counter[str]]:
     """Run the attacker's process during the block; afterwards the counter has the statuses it got."""
     counted: Counter[str] = Counter()
     process = await _child("tests.benchmarks.attackers", msgspec.json.encode(job) + b"\n")
@@ -107,7 +107,7 @@ async def _attacking(job: AttackJob) -> AsyncIterator[Counter[str]]:
 
 
 @asynccontextmanager
-async def _stub() -> AsyncIterator[str]:
+async def run_stub() -> AsyncIterator[str]:
     """The address of a server that reads each request and answers it without work."""
     process = await _child("tests.benchmarks.stub_server", b"")
     assert process.stdout is not None
