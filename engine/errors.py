@@ -4,7 +4,7 @@ EngineError
 ├── InvalidRequest          a request the engine can never run: names the field
 │   ├── PromptTooLong       prompt (+ max_tokens) exceeds the model length or the KV pool
 │   └── UnsupportedFeature  a field whose feature is not built into this engine
-├── EngineOverloaded        the bounded waiting queue is full
+├── EngineOverloaded        the bounded waiting queue is full, and this tenant has the most in it
 ├── EngineUnavailable       the engine process is down, restarting or draining
 ├── RequestTimeout          a deadline of the request passed
 ├── NamespaceForgotten      the request's tenant was deleted while it waited or ran
@@ -24,9 +24,13 @@ EngineError
 
 
 class EngineError(Exception):
-    """Base of all engine errors. `code` travels over the wire in `Failed.code`."""
+    """Base of all engine errors. `code` travels over the wire in `Failed.code`.
+
+    `is_due_to_request`: the request itself is the cause, so what was computed for it counts as used.
+    """
 
     code = "engine_error"
+    is_due_to_request = False
 
 
 class InvalidRequest(EngineError):
@@ -57,6 +61,7 @@ class EngineUnavailable(EngineError):
 
 class RequestTimeout(EngineError):
     code = "timeout"
+    is_due_to_request = True
 
 
 class NamespaceForgotten(EngineError):
@@ -69,6 +74,7 @@ class NonFiniteLogits(EngineError):
 
 class NothingAllowed(EngineError):
     code = "nothing_allowed"
+    is_due_to_request = True
 
 
 class GrammarFailed(EngineError):
@@ -84,6 +90,7 @@ class GrammarFailed(EngineError):
 
 class GrammarTooSlow(GrammarFailed):
     code = "grammar_too_slow"
+    is_due_to_request = True
 
 
 class AdapterError(EngineError):

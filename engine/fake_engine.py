@@ -77,8 +77,9 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
 
     `answers[c % len]` has the texts of the tokens of choice c, which then ends with "stop"; without answers text goes on
     until `max_tokens`. `digest` "echo" reports the requested adapter; any other value is reported as is. `cached_tokens` is
-    capped at the prompt's length. `stats` overrides numbers of `stats()` by field name. `probe` is the report of a probe,
-    with the digest of the probed adapter.
+    capped at the prompt's length, as is `prefilled_tokens`: the computed ones of a prompt that is aborted before `Started`.
+    `stats` overrides numbers of `stats()` by field name. `probe` is the report of a probe, with the digest of the probed
+    adapter.
     """
 
     info: EngineInfo = DEFAULT_INFO
@@ -87,6 +88,7 @@ class FakeScript(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_delta: int = 1
     answers: tuple[tuple[str, ...], ...] = ()
     cached_tokens: int = 0
+    prefilled_tokens: int = 0
     digest: str | None = "echo"
     faults: tuple[Fault, ...] = ()
     stats: EngineStats = EngineStats()
@@ -230,6 +232,8 @@ class FakeEngine:
             await self._strike(request, 0, aborted)
             await self._pause(self.script.start_delay_s, aborted)
             yield self._start(request)
+            for choice in choices:
+                choice.num_prefilled = len(request.prompt_token_ids)
             produced = 0
             while any(choice.reason is None for choice in choices):
                 await self._pause(self.script.token_interval_s * self.script.tokens_per_delta, aborted)
@@ -309,6 +313,7 @@ class _Choice:
         self._tokens = 0
         self._text = ""
         self._num_sent = 0
+        self.num_prefilled = min(script.prefilled_tokens, len(request.prompt_token_ids))
         self._stop: str | None = None
         self.step_tokens = 0
         self.reason: FinishReason | None = None
@@ -333,7 +338,7 @@ class _Choice:
     def finish(self, reason: FinishReason) -> Finished:
         """Return the choice's last event."""
         self.reason = reason
-        usage = Usage(len(self._request.prompt_token_ids), self._cached, self._tokens)
+        usage = Usage(self.num_prefilled, min(self._cached, self.num_prefilled), self._tokens)
         return Finished(self._request.request_id, self._index, reason, usage, self._stop)
 
     def _next_token(self) -> int:

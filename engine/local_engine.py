@@ -72,8 +72,14 @@ class _Aborted(msgspec.Struct, frozen=True):
     choices: list[Finished]
 
 
+class _Broken(msgspec.Struct, frozen=True):
+    request_id: str
+    error: EngineError
+    choices: list[Finished]
+
+
 _Command: TypeAlias = _Add | _Abort | _Forget | _Probe | _Stop | None
-_Output: TypeAlias = _Started | _Aborted | StepResult | Failed | None
+_Output: TypeAlias = _Started | _Aborted | _Broken | StepResult | Failed | None
 
 
 class LocalEngine:
@@ -226,7 +232,6 @@ class LocalEngine:
                 self._stats, self._stats_at = self._engine.stats(), now
             if result.outputs or result.failures:
                 self._hand_over(result)
-                self._outputs.put(result)
 
     def _run_commands(self) -> bool:
         """Run the commands of the inbox, waiting for one while nothing can run. False at the end."""
@@ -287,12 +292,15 @@ class LocalEngine:
         for output in result.outputs:
             if output.finish_reason is not None:
                 self._sequences.pop((output.sequence.request_id, output.sequence.choice), None)
-        for sequence, _ in result.failures:
-            self._forget(sequence.request_id)
+        self._outputs.put(result)
+        for sequence, error in result.failures:
+            choices = [_aborted(each) for each in self._forget(sequence.request_id)]
+            self._outputs.put(_Broken(sequence.request_id, error, choices))
 
-    def _forget(self, request_id: str) -> None:
-        for choice in range(MAX_CHOICES):
-            self._sequences.pop((request_id, choice), None)
+    def _forget(self, request_id: str) -> list[Sequence]:
+        """Remove and return the choices of a request that have not ended."""
+        choices = (self._sequences.pop((request_id, choice), None) for choice in range(MAX_CHOICES))
+        return [sequence for sequence in choices if sequence is not None]
 
     def _run_outputs(self) -> None:
         try:
@@ -316,14 +324,18 @@ class LocalEngine:
             if events:
                 self._loop.call_soon_threadsafe(self._deliver, events)
 
-    def _process(self, item: _Started | _Aborted | StepResult | Failed, events: list[Event]) -> None:
+    def _process(
+        self, item: _Started | _Aborted | _Broken | StepResult | Failed, events: list[Event]
+    ) -> None:
         match item:
             case _Started(request):
                 self._processor.start(request)
             case _Aborted(request_id, choices):
-                # A stop string may have ended a choice that the step thread still considered running.
-                unfinished = self._processor.drop(request_id)
-                events.extend(choice for choice in choices if choice.choice in unfinished)
+                events.extend(self._unfinished(request_id, choices))
+            case _Broken(request_id, error, choices):
+                unfinished = self._unfinished(request_id, choices)
+                usage = {each.choice: each.usage for each in unfinished} if error.is_due_to_request else {}
+                events.append(_failed(request_id, error, usage))
             case Failed():
                 events.append(item)
             case StepResult():
@@ -331,9 +343,13 @@ class LocalEngine:
                 events.extend(processed.events)
                 if processed.stopped:
                     self._inbox.put(_Stop(processed.stopped))
-                for sequence, error in item.failures:
-                    self._processor.drop(sequence.request_id)
-                    events.append(_failed(sequence.request_id, error))
+
+    def _unfinished(self, request_id: str, choices: list[Finished]) -> list[Finished]:
+        """Forget a request; return those of `choices` that have not ended. The step thread considers a choice that a stop
+        string has ended running for a while.
+        """
+        unfinished = self._processor.drop(request_id)
+        return [choice for choice in choices if choice.choice in unfinished]
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -364,10 +380,11 @@ def _token_output(output: StepOutput) -> TokenOutput:
 
 
 def _aborted(sequence: Sequence) -> Finished:
-    usage = Usage(sequence.num_prompt_tokens, sequence.num_cached_tokens, sequence.num_output_tokens)
+    prefilled = sequence.num_prefilled_tokens
+    usage = Usage(prefilled, min(sequence.num_cached_tokens, prefilled), sequence.num_output_tokens)
     return Finished(sequence.request_id, sequence.choice, "abort", usage)
 
 
-def _failed(request_id: str, error: EngineError) -> Failed:
+def _failed(request_id: str, error: EngineError, usage: dict[int, Usage] | None = None) -> Failed:
     field = error.field if isinstance(error, InvalidRequest) else None
-    return Failed(request_id, error.code, str(error), field)
+    return Failed(request_id, error.code, str(error), field, usage or {})

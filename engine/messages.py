@@ -52,7 +52,11 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one choice. `completion_tokens` includes the token that completed a stop."""
+    """Tokens of one choice. `completion_tokens` includes the token that completed a stop.
+
+    `prompt_tokens` includes `cached_tokens`. Of an aborted choice it counts only what was computed for it or found in the
+    cache; a choice that only waited has 0.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -93,12 +97,17 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The whole request ended with an error; `code` is an `EngineError.code`."""
+    """The whole request ended with an error; `code` is an `EngineError.code`.
+
+    `usage` by choice: what the unfinished choices used, if the end is due to the request or its client. It is empty if the
+    engine failed.
+    """
 
     request_id: str
     code: str
     message: str
     field: str | None = None
+    usage: dict[int, Usage] = {}
 
 
 Event: TypeAlias = Started | Delta | Finished | Failed

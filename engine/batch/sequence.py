@@ -31,7 +31,8 @@ class Sequence:
     recent cost of its masks, `matcher_seconds` all time its grammar used on the step thread, `closing_seconds` the time
     spent searching for a way to close. That search runs when at most `closing_due` tokens may still come. `num_unknown` is
     1 while a launched step samples a token that is not in `token_ids` yet. Rows planned in an earlier `epoch` are dropped.
-    `num_launched` counts its rows that are not completed, `num_departures` the pins they still need.
+    `num_launched` counts its rows that are not completed, `num_departures` the pins they still need. `num_prefilled_tokens`
+    are the prompt tokens that were computed or found in the cache before it left the batch, also if they are recomputed.
     """
 
     request: EngineRequest
@@ -41,6 +42,7 @@ class Sequence:
     token_ids: list[int]
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_prefilled_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -62,6 +62,9 @@ class RunningBatch:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ends or is preempted. The caller gives its blocks back."""
+        # Launched rows count: the device computes them, whether or not their results are used.
+        prefilled = min(sequence.num_planned_tokens, sequence.num_prompt_tokens)
+        sequence.num_prefilled_tokens = max(sequence.num_prefilled_tokens, prefilled)
         del self._running[bisect_left(self._running, sequence.order, key=_order)]
         self._in_flight.depart(sequence)
 

@@ -36,6 +36,7 @@ from loraplex.engine.scheduling.in_flight_steps import InFlightSteps
 from loraplex.engine.scheduling.request_limits import DeadlineKind, Deadlines, RequestValidator, new_sequences
 from loraplex.engine.scheduling.running_batch import RunningBatch
 from loraplex.engine.scheduling.stop_conditions import finish_reason
+from loraplex.engine.scheduling.unstarted_requests import UnstartedRequests
 
 
 def _has_mask(sequence: Sequence) -> bool:
@@ -84,6 +85,7 @@ class Scheduler:
         self._validator = RequestValidator(max_model_len, cache.pool.total * cache.block_size, vocab_size)
         self._deadlines = Deadlines()
         self._requests: dict[str, RequestChoices] = {}
+        self._unstarted = UnstartedRequests(config.max_waiting)
         self._unready: dict[Sequence, None] = {}
         self._failures: list[tuple[Sequence, EngineError]] = []
         self._num_live = 0
@@ -129,19 +131,27 @@ class Scheduler:
     def add(self, request: EngineRequest) -> list[Sequence]:
         """Queue a request and return its choices.
 
-        Raises `InvalidRequest`, `PromptTooLong` or, when `max_waiting` sequences wait, `EngineOverloaded`.
+        When `max_waiting` sequences wait to begin, the newest requests of the tenant with the most fail. Raises
+        `EngineOverloaded` if that is the tenant of `request`, and `InvalidRequest` or `PromptTooLong`.
         """
         try:
             self._check(request)
+            yielding = self._unstarted.make_room(request)
         except EngineError:
             self.num_rejections += 1
             raise
+        for sequence in yielding:
+            self.num_rejections += 1
+            self.fail(
+                sequence, EngineOverloaded("the queue is full, and this tenant has the most requests in it")
+            )
         arrival = self._clock()
         sequences = new_sequences(request, arrival, self._next_order)
         self._deadlines.add(request, self._next_order, arrival)
         self._next_order += len(sequences)
         self._num_live += len(sequences)
         self._requests[request.request_id] = RequestChoices(sequences, sequences[1:])
+        self._unstarted.add(sequences[0])
         self._enqueue(sequences[0])
         return sequences
 
@@ -228,8 +238,6 @@ class Scheduler:
         if request.request_id in self._requests:
             raise InvalidRequest("request_id", f"`request_id` {request.request_id} is in use")
         self._validator.check(request)
-        if self.num_waiting + request.sampling.n > self.config.max_waiting:
-            raise EngineOverloaded(f"{self.num_waiting} of at most {self.config.max_waiting} sequences wait")
 
     def _expire(self) -> None:
         for order, request_id, kind in self._deadlines.due(self._clock()):
@@ -308,6 +316,7 @@ class Scheduler:
         request = self._requests[sequence.request_id]
         if not request.admitted:
             request.admitted = True
+            self._unstarted.discard(sequence.request)
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self.prefix_cache_queries += sequence.num_prompt_tokens
             self.prefix_cache_hits += sequence.num_computed_tokens
@@ -387,3 +396,4 @@ class Scheduler:
         self._num_live -= 1
         if not self._requests[sequence.request_id].live:
             del self._requests[sequence.request_id]
+            self._unstarted.discard(sequence.request)

@@ -8,7 +8,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from loraplex.engine.messages import Delta, Event, Failed, Finished, TokenLogprob
+from msgspec.structs import replace
+
+from loraplex.engine.messages import Delta, Event, Failed, Finished, TokenLogprob, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,16 @@ class EventBuffer:
         self._deltas: dict[int, _PendingDelta] = {}
         self._tokens = 0
         self._ready = asyncio.Event()
+        self._failure: Failed | None = None
+        self._usage: dict[int, Usage] = {}
         self.ended = False
 
     def put(self, event: Event) -> bool:
         """Add an event. False means that the caller must abort the request. Events after the last one are ignored."""
         if self.ended:
+            return True
+        if self._failure is not None:
+            self._put_usage(event)
             return True
         if isinstance(event, Delta):
             return self._put_delta(event)
@@ -66,6 +73,21 @@ class EventBuffer:
         self._pending.append(event)
         self._ready.set()
         return True
+
+    def fail(self, failure: Failed) -> None:
+        """Deliver no more tokens. `failure` is the last event, with the usage of the choices that the abort ends.
+
+        The caller aborts the request, and calls `end` when the engine has acknowledged that.
+        """
+        if not self.ended and self._failure is None:
+            self._failure = failure
+
+    def end(self) -> None:
+        """End with the event given to `fail`. Has no effect without one."""
+        if self._failure is not None and not self.ended:
+            self.ended = True
+            self._pending.append(replace(self._failure, usage=self._usage))
+            self._ready.set()
 
     async def get(self) -> Event:
         """Wait for the next event and return it. Do not call again after the last event."""
@@ -84,6 +106,16 @@ class EventBuffer:
     def drained(self) -> bool:
         """True once the last event has been read."""
         return self.ended and not self._pending
+
+    def _put_usage(self, event: Event) -> None:
+        """Keep the usage of a choice that ends after `fail`; its tokens are part of it."""
+        if isinstance(event, Finished):
+            self._open_choices -= 1
+            self._usage[event.choice] = event.usage
+        elif isinstance(event, Failed):
+            self._usage |= event.usage
+        if isinstance(event, Failed) or self._open_choices <= 0:
+            self.end()
 
     def _put_delta(self, delta: Delta) -> bool:
         self._tokens += len(delta.token_ids)

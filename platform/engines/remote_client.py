@@ -171,10 +171,10 @@ class RemoteEngine:
             await asyncio.sleep(DRAIN_POLL_S)
 
     def fail_open(self, reason: str) -> None:
-        """End every open request with `Failed(engine_unavailable)`, and abort it in the engine."""
+        """Abort every open request; it ends with `Failed(engine_unavailable)` once the engine has acknowledged that."""
         for request_id, stream in self._streams.items():
             if not stream.ended:
-                stream.put(_unavailable(request_id, reason))
+                stream.fail(_unavailable(request_id, reason))
                 self._request_abort(request_id)
 
     def lose(self, reason: str) -> None:
@@ -250,6 +250,9 @@ class RemoteEngine:
                 acknowledged = self._aborts.pop(request_id, None)
                 if acknowledged is not None:
                     acknowledged.set()
+                stream = self._streams.get(request_id)
+                if stream is not None:
+                    stream.end()
             case wire.Probed(probe_id, report, reason):
                 self._settle_probe(probe_id, report, reason)
             case wire.Forgotten(namespace):
@@ -280,9 +283,9 @@ class RemoteEngine:
     def _deliver(self, event: Event) -> None:
         stream = self._streams.get(event.request_id)
         if stream is not None and not stream.put(event):
-            self._request_abort(event.request_id)
             message = "the response was not read fast enough"
-            stream.put(Failed(event.request_id, RequestTimeout.code, message))
+            stream.fail(Failed(event.request_id, RequestTimeout.code, message))
+            self._request_abort(event.request_id)
 
     def _request_abort(self, request_id: str) -> asyncio.Event:
         acknowledged = self._aborts.get(request_id)

@@ -159,7 +159,10 @@ class EngineServer:
         task = peer.tasks.get(request_id)
         if task is not None:
             await self._end(request_id, task)
-        self._send(peer.identity, wire.Aborted(request_id))
+        self._flush(peer)
+        # The acknowledgement follows the last events. While those cannot be sent, the gateway repeats its abort.
+        if not peer.unsent:
+            self._send(peer.identity, wire.Aborted(request_id))
 
     def _begin_probe(self, peer: Peer, message: wire.Probe) -> None:
         if len(peer.probes) >= MAX_PROBES_PER_PEER or message.probe_id in peer.probes:

@@ -80,7 +80,7 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
 
 
 class Aborted(msgspec.Struct, frozen=True, tag="aborted"):
-    """The request does not run any more, or never ran."""
+    """The request does not run any more, or never ran. Its last events, with the usage, were sent before."""
 
     request_id: str
 

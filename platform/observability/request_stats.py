@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loraplex.engine.messages import Delta, Event, Finished, Started
+from loraplex.engine.messages import Delta, Event, Failed, Finished, Started, Usage
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,11 +44,15 @@ class RequestRecorder(Protocol):
 
 
 class UsageCounter:
-    """Counts the events of one engine request per prompt; a prompt counts from its `Started` on."""
+    """Counts the events of one engine request per prompt.
+
+    A prompt counts from its `Started` on; one that ends before counts as far as it was computed.
+    """
 
     def __init__(self, prompt_tokens: Sequence[int]) -> None:
         self._prompt_tokens = tuple(prompt_tokens)
-        self._cached: dict[int, int] = {}
+        self._prefilled = [0] * len(self._prompt_tokens)
+        self._cached = [0] * len(self._prompt_tokens)
         self._generated: dict[tuple[int, int], int] = {}
         self.finished = 0
         """Choices that ended without being aborted."""
@@ -57,26 +61,39 @@ class UsageCounter:
         """Count an event of the request for `prompt`."""
         match event:
             case Started(cached_tokens=cached):
-                self._cached[prompt] = min(cached, self._prompt_tokens[prompt])
+                self._count_prompt(prompt, self._prompt_tokens[prompt], cached)
             case Delta(choice=choice, token_ids=token_ids):
                 key = (prompt, choice)
                 self._generated[key] = self._generated.get(key, 0) + len(token_ids)
             case Finished(choice=choice, usage=usage):
-                key = (prompt, choice)
-                self._generated[key] = max(self._generated.get(key, 0), usage.completion_tokens)
+                self._count_usage(prompt, choice, usage)
                 self.finished += event.reason != "abort"
+            case Failed():
+                for choice, usage in event.usage.items():
+                    self._count_usage(prompt, choice, usage)
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompts that the engine started, cached ones included."""
-        return sum(self._prompt_tokens[prompt] for prompt in self._cached)
+        """Prompt tokens that the engine computed or found in its cache."""
+        return sum(self._prefilled)
 
     @property
     def cached_tokens(self) -> int:
         """The part of `prompt_tokens` that was in the prefix cache."""
-        return sum(self._cached.values())
+        return sum(self._cached)
 
     @property
     def completion_tokens(self) -> int:
         """Generated tokens of all choices."""
         return sum(self._generated.values())
+
+    def _count_usage(self, prompt: int, choice: int, usage: Usage) -> None:
+        key = (prompt, choice)
+        self._generated[key] = max(self._generated.get(key, 0), usage.completion_tokens)
+        self._count_prompt(prompt, usage.prompt_tokens, usage.cached_tokens)
+
+    def _count_prompt(self, prompt: int, tokens: int, cached: int) -> None:
+        """Count a prompt once for all its choices: as far as the most advanced one."""
+        tokens = min(tokens, self._prompt_tokens[prompt])
+        if tokens > self._prefilled[prompt]:
+            self._prefilled[prompt], self._cached[prompt] = tokens, min(cached, tokens)

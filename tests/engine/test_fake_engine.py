@@ -7,7 +7,16 @@ import sys
 import pytest
 
 from loraplex.engine.fake_engine import CRASH_STATUS, FakeEngine, FakeScript, Fault
-from loraplex.engine.messages import AdapterRef, Delta, EngineRequest, Event, Failed, Finished, Started
+from loraplex.engine.messages import (
+    AdapterRef,
+    Delta,
+    EngineRequest,
+    Event,
+    Failed,
+    Finished,
+    Started,
+    Usage,
+)
 from loraplex.engine.sampling_params import SamplingParams
 
 
@@ -123,6 +132,15 @@ async def test_abort_ends_a_stuck_request(kind: str) -> None:
     last = (await asyncio.wait_for(task, 1))[-1]
     assert isinstance(last, Finished) and last.reason == "abort"
     assert (engine.running, engine.aborts) == (0, 1)
+
+
+async def test_an_abort_before_the_start_reports_the_scripted_part_of_the_prompt() -> None:
+    engine = FakeEngine(FakeScript(start_delay_s=60, prefilled_tokens=2, cached_tokens=9))
+    task = asyncio.create_task(play(engine, request()))
+    await asyncio.sleep(0.01)
+    await engine.abort("r")
+    (last,) = await task
+    assert isinstance(last, Finished) and last.usage == Usage(2, 2, 0)
 
 
 async def test_closing_the_stream_aborts() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from loraplex.engine.messages import (
     Failed,
     Finished,
     Started,
+    Usage,
 )
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
@@ -222,6 +224,44 @@ async def test_abort_before_the_first_token(engine: LocalEngine, core: Engine, s
     await idle(core)
 
 
+@pytest.mark.parametrize("end", ["abort", "deadline"])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+async def test_the_computed_part_of_a_prompt_is_reported(
+    engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch, steps: int, end: str
+) -> None:
+    """A step computes 256 tokens of a prompt of 700. One that is launched ahead counts."""
+    wanted, reached, step, taken = request(), threading.Event(), core.step, 0
+
+    def limited_step() -> StepResult:
+        nonlocal taken
+        if core.scheduler.has_unfinished and taken < steps:
+            taken += 1
+            return step()
+        reached.set()
+        if end == "abort":
+            return StepResult([], [], ran=False)
+        time.sleep(0.2)
+        return step()
+
+    monkeypatch.setattr(core, "step", limited_step)
+    prompt_ids = [index % 100 + 3 for index in range(700)]
+    timeout_s = 0.1 if end == "deadline" else None
+    wanted = msgspec.structs.replace(wanted, prompt_token_ids=prompt_ids, total_timeout_s=timeout_s)
+    task = asyncio.ensure_future(collect(engine, wanted))
+    assert await asyncio.to_thread(reached.wait, 10)
+    if end == "abort":
+        await engine.abort("r")
+    async with asyncio.timeout(10):
+        (last,) = await task
+    used = Usage(256 * steps, 0, 0)
+    if end == "abort":
+        assert last == Finished("r", 0, "abort", used)
+    else:
+        assert isinstance(last, Failed) and (last.code, last.usage) == ("timeout", {0: used})
+    monkeypatch.setattr(core, "step", step)
+    await idle(core)
+
+
 async def test_abort_while_it_streams(engine: LocalEngine, core: Engine) -> None:
     stream = engine.submit(request(max_tokens=3000))
     async with asyncio.timeout(10):
@@ -242,6 +282,7 @@ async def test_a_forgotten_tenant_ends_and_leaves_no_block(engine: LocalEngine, 
         await engine.forget(NAMESPACE)
         rest = [event async for event in stream]
         assert isinstance(rest[-1], Failed) and rest[-1].code == "namespace_forgotten"
+        assert rest[-1].usage == {}
         assert finished(await kept)
     cached = (await idle(core)).cached_blocks
     assert cached > 0

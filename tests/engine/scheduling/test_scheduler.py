@@ -334,3 +334,31 @@ def test_adapters_whose_requests_are_gone_block_no_load(simulation: "SimulationT
     assert [digest for _, digest in run.residency.without_room] == ["wanted"]
     run.run()
     run.check_idle()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_computed_prompt_tokens_are_counted_once_whatever_becomes_of_them(
+    simulation: "SimulationType", overlap: bool
+) -> None:
+    run = simulation(max_num_batched_tokens=8, max_num_seqs=4, num_blocks=16, overlap=overlap)
+    for chunks in range(4):
+        left = run.submit(prompt(30, 100 * chunks + 2))[0]
+        for _ in range(chunks):
+            run.step()
+        run.scheduler.abort(left.request_id)
+        assert left.num_prefilled_tokens == 8 * chunks
+    waited = run.submit(prompt(30, 500), adapter="absent")[0]
+    run.scheduler.abort(waited.request_id)
+    assert waited.num_prefilled_tokens == 0
+
+
+def test_a_preempted_sequence_keeps_the_count_of_its_computed_prompt(simulation: "SimulationType") -> None:
+    run = simulation(num_blocks=7, prefix_caching=False)
+    first, second = (run.submit(prompt(9, start), max_tokens=12)[0] for start in (2, 50))
+    while not second.num_preemptions:
+        run.step()
+    run.scheduler.abort(second.request_id)
+    assert (second.num_computed_tokens, second.num_prefilled_tokens) == (0, 9)
+    run.run()
+    assert first.num_prefilled_tokens == 9
+    run.check_idle()

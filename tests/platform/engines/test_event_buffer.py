@@ -64,3 +64,34 @@ async def test_a_waiting_reader_wakes() -> None:
     await asyncio.sleep(0)
     buffer.put(delta(0, 1))
     assert await asyncio.wait_for(task, 1) == delta(0, 1)
+
+
+async def test_a_failure_of_the_reader_comes_after_what_was_used() -> None:
+    buffer = EventBuffer(2, EventBufferConfig())
+    buffer.put(delta(0, 1))
+    buffer.fail(Failed("r", "timeout", "not read"))
+    buffer.fail(Failed("r", "engine_unavailable", "a later reason"))
+    buffer.put(delta(0, 2))
+    buffer.put(Finished("r", 0, "abort", Usage(5, 0, 2)))
+    assert not buffer.ended
+    buffer.put(Finished("r", 1, "abort", Usage(0, 0, 0)))
+    assert buffer.ended
+    assert await buffer.get() == delta(0, 1)
+    usage = {0: Usage(5, 0, 2), 1: Usage(0, 0, 0)}
+    assert await buffer.get() == Failed("r", "timeout", "not read", usage=usage)
+    assert buffer.drained()
+
+
+async def test_an_acknowledged_or_failed_abort_ends_the_buffer_without_further_usage() -> None:
+    for last in (None, Failed("r", "timeout", "late", usage={0: Usage(4, 0, 0)})):
+        buffer = EventBuffer(1, EventBufferConfig())
+        buffer.end()
+        assert not buffer.ended
+        buffer.fail(Failed("r", "engine_unavailable", "the server is shutting down"))
+        if last is None:
+            buffer.end()
+        else:
+            buffer.put(last)
+        ended = await buffer.get()
+        assert isinstance(ended, Failed) and ended.code == "engine_unavailable"
+        assert ended.usage == ({} if last is None else last.usage) and buffer.drained()

@@ -24,6 +24,7 @@ from loraplex.engine.messages import (
     Finished,
     ProbeReport,
     Started,
+    Usage,
 )
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.engines import wire
@@ -330,6 +331,7 @@ async def test_a_slow_reader_is_aborted_alone(address: str) -> None:
         await until(lambda: fake.aborts == 1)
         rest = [event async for event in slow]
         assert isinstance(rest[-1], Failed) and rest[-1].code == "timeout"
+        assert rest[-1].usage[0].completion_tokens > 100
         assert len(rest) <= 3
         assert isinstance((await quick)[-1], Finished)
 
@@ -361,3 +363,39 @@ async def test_drain_refuses_new_and_waits_for_old(address: str) -> None:
         assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
         await asyncio.wait_for(drained, 3)
         assert isinstance((await task)[-1], Finished)
+
+
+async def test_requests_that_a_drain_ends_report_what_was_computed(address: str) -> None:
+    fake = FakeEngine(FakeScript(start_delay_s=60, prefilled_tokens=1))
+    async with serving(fake, address), connected(address) as client:
+        task = asyncio.create_task(collect(client, request(n=2)))
+        await until(lambda: fake.running == 1)
+        client.fail_open("the server is shutting down")
+        async with asyncio.timeout(3):
+            (failed,) = await task
+        usage = {choice: Usage(1, 0, 0) for choice in range(2)}
+        assert failed == Failed("r", "engine_unavailable", "the server is shutting down", usage=usage)
+        assert client.open_requests == 0
+
+
+async def test_the_last_events_are_sent_before_the_acknowledgement(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeEngine(FakeScript(faults=(Fault(kind="stall", after_tokens=1),)))
+    async with serving(fake, address) as server, connected(address) as client:
+        sent: list[wire.ToGateway] = []
+        send = server._send
+
+        def recording(identity: bytes, message: wire.ToGateway) -> bool:
+            sent.append(message)
+            return send(identity, message)
+
+        monkeypatch.setattr(server, "_send", recording)
+        task = asyncio.create_task(collect(client, request()))
+        await until(lambda: any(isinstance(message, wire.Events) for message in sent))
+        sent.clear()
+        async with asyncio.timeout(3):
+            await client.abort("r")
+            await task
+        kinds = [type(message) for message in sent if not isinstance(message, wire.Pong)]
+        assert kinds == [wire.Events, wire.Aborted]

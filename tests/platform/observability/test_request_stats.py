@@ -33,3 +33,22 @@ def test_the_usage_of_an_aborted_choice_counts_but_not_as_finished() -> None:
     counter.see(0, Delta("a", 0, [1], "x"))
     counter.see(0, Finished("a", 0, "abort", Usage(3, 3, 17)))
     assert counted(counter) == (3, 3, 17, 0)
+
+
+def test_a_prompt_that_ends_early_counts_as_far_as_it_was_computed() -> None:
+    counter = UsageCounter([9, 9])
+    counter.see(0, Finished("a", 0, "abort", Usage(6, 4, 0)))
+    counter.see(0, Finished("a", 1, "abort", Usage(0, 0, 0)))
+    counter.see(1, Finished("b", 0, "abort", Usage(0, 0, 0)))
+    assert counted(counter) == (6, 4, 0, 0)
+    counter.see(1, Failed("b", "timeout", "late", usage={0: Usage(8, 0, 0)}))
+    assert counted(counter) == (14, 4, 0, 0)
+
+
+def test_the_usage_of_a_failure_adds_what_was_not_delivered() -> None:
+    counter = UsageCounter([3])
+    counter.see(0, Started("a", None, 2))
+    counter.see(0, Delta("a", 0, [1, 2], "x"))
+    counter.see(0, Delta("a", 1, [1], "x"))
+    counter.see(0, Failed("a", "timeout", "late", usage={0: Usage(3, 2, 5)}))
+    assert counted(counter) == (3, 2, 6, 0)

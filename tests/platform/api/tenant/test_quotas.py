@@ -8,6 +8,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
+import pytest
+from sqlalchemy import select
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.tenant_limiter import AT_ONCE
@@ -16,22 +18,28 @@ from loraplex.tenants.admission.controller import QuotaAdmissionController
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import Decision, Explanation, LimitUse, UnknownLimit
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import Quota
+from loraplex.tenants.models import Quota, UsageRecord
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.valkey import open_valkey
 
 BODY: Any = {"model": "demo/base", "prompt": [[1, 2, 3, 4]], "max_tokens": 6}
+CACHED = FakeScript(cached_tokens=2)
 PRICE = Price(prompt=1_000_000, cached_prompt=500_000, completion=2_000_000)
 
 
 @asynccontextmanager
 async def limited(
-    start_gateway: Any, database: Database, valkey_url: str, **limits: int
+    start_gateway: Any,
+    database: Database,
+    valkey_url: str,
+    script: FakeScript = CACHED,
+    /,
+    **limits: int,
 ) -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
     """A gateway that counts, and a client with the admin key of its tenant `acme`, which has `limits`."""
     client = open_valkey(valkey_url)
     admissions = QuotaAdmissionController(database, client, PRICE, uuid4())
-    gateway = await start_gateway(FakeScript(cached_tokens=2), admissions=admissions)
+    gateway = await start_gateway(script, admissions=admissions)
     gateway.key = await gateway.tenant("boss", ("tenant:admin",))
     async with database.as_operator() as session:
         tenant = await TenantRepository(session).get("boss")
@@ -41,6 +49,18 @@ async def limited(
         yield gateway, http
     await admissions.close()
     await client.aclose()
+
+
+async def usage_records(database: Database) -> list[tuple[str, int, int, int]]:
+    """Outcome, prompt, cached and completion tokens of every settled request."""
+    columns = (
+        UsageRecord.outcome,
+        UsageRecord.prompt_tokens,
+        UsageRecord.cached_tokens,
+        UsageRecord.completion_tokens,
+    )
+    async with database.as_operator() as session:
+        return [(row[0], row[1], row[2], row[3]) for row in await session.execute(select(*columns))]
 
 
 def use(document: Any, name: str) -> tuple[int | None, int | None, int | None]:
@@ -62,6 +82,28 @@ async def test_limits_and_their_use(start_gateway: Any, database: Database, valk
         assert use(tenant, "budget_per_month") == (1000, 15, 0)
         assert use(tenant, "max_keys") == (5, 1, 0) and use(tenant, "max_adapters") == (10_000, 0, 0)
         assert tenant["limits"]["tokens_per_day"]["resets_at"].endswith("T00:00:00Z")
+
+
+@pytest.mark.parametrize("computed", [0, 3])
+async def test_a_client_that_leaves_during_prefill_pays_for_what_was_computed(
+    start_gateway: Any, database: Database, valkey_url: str, computed: int
+) -> None:
+    script = FakeScript(start_delay_s=60, prefilled_tokens=computed, cached_tokens=2)
+    limits = {"tokens_per_day": 20, "budget_per_month": 1000}
+    async with limited(start_gateway, database, valkey_url, script, **limits) as (gateway, http):
+        leaving = asyncio.create_task(gateway.post("/v1/completions", BODY))
+        async with asyncio.timeout(10):
+            while not gateway.engine.running:
+                await asyncio.sleep(0.005)
+            leaving.cancel()
+            while not (records := await usage_records(database)):
+                await asyncio.sleep(0.01)
+            cached = min(computed, 2)
+            assert records == [("aborted", computed, cached, 0)]
+            while use((tenant := (await http.get("quotas")).json()["data"][0]), "tokens_per_day")[2]:
+                await asyncio.sleep(0.01)
+        assert use(tenant, "tokens_per_day") == (20, computed, 0)
+        assert use(tenant, "budget_per_month") == (1000, computed - cached + cached // 2, 0)
 
 
 async def test_quotas_come_in_pages(start_gateway: Any, database: Database, valkey_url: str) -> None:
