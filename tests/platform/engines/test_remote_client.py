@@ -229,7 +229,7 @@ async def test_a_restarted_engine_fails_old_requests_and_takes_new_ones(address:
         await server.close()
         async with serving(FakeEngine(), address):
             last = (await asyncio.wait_for(task, 8))[-1]
-            assert isinstance(last, Failed) and last.code == "engine_unavailable"
+            assert isinstance(last, Failed) and last.code == "engine_lost"
             await asyncio.wait_for(client.wait_ready(), 5)
             assert isinstance((await collect(client, request("again")))[-1], Finished)
 

@@ -55,7 +55,7 @@ def lives(pid: int) -> bool:
 
 
 def module(pid: int) -> str:
-    """The module that a process runs, from its command line `python -m MODULE ...`."""
+    """The module that a process runs, from its command line `python -P -m MODULE ...`."""
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return arguments[arguments.index("-m") + 1]
 
