@@ -11,12 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.errors import AdapterQuarantined, EngineUnavailable
 from loraplex.engine.fake_engine import CRASH_STATUS, FakeScript, Fault
-from loraplex.engine.messages import EngineRequest, Event, Failed, Finished
+from loraplex.engine.messages import AdapterRef, EngineRequest, Event, Failed, Finished
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.restart_policy import RestartPolicy, WatchdogConfig
 from loraplex.platform.startup_errors import EngineStartFailed
@@ -142,6 +144,25 @@ async def test_a_crash_loop_ends_where_the_policy_has_a_bound(tmp_path: Path) ->
         assert engine.pid is None
         with pytest.raises(EngineUnavailable):
             await engine.stats()
+
+
+async def test_an_adapter_that_kills_two_engines_is_refused(tmp_path: Path) -> None:
+    memory = PoisonMemory()
+    chosen = options(tmp_path, CRASHING)
+    engine = EngineProcess(chosen, on_death=memory.record_death)
+    await engine.start()
+    adapter = AdapterRef(namespace=b"n" * 32, digest="d" * 64, blob_path="/b")
+    poison = replace(request("bad"), adapter=adapter)
+    try:
+        for deaths in (1, 2):
+            memory.check(poison, None)
+            assert isinstance((await collect(engine, poison))[-1], Failed)
+            await engine.wait_ready()
+            assert engine.deaths == deaths
+    finally:
+        await engine.stop()
+    with pytest.raises(AdapterQuarantined):
+        memory.check(poison, None)
 
 
 async def test_no_error_of_a_start_ends_the_supervision(
