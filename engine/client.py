@@ -39,6 +39,10 @@ class EngineClient(Protocol):
         """
         ...
 
+    async def wait_ready(self) -> None:
+        """Return once the engine takes requests. A lost one does again when it was restarted."""
+        ...
+
     async def stats(self) -> EngineStats:
         """A snapshot. Raises `EngineUnavailable` when the engine does not answer within a second."""
         ...

@@ -6,6 +6,8 @@ EngineError
 │   └── UnsupportedFeature  a field whose feature is not built into this engine
 ├── EngineOverloaded        the bounded waiting queue is full, and this tenant has the most in it
 ├── EngineUnavailable       the engine process is down, restarting or draining
+│   └── EngineLost          the engine process ended while it had the request
+│       └── EngineLostTwice the request was submitted once more, and that engine was lost, too
 ├── RequestTimeout          a deadline of the request passed
 ├── NamespaceForgotten      the request's tenant was deleted while it waited or ran
 ├── NonFiniteLogits         this row's logits held NaN or infinity; other rows went on
@@ -57,6 +59,14 @@ class EngineOverloaded(EngineError):
 
 class EngineUnavailable(EngineError):
     code = "engine_unavailable"
+
+
+class EngineLost(EngineUnavailable):
+    code = "engine_lost"
+
+
+class EngineLostTwice(EngineLost):
+    code = "engine_lost_twice"
 
 
 class RequestTimeout(EngineError):

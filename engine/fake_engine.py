@@ -173,6 +173,9 @@ class FakeEngine:
             self._namespaces[request_id] = b""
             await self.abort(request_id)
 
+    async def wait_ready(self) -> None:
+        """Return at once."""
+
     async def stats(self) -> EngineStats:
         """Return the scripted numbers, with live counters where there are any."""
         waits = self.running > 0 or self._hung

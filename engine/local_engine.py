@@ -20,7 +20,7 @@ from loraplex.engine.adapter_probe.probe import probe_adapter
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import StepOutput
 from loraplex.engine.engine import Engine, StepResult
-from loraplex.engine.errors import EngineError, EngineUnavailable, InvalidRequest
+from loraplex.engine.errors import EngineError, EngineLost, EngineUnavailable, InvalidRequest
 from loraplex.engine.messages import (
     AdapterRef,
     EngineInfo,
@@ -159,6 +159,9 @@ class LocalEngine:
             raise EngineUnavailable(self._ended)
         return await asyncio.wrap_future(done)
 
+    async def wait_ready(self) -> None:
+        """Return at once: this engine is ready from its creation on."""
+
     async def stats(self) -> EngineStats:
         """Return the latest snapshot, at most `STATS_INTERVAL_S` older than the last step."""
         if self._ended is not None:
@@ -200,11 +203,13 @@ class LocalEngine:
             # it.
             self._log.exception("the step loop ended")
             failed = True
-        self._ended = "the engine failed" if failed or self._output_failed else "the engine is closed"
+        failed = failed or self._output_failed
+        self._ended = "the engine failed" if failed else "the engine is closed"
         self._engine.numeric_check.close(self._ended)
         self._acknowledge_all()
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._fail_all, self._ended)
+            code = EngineLost.code if failed else EngineUnavailable.code
+            self._loop.call_soon_threadsafe(self._fail_all, code, self._ended)
         self._outputs.put(None)
 
     def _acknowledge_all(self) -> None:
@@ -216,9 +221,9 @@ class LocalEngine:
                 elif isinstance(command, _Probe) and command.done.set_running_or_notify_cancel():
                     command.done.set_exception(EngineUnavailable(self._ended or "the engine is closed"))
 
-    def _fail_all(self, reason: str) -> None:
+    def _fail_all(self, code: str, reason: str) -> None:
         for request_id, stream in self._streams.items():
-            stream.put_nowait(Failed(request_id, EngineUnavailable.code, reason))
+            stream.put_nowait(Failed(request_id, code, reason))
 
     def _step_until_closed(self) -> None:
         while self._run_commands():

@@ -1,8 +1,7 @@
-"""Background child processes with pipes on standard input and output.
+"""Child processes: the command of a Python child, and background children with pipes on standard input and output.
 
-Invariant: a child shares this process's session, in which its low priority counts, but has its own process group, so
-that terminal signals do not reach it. Only `setpgrp`, which takes no lock, runs between fork and exec (uvloop has no
-`process_group`).
+Invariants: no child imports modules from the working directory. A background child shares this process's session, in which
+its low priority counts, but not its process group, so that terminal signals do not reach it.
 """
 
 import asyncio
@@ -14,17 +13,24 @@ from contextlib import suppress
 from typing import Final
 
 READ_AHEAD: Final = 1 << 20
+PYTHON: Final = (sys.executable, "-P")
+"""This interpreter without the working directory, or a script's folder, on its module path."""
+
+
+def python_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command `python -P -m module arguments`."""
+    return (*PYTHON, "-m", module, *arguments)
 
 
 async def spawn_child(module: str, *arguments: str, environment: Mapping[str, str]) -> Process:
-    """Start `python -m module arguments`. A line of its output has at most `READ_AHEAD` bytes. Raises `OSError`."""
+    """Start `python_command`. A line of its output has at most `READ_AHEAD` bytes. Raises `OSError`."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
+        *python_command(module, *arguments),
         stdin=PIPE,
         stdout=PIPE,
         env=dict(environment),
         limit=READ_AHEAD,
-        preexec_fn=os.setpgrp,
+        preexec_fn=os.setpgrp,  # uvloop has no `process_group`; `setpgrp` takes no lock between fork and exec
     )
 
 

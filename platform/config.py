@@ -237,9 +237,16 @@ def load_settings(flags: Mapping[str, Any] | None = None, config_file: Path | No
 
 
 def foreign_environment() -> dict[str, str]:
-    """This process's environment without the settings of loraplex, for processes that must not reach its stores."""
-    prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL")
-    return {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
+    """This process's environment without the settings of loraplex, for processes that must not reach its stores.
+
+    Python processes below it import no module from their working directory: not from the folder that `-P` leaves out, and
+    from no relative folder in `PYTHONPATH`, of which an empty entry is the working directory.
+    """
+    prefixes = ("LORAPLEX_", "DATABASE_URL", "REDIS_URL", "PYTHONPATH")
+    kept = {name: value for name, value in os.environ.items() if not name.upper().startswith(prefixes)}
+    folders = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
+    path = {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
+    return kept | path | {"PYTHONSAFEPATH": "1"}
 
 
 def engine_environment() -> dict[str, str]:

@@ -34,12 +34,16 @@ from loraplex.tenants import errors as tenants_errors
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """The client's view of one class of errors. `retry_after_s` is sent as the `Retry-After` header, in whole seconds."""
+    """The client's view of one class of errors. `retry_after_s` is sent as the `Retry-After` header, in whole seconds.
+
+    `repeatable` False: the response asks the client not to send the request again (`x-should-retry: false`).
+    """
 
     status: int
     type: str
     code: str
     retry_after_s: int | None = None
+    repeatable: bool = True
 
 
 class GatewayError(Exception):
@@ -187,6 +191,8 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.UnsupportedFeature.code: ErrorRow(400, _INVALID, "unsupported_parameter"),
     engine_errors.EngineOverloaded.code: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     engine_errors.EngineUnavailable.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
+    engine_errors.EngineLost.code: ErrorRow(503, _SERVER, "engine_unavailable", retry_after_s=2),
+    engine_errors.EngineLostTwice.code: ErrorRow(503, _SERVER, "engine_unavailable", repeatable=False),
     engine_errors.RequestTimeout.code: ErrorRow(504, _SERVER, "timeout"),
     engine_errors.NamespaceForgotten.code: ErrorRow(403, _PERMISSION, "tenant_deleted"),
     engine_errors.NonFiniteLogits.code: ErrorRow(500, _SERVER, "non_finite_logits"),

@@ -22,6 +22,7 @@ from loraplex.platform.api.tenant.routes import tenant_router
 from loraplex.platform.auth.authenticator import Authenticator
 from loraplex.platform.errors import ClientError, ErrorRow, GatewayError, describe
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.inference.rate_limit_headers import RETRY_HEADER
 from loraplex.tenants.errors import TenantsError
 
 LOG = structlog.get_logger("loraplex.gateway")
@@ -101,5 +102,7 @@ def error_response(error: ClientError) -> Response:
         headers["retry-after"] = str(error.row.retry_after_s)
     if error.row.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if not error.row.repeatable:
+        headers[RETRY_HEADER] = "false"
     content = msgspec.json.encode(error.body())
     return Response(content, error.row.status, headers=headers, media_type="application/json")

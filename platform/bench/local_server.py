@@ -5,7 +5,6 @@ Invariant: it reads no setting and no store of the user's environment, and it en
 
 import asyncio
 import re
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
+from loraplex.grammar.child_process import PYTHON
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.config import foreign_environment
 
@@ -42,8 +42,7 @@ class LocalServer:
         environment = foreign_environment() | {f"LORAPLEX_{name.upper()}": own[name] for name in own}
         with self._log_path.open("w") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-c", _RUN, "serve"),
+                *(*PYTHON, "-c", _RUN, "serve"),
                 cwd=self._folder,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.grammar.child_process import python_command
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.config import engine_environment
 
@@ -249,13 +250,13 @@ def synchronize(device: torch.device) -> None:
 
 
 def run_in_subprocess(module: str, job: msgspec.Struct) -> Report:
-    """Run `python -m module` in the environment of engines: threads bound to cores, huge pages.
+    """Run `module` as a process in the environment of engines: threads bound to cores, huge pages.
 
     The module reads `job` from standard input and writes its report as its last line. Raises `BenchFailed` with the last line
     of the child's standard error.
     """
     child = subprocess.run(
-        [sys.executable, "-m", module],
+        python_command(module),
         input=msgspec.json.encode(job),
         capture_output=True,
         env=engine_environment(),

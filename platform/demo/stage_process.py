@@ -7,6 +7,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from loraplex.platform.config import foreign_environment
 from loraplex.platform.demo.errors import StageFailed
 
 QUOTED_LINES = 8
@@ -24,6 +25,7 @@ def run_stage(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        env=foreign_environment(),
         pass_fds=(lock,),
     ) as process:
         try:

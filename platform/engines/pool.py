@@ -11,13 +11,17 @@ from typing import Protocol
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
+from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.startup_errors import EngineStartFailed
 
 SPILL_FACTOR = 1.25
 
 
 class ManagedEngine(EngineClient, Protocol):
-    """An engine client that also reports the engine's state. `EngineProcess` and `RemoteEngine` implement it."""
+    """An engine client that also reports the engine's state. `EngineProcess` and `RemoteEngine` implement it.
+
+    `deaths` counts processes that were lost and replaced by another. `failure`: why the engine does not run now, if known.
+    """
 
     @property
     def connected(self) -> bool: ...
@@ -32,6 +36,9 @@ class ManagedEngine(EngineClient, Protocol):
     def restarts(self) -> int: ...
 
     @property
+    def deaths(self) -> int: ...
+
+    @property
     def failure(self) -> str | None: ...
 
     def silent_for(self) -> float: ...
@@ -40,12 +47,16 @@ class ManagedEngine(EngineClient, Protocol):
 
 
 class EnginePool:
-    """Distributes requests over `engines`; with a single engine it passes every call through."""
+    """Distributes requests over `engines`; with a single engine it passes every call through.
 
-    def __init__(self, engines: Sequence[ManagedEngine]) -> None:
+    `poison_memory` is the memory to which the engines report their deaths.
+    """
+
+    def __init__(self, engines: Sequence[ManagedEngine], poison_memory: PoisonMemory | None = None) -> None:
         if not engines:
             raise ValueError("a pool needs at least one engine")
         self.engines = tuple(engines)
+        self.poison_memory = poison_memory or PoisonMemory()
         self._owners: dict[str, ManagedEngine] = {}
 
     def info(self) -> EngineInfo:
@@ -112,6 +123,15 @@ class EnginePool:
         )
         for failure in filter(None, results):
             raise failure
+
+    async def wait_ready(self) -> None:
+        """See `EngineClient.wait_ready`; returns with the first engine that is ready."""
+        waiting = [asyncio.create_task(engine.wait_ready()) for engine in self.engines]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
     async def stats(self) -> EngineStats:
         """The statistics of the first connected engine; those of each engine are read from `engines`."""

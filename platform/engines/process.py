@@ -1,14 +1,13 @@
 """`EngineProcess`: an engine that runs as a supervised child of this process, with its socket as the only connection.
 
 Invariant: at most one child lives at a time. When it dies or hangs, open requests fail within seconds, and it is restarted
-with backoff until it is in a crash loop.
+with backoff. Supervision ends only with `stop`, or in a crash loop if the policy has one.
 """
 
 import asyncio
 import contextlib
 import math
 import os
-import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
@@ -20,15 +19,17 @@ import structlog
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
+from loraplex.grammar.child_process import python_command
 from loraplex.platform.config import engine_environment
 from loraplex.platform.engines import spawn_messages, wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
-from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
 from loraplex.platform.engines.restart_policy import RestartBudget, RestartPolicy, WatchdogConfig, kill_reason
 from loraplex.platform.engines.spawn_messages import Broken, Ready, SpawnRequest, Stage
 from loraplex.platform.startup_errors import EngineStartFailed
 
 STOP_GRACE_S = 5.0
+FIRST_STAGE = "starting Python and importing its modules"
 MODULE = "loraplex.platform.engines.main"
 
 
@@ -48,18 +49,28 @@ class EngineProcessOptions:
 
 
 class EngineProcess:
-    """An `EngineClient` that owns its engine process. `on_stage` receives each stage of a start as text for people."""
+    """An `EngineClient` that owns its engine process. `on_stage` receives each stage of a start as text for people.
 
-    def __init__(self, options: EngineProcessOptions, on_stage: Callable[[str], None] | None = None) -> None:
+    `failure`: why there is no engine now; None while it runs. `crash_loop` is set when supervision has ended.
+    """
+
+    def __init__(
+        self,
+        options: EngineProcessOptions,
+        on_stage: Callable[[str], None] | None = None,
+        on_death: OnDeath = ignore_death,
+    ) -> None:
         self._options = options
         self._on_stage = on_stage or (lambda text: None)
-        self._remote = RemoteEngine(options.address, options.buffer, silence_s=math.inf)
+        self._remote = RemoteEngine(options.address, options.buffer, math.inf, on_death)
         self._budget = RestartBudget(options.restart)
         self._process: Process | None = None
         self._supervision: asyncio.Task[None] | None = None
         self._reports: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("loraplex.engine_process")
+        self._stage = FIRST_STAGE
         self.failure: str | None = None
+        self.crash_loop = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
@@ -70,6 +81,11 @@ class EngineProcess:
     def restarts(self) -> int:
         """How often the child was restarted."""
         return self._budget.restarts
+
+    @property
+    def deaths(self) -> int:
+        """How many children were lost and replaced."""
+        return self._remote.deaths
 
     @property
     def connected(self) -> bool:
@@ -133,6 +149,10 @@ class EngineProcess:
         """See `EngineClient.forget`."""
         await self._remote.forget(namespace)
 
+    async def wait_ready(self) -> None:
+        """See `EngineClient.wait_ready`."""
+        await self._remote.wait_ready()
+
     async def stats(self) -> EngineStats:
         """See `EngineClient.stats`."""
         return await self._remote.stats()
@@ -142,24 +162,21 @@ class EngineProcess:
         await self._remote.drain()
 
     async def _spawn_until_ready(self) -> None:
+        self._stage = FIRST_STAGE
         process = self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            MODULE,
-            stdin=PIPE,
-            stdout=PIPE,
-            env=engine_environment(),
-            preexec_fn=os.setpgrp,
+            *python_command(MODULE), stdin=PIPE, stdout=PIPE, env=engine_environment(), preexec_fn=os.setpgrp
         )
         try:
-            await self._send_spawn_request(process)
             async with asyncio.timeout(self._options.start_timeout_s):
+                await self._send_spawn_request(process)
                 await self._until_ready(process)
                 await self._remote.wait_ready()
         except TimeoutError:
             await self._kill()
             limit = self._options.start_timeout_s
-            raise EngineStartFailed(f"the engine was not ready within {limit:g} s") from None
+            raise EngineStartFailed(
+                f"the engine was not ready within {limit:g} s; it stopped at: {self._stage}"
+            ) from None
         except BaseException:
             await self._kill()
             raise
@@ -185,12 +202,17 @@ class EngineProcess:
         while (report := await _next_report(process)) is not None:
             match report:
                 case Stage(text):
+                    self._stage = text
                     self._on_stage(text)
                 case Broken(reason):
                     raise EngineStartFailed(f"the engine did not start: {reason}")
                 case Ready():
+                    self._stage = "connecting to its socket"
                     return
-        raise EngineStartFailed(f"the engine ended with status {await process.wait()} before it was ready")
+        status = await process.wait()
+        raise EngineStartFailed(
+            f"the engine ended with status {status} before it was ready, at: {self._stage}"
+        )
 
     async def _read_reports(self, process: Process) -> None:
         while (report := await _next_report(process)) is not None:
@@ -198,13 +220,13 @@ class EngineProcess:
                 self._on_stage(report.text)
 
     async def _supervise(self) -> None:
-        while True:
+        while not self.crash_loop.is_set():
             reason = await self._wait_for_failure()
             self._log.error("engine lost", reason=reason, pid=self.pid)
+            self.failure = f"the engine was lost: {reason}"
             self._remote.lose(reason)
             await self._kill()
-            if not await self._restart(reason):
-                return
+            await self._restart(reason)
 
     async def _wait_for_failure(self) -> str:
         """Wait until the child has ended or must be killed, and return the reason."""
@@ -228,22 +250,23 @@ class EngineProcess:
         busy = stats.running + stats.waiting > 0
         return kill_reason(self._options.watchdog, self._remote.silent_for(), busy, stats.heartbeat_age_s)
 
-    async def _restart(self, reason: str) -> bool:
-        """Restart the child, as often as the budget allows. Returns False in a crash loop."""
+    async def _restart(self, reason: str) -> None:
+        """Restart the child until it is ready or in a crash loop."""
         while (delay := self._budget.next_delay(time.monotonic())) is not None:
             self._on_stage(f"engine lost ({reason}); restarting it in {delay:.1f} s")
             await asyncio.sleep(delay)
             try:
                 await self._spawn_until_ready()
-            except (EngineStartFailed, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - reported; no error of one start may end the supervision
                 reason = str(error)
+                self.failure = f"the engine does not restart: {reason}"
                 self._log.error("engine did not restart", reason=reason)
             else:
+                self.failure = None
                 self._on_stage("engine ready again")
-                return True
+                return
         self.failure = f"the engine keeps failing and is not restarted: {reason}"
-        self._on_stage(self.failure)
-        return False
+        self.crash_loop.set()
 
     async def _terminate(self, grace_s: float) -> None:
         process = self._process

@@ -1,13 +1,14 @@
 """An `EngineClient` over the socket of an engine process, for the gateway that spawned it or for any other gateway.
 
-Invariant: when the engine is lost, every open request gets `Failed(engine_unavailable)` within seconds. Every abort and forget
+Invariant: when the engine is lost, every open request gets `Failed(engine_lost)` within seconds. Every abort and forget
 is sent again until the engine acknowledges it.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
+from typing import TypeAlias
 from uuid import uuid4
 
 import msgspec
@@ -15,7 +16,7 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from loraplex.engine.errors import EngineUnavailable, InvalidRequest, RequestTimeout
+from loraplex.engine.errors import EngineLost, EngineUnavailable, InvalidRequest, RequestTimeout
 from loraplex.engine.messages import (
     AdapterRef,
     EngineInfo,
@@ -27,42 +28,61 @@ from loraplex.engine.messages import (
 )
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.event_buffer import EventBuffer, EventBufferConfig
+from loraplex.platform.engines.loop_clock import LoopClock
 
 STATS_TIMEOUT_S = 1.0
 PROBE_TIMEOUT_S = 300.0
 DRAIN_POLL_S = 0.02
 HELLO_INTERVAL_S = 0.1
 
+OnDeath: TypeAlias = Callable[[Collection[EngineRequest]], None]
+"""Receives the requests that were open on an engine process when it died."""
+
+
+def ignore_death(requests: Collection[EngineRequest]) -> None:
+    """The `OnDeath` of a client whose requests are not remembered."""
+
 
 class RemoteEngine:
     """A client of the engine at `address` (`ipc://…`). `start` returns at once; `wait_ready` waits for the engine.
 
-    `silence_s` is how long the engine may leave pings unanswered before it counts as lost.
+    `silence_s` is how long the engine may leave pings unanswered before it counts as lost. `on_death` is called when
+    another process has taken the place of a lost one.
     """
 
     def __init__(
-        self, address: str, buffer: EventBufferConfig, silence_s: float = wire.PEER_TIMEOUT_S
+        self,
+        address: str,
+        buffer: EventBufferConfig,
+        silence_s: float = wire.PEER_TIMEOUT_S,
+        on_death: OnDeath = ignore_death,
     ) -> None:
         wire.socket_path(address)
         self._address = address
         self._buffer = buffer
         self._silence_s = silence_s
+        self._on_death = on_death
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._info: EngineInfo | None = None
         self._ready = asyncio.Event()
+        self._instance: str | None = None
         self._streams: dict[str, EventBuffer] = {}
+        self._requests: dict[str, EngineRequest] = {}
+        self._lost: dict[str, EngineRequest] = {}
         self._aborts: dict[str, asyncio.Event] = {}
         self._forgets: dict[bytes, asyncio.Future[None]] = {}
         self._pongs: dict[int, asyncio.Future[EngineStats]] = {}
         self._probes: dict[str, asyncio.Future[ProbeReport]] = {}
         self._number = 0
-        self._heard_at = time.monotonic()
+        self._clock = LoopClock(wire.PING_INTERVAL_S, time.monotonic())
+        self._heard_at = 0.0
         self._draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self._log = structlog.get_logger("loraplex.remote_engine").bind(engine=address)
         self.last_stats: EngineStats | None = None
         self.restarts = 0
+        self.deaths = 0
         self.failure: str | None = None
 
     @property
@@ -76,15 +96,15 @@ class RemoteEngine:
         return sum(not stream.ended for stream in self._streams.values())
 
     def silent_for(self) -> float:
-        """Seconds since the last message of the engine, or since the connection began."""
-        return time.monotonic() - self._heard_at
+        """Seconds since the last message of the engine, or since the connection began, in which the event loop ran."""
+        return self._clock.time - self._heard_at
 
     def start(self) -> None:
         """Start to connect, and to reconnect whenever the engine is lost."""
         self._tasks.append(asyncio.create_task(self._tick()))
 
     async def wait_ready(self) -> None:
-        """Wait until the engine has sent its `EngineInfo`."""
+        """See `EngineClient.wait_ready`: wait until the engine has sent its `EngineInfo`."""
         await self._ready.wait()
 
     async def close(self) -> None:
@@ -110,13 +130,14 @@ class RemoteEngine:
             yield refusal
             return
         stream = self._streams[request_id] = EventBuffer(request.sampling.n, self._buffer)
+        self._requests[request_id] = request
         try:
             if not self._send(wire.Submit(request)):
                 stream.put(_unavailable(request_id, "the engine's queue is full"))
             while not stream.drained():
                 yield await stream.get()
         finally:
-            del self._streams[request_id]
+            del self._streams[request_id], self._requests[request_id]
             if not stream.ended:
                 self._request_abort(request_id)
 
@@ -189,11 +210,16 @@ class RemoteEngine:
             return _unavailable(request_id, "the engine is starting or restarting")
         if request_id in self._streams or request_id in self._aborts:
             return Failed(request_id, InvalidRequest.code, "`request_id` is in use", "request_id")
+        if request_id in self._lost:
+            return _unavailable(request_id, "the engine was silent and may still run the request")
         return None
 
     async def _tick(self) -> None:
         """Connect, send `Hello` until `Welcome` arrives, then ping, repeat unacknowledged messages and detect silence."""
         while True:
+            self._clock.tick(time.monotonic())
+            if self.connected and self.silent_for() > self._silence_s:
+                self._lose("the engine is silent")
             if self._socket is None:
                 self._connect()
             if not self.connected:
@@ -208,8 +234,6 @@ class RemoteEngine:
             for namespace in self._forgets:
                 self._send(wire.Forget(namespace))
             await asyncio.sleep(wire.PING_INTERVAL_S)
-            if self.connected and self.silent_for() > self._silence_s:
-                self._lose("the engine is silent")
 
     def _connect(self) -> None:
         """Open a new socket per session: messages queued for a lost engine must never reach the next one."""
@@ -241,7 +265,7 @@ class RemoteEngine:
                 self._log.warning("malformed message ignored")
 
     def _handle(self, message: wire.ToGateway) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock.time
         match message:
             case wire.Events(events):
                 for event in events:
@@ -264,12 +288,22 @@ class RemoteEngine:
                 reply = self._pongs.pop(number, None)
                 if reply is not None and not reply.done():
                     reply.set_result(stats)
-            case wire.Welcome(_, info):
+            case wire.Welcome(_, info, instance):
                 self._info = info
+                self._note_instance(instance)
                 self._ready.set()
             case wire.Goodbye(reason):
                 if self.connected:
                     self._lose(reason)
+
+    def _note_instance(self, instance: str) -> None:
+        """Report the death of the previous engine process, if this is another one."""
+        died = self._instance not in (None, instance)
+        self._instance = instance
+        if died:
+            lost, self._lost = self._lost, {}
+            self.deaths += 1
+            self._on_death(lost.values())
 
     def _settle_probe(self, probe_id: str, report: ProbeReport | None, reason: str) -> None:
         reply = self._probes.get(probe_id)
@@ -313,12 +347,16 @@ class RemoteEngine:
         self._reset(reason)
 
     def _reset(self, reason: str) -> None:
+        if self.connected:
+            self._lost = {}
         self._ready.clear()
         self._disconnect()
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock.time
         self.last_stats = None
         for request_id, stream in self._streams.items():
-            stream.put(_unavailable(request_id, f"the engine was lost: {reason}"))
+            if not stream.ended:
+                self._lost[request_id] = self._requests[request_id]
+            stream.put(Failed(request_id, EngineLost.code, f"the engine was lost: {reason}"))
         for acknowledged in self._aborts.values():
             acknowledged.set()
         self._aborts.clear()

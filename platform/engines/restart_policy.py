@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Backoff of restarts: delays double from `first_delay_s` to `max_delay_s`; at most `max_restarts` within `window_s`."""
+    """Backoff of restarts: delays double from `first_delay_s` to `max_delay_s`; a restart counts for `window_s`.
+
+    `max_restarts` within the window are a crash loop; None restarts for ever.
+    """
 
     first_delay_s: float = 0.5
-    max_delay_s: float = 30.0
-    max_restarts: int = 8
+    max_delay_s: float = 60.0
+    max_restarts: int | None = None
     window_s: float = 600.0
 
 
@@ -24,14 +27,15 @@ class RestartBudget:
 
     def next_delay(self, now: float) -> float | None:
         """Count a restart and return its delay in seconds; None when the child is in a crash loop."""
-        while self._recent and self._recent[0] <= now - self._policy.window_s:
+        policy = self._policy
+        while self._recent and self._recent[0] <= now - policy.window_s:
             self._recent.popleft()
-        if len(self._recent) >= self._policy.max_restarts:
+        if policy.max_restarts is not None and len(self._recent) >= policy.max_restarts:
             return None
-        delay = self._policy.first_delay_s * 2.0 ** len(self._recent)
+        delay = policy.first_delay_s * 2.0 ** len(self._recent)
         self._recent.append(now)
         self.restarts += 1
-        return min(delay, self._policy.max_delay_s)
+        return min(delay, policy.max_delay_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Invariant: every running request belongs to a live peer; a peer silent for `PEER
 import asyncio
 import time
 from collections.abc import Coroutine
+from uuid import uuid4
 
 import msgspec
 import structlog
@@ -13,9 +14,10 @@ import zmq
 import zmq.asyncio
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import EngineError
+from loraplex.engine.errors import EngineError, EngineLost
 from loraplex.engine.messages import EngineRequest, Event, Failed
 from loraplex.platform.engines import wire
+from loraplex.platform.engines.loop_clock import LoopClock
 
 MAX_UNSENT_EVENTS = 100_000
 ABORT_GRACE_S = 5.0
@@ -28,7 +30,7 @@ class Peer:
 
     def __init__(self, identity: bytes) -> None:
         self.identity = identity
-        self.heard_at = time.monotonic()
+        self.heard_at = 0.0
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.probes: dict[str, asyncio.Task[None]] = {}
         self.unsent: list[Event] = []
@@ -50,6 +52,8 @@ class EngineServer:
         self._peers: dict[bytes, Peer] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self._clock = LoopClock(wire.PING_INTERVAL_S, time.monotonic())
+        self._instance = uuid4().hex
         self._malformed_logged_at = 0.0
         self._log = structlog.get_logger("loraplex.engine_server")
         self.malformed = 0
@@ -98,7 +102,7 @@ class EngineServer:
         if peer is None:
             self._send(identity, wire.Goodbye("unknown peer"))
             return
-        peer.heard_at = time.monotonic()
+        peer.heard_at = self._clock.time
         match message:
             case wire.Submit(request):
                 self._submit(peer, request)
@@ -115,8 +119,8 @@ class EngineServer:
         if hello.protocol != wire.PROTOCOL_VERSION:
             self._send(identity, wire.Goodbye(f"this engine speaks protocol {wire.PROTOCOL_VERSION}"))
             return
-        self._peers.setdefault(identity, Peer(identity)).heard_at = time.monotonic()
-        self._send(identity, wire.Welcome(wire.PROTOCOL_VERSION, self._engine.info()))
+        self._peers.setdefault(identity, Peer(identity)).heard_at = self._clock.time
+        self._send(identity, wire.Welcome(wire.PROTOCOL_VERSION, self._engine.info(), self._instance))
 
     def _submit(self, peer: Peer, request: EngineRequest) -> None:
         request_id = request.request_id
@@ -129,6 +133,10 @@ class EngineServer:
     async def _pump(self, peer: Peer, request: EngineRequest) -> None:
         try:
             async for event in self._engine.submit(request):
+                if isinstance(event, Failed) and event.code == EngineLost.code:
+                    # The process ends now: its gateways then know this request as one that was open when it died.
+                    self.broken.set()
+                    return
                 self._queue(peer, event)
         except Exception as error:  # noqa: BLE001 - one request's defect must not end the others
             self._log.exception("request failed", request_id=request.request_id)
@@ -210,7 +218,8 @@ class EngineServer:
     async def _watch_peers(self) -> None:
         while True:
             await asyncio.sleep(wire.PING_INTERVAL_S)
-            limit = time.monotonic() - wire.PEER_TIMEOUT_S
+            self._clock.tick(time.monotonic())
+            limit = self._clock.time - wire.PEER_TIMEOUT_S
             for peer in list(self._peers.values()):
                 if peer.heard_at < limit:
                     self._drop(peer, "the gateway is silent")

@@ -13,14 +13,17 @@ from loraplex.engine.fake_engine import FakeScript
 from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
+from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
-from loraplex.platform.engines.remote_client import RemoteEngine
-from loraplex.platform.engines.restart_policy import WatchdogConfig
+from loraplex.platform.engines.remote_client import OnDeath, RemoteEngine, ignore_death
+from loraplex.platform.engines.restart_policy import RestartPolicy, WatchdogConfig
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
 
 RUN_FOLDER = "run"
 SOCKET_NAME = "engine.{pid}.sock"
+MAX_RESTARTS = 8
+"""Within `RestartPolicy.window_s`, of an engine without a gateway: that process exits then, and its supervisor restarts it."""
 
 OnStage = Callable[[str], None]
 
@@ -31,32 +34,50 @@ async def open_engines(
     """Open the engines of a gateway and wait until they are ready. Raises `EngineStartFailed` or `SettingsError`."""
     if model is None:
         return await _attach(settings, stack, on_stage)
-    address = _own_address(settings.data_dir, stack)
-    return EnginePool([await open_engine_process(settings, model, address, stack, on_stage)])
+    address, memory = _own_address(settings.data_dir, stack), PoisonMemory()
+    engine = await _open_process(
+        settings, model, address, stack, on_stage, RestartPolicy(), memory.record_death
+    )
+    return EnginePool([engine], memory)
 
 
-async def open_engine_process(
+async def open_lone_engine(
     settings: Settings, model: str, address: str, stack: AsyncExitStack, on_stage: OnStage
 ) -> EngineProcess:
-    """Start an engine child that listens on `address`, and wait until it is ready."""
+    """Start the engine of a process without a gateway; it ends in a crash loop. Waits until the engine is ready."""
+    policy = RestartPolicy(max_restarts=MAX_RESTARTS)
+    return await _open_process(settings, model, address, stack, on_stage, policy, ignore_death)
+
+
+async def _open_process(
+    settings: Settings,
+    model: str,
+    address: str,
+    stack: AsyncExitStack,
+    on_stage: OnStage,
+    restart: RestartPolicy,
+    on_death: OnDeath,
+) -> EngineProcess:
     options = EngineProcessOptions(
         address=address,
         config=settings.engine_config(model),
         fake=_fake_script(settings, model),
         buffer=_buffer_limits(settings),
         watchdog=WatchdogConfig(settings.engine_unresponsive_s, settings.engine_hang_timeout_s),
+        restart=restart,
         start_timeout_s=settings.engine_start_timeout_s,
         drain_s=settings.drain_s,
         log_level=settings.log_level,
     )
-    engine = EngineProcess(options, on_stage)
+    engine = EngineProcess(options, on_stage, on_death)
     await engine.start()
     stack.push_async_callback(engine.stop)
     return engine
 
 
 async def _attach(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) -> EnginePool:
-    engines = [RemoteEngine(address, _buffer_limits(settings)) for address in settings.engine]
+    buffer, memory = _buffer_limits(settings), PoisonMemory()
+    engines = [RemoteEngine(address, buffer, on_death=memory.record_death) for address in settings.engine]
     for engine in engines:
         engine.start()
         stack.push_async_callback(engine.close)
@@ -69,7 +90,7 @@ async def _attach(settings: Settings, stack: AsyncExitStack, on_stage: OnStage) 
         task.cancel()
     if not done:
         raise EngineStartFailed("no engine responds at " + ", ".join(settings.engine))
-    pool = EnginePool(engines)
+    pool = EnginePool(engines, memory)
     pool.require_one_model()
     return pool
 

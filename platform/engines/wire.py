@@ -15,7 +15,7 @@ import msgspec
 from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
 from loraplex.platform.startup_errors import SettingsError
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 PING_INTERVAL_S: Final = 1.0
 PEER_TIMEOUT_S: Final = 5.0
 ACKNOWLEDGE_S: Final = 1.0
@@ -61,10 +61,11 @@ ToEngine: TypeAlias = Hello | Submit | Abort | Forget | Probe | Ping
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The engine knows the peer from now on."""
+    """The engine knows the peer from now on. `instance` identifies the engine's process."""
 
     protocol: int
     info: EngineInfo
+    instance: str
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):

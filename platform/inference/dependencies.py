@@ -10,6 +10,7 @@ from loraplex.engine.client import EngineClient
 from loraplex.grammar import constraints
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.auth.client_address import ClientAddresses
+from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -116,5 +117,6 @@ class GatewayDependencies:
     currency: str = "USD"
     policy_publisher: PolicyPublisher | None = None
     addresses: ClientAddresses = field(default_factory=ClientAddresses)
+    poison_memory: PoisonMemory = field(default_factory=PoisonMemory)
     key_use: LastUsedTracker = field(default_factory=LastUsedTracker)
     background_tasks: BackgroundTasks = field(default_factory=BackgroundTasks)

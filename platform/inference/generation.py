@@ -1,13 +1,17 @@
 """One running inference request, from submission to its end: checks the adapter, takes the times, settles the usage.
 
-Invariant: nothing is delivered before the engine has reported the resolved adapter as the one it uses, and before the
-reservation is in the ledger.
+Invariants: nothing is delivered before the engine has reported the resolved adapter as the one it uses, and before the
+reservation is in the ledger. A request is submitted once more at most, and only its last run counts as usage.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from msgspec.structs import replace
+
+from loraplex.engine.errors import EngineLost, EngineLostTwice, EngineUnavailable
 from loraplex.engine.messages import Delta, EngineRequest, Event, Failed, Finished, Started
 from loraplex.platform.errors import AdapterMismatch, EngineFailed
 from loraplex.platform.inference.admission import PendingAdmission
@@ -19,6 +23,8 @@ from loraplex.platform.observability.request_stats import RequestStats, UsageCou
 from loraplex.tenants.quotas.reservation import SettledUsage
 
 ENFORCEMENT_HEADER = "x-loraplex-schema-enforcement"
+RESTART_WAIT_S: Final = 30.0
+"""Longest wait of a request that lost its engine for one that takes it. Small models load in less."""
 
 ChoiceEvent: TypeAlias = Delta | Finished
 
@@ -44,22 +50,33 @@ class Generation:
         self.output = output
         self.n = requests[0].sampling.n
         self.choices = len(requests) * self.n
+        self._arrival = arrival
+        self._dependencies = dependencies
+        self._free_slots = free_slots
+        self._pending = pending
+        self._requests = requests
+        self._submitted = time.monotonic()
+        self._restarted = False
+        self._closed = False
+        self._refused = False
+        self._submit()
+
+    def _submit(self) -> None:
+        """Begin to count and to read. Raises what `PoisonMemory.check` raises."""
+        requests, param = self._requests, None if self.output is None else self.output.param
+        for request in requests:
+            self._dependencies.poison_memory.check(request, param)
         self.stats = RequestStats(
-            arrival=arrival,
+            arrival=self._arrival,
             n=self.n,
             max_tokens=requests[0].sampling.max_tokens,
             prompt_tokens=sum(len(request.prompt_token_ids) for request in requests),
         )
-        self._dependencies = dependencies
-        self._free_slots = free_slots
-        self._pending = pending
         self._usage = UsageCounter([len(request.prompt_token_ids) for request in requests])
-        self._streams = EngineStreams(dependencies.engine, requests, self._usage)
+        self._streams = EngineStreams(self._dependencies.engine, requests, self._usage)
         self._started: set[int] = set()
         self._finished = 0
         self._last: dict[int, float] = {}
-        self._closed = False
-        self._refused = False
 
     def headers(self) -> dict[str, str]:
         """Return the response headers: the adapter, and how its schemas are enforced."""
@@ -69,7 +86,7 @@ class Generation:
         return {**self.model.headers(), ENFORCEMENT_HEADER: enforcement}
 
     async def start(self) -> None:
-        """Wait for the reservation and the engine's first event, which come in any order.
+        """Wait for the reservation and the engine's first event, which come in any order. A lost engine is survived once.
 
         Raises `EngineFailed`, `AdapterMismatch`, and what `PendingAdmission.reservation` raises.
         """
@@ -78,6 +95,37 @@ class Generation:
         except Exception:
             self._refused = True
             raise
+        try:
+            await self._first_event()
+        except EngineFailed as failure:
+            await self.restart(failure)
+
+    async def restart(self, failure: EngineFailed) -> None:
+        """Submit the request once more, if `failure` is the loss of its engine. No byte of its response may have been sent.
+
+        Waits for an engine within the deadlines of the request, at most `RESTART_WAIT_S`. Raises `failure` when it is another
+        one or no engine comes in time, and what `start` raises.
+        """
+        if failure.code != EngineLost.code:
+            raise failure
+        await self._streams.close()
+        wait_s = min(RESTART_WAIT_S, *(left for left in self._deadlines_left() if left is not None))
+        if wait_s <= 0:
+            raise failure
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._dependencies.engine.wait_ready()
+        except TimeoutError:
+            raise failure from None
+        queue_s, total_s = self._deadlines_left()
+        self._requests = [
+            replace(request, queue_timeout_s=queue_s, total_timeout_s=total_s) for request in self._requests
+        ]
+        self._restarted = True
+        self._submit()
+        await self._first_event()
+
+    async def _first_event(self) -> None:
         prompt, event = await self._streams.next() or (0, None)
         self._on_started(prompt, event)
 
@@ -96,9 +144,9 @@ class Generation:
                 self._on_finished(event)
                 yield prompt * self.n + event.choice, event
             else:
-                raise _failure(event)
+                raise self._failure(event)
         if self._finished < self.choices:
-            raise _failure(None)
+            raise self._failure(None)
 
     async def close(self, error: BaseException | None = None) -> None:
         """Abort the running engine requests, free the slots, record the stats, and settle the usage.
@@ -124,6 +172,8 @@ class Generation:
             await self._streams.close()
         finally:
             done = usage_counter.finished == self.choices
+            if done:
+                self._dependencies.poison_memory.record_finished(self._requests)
             usage = SettledUsage(
                 outcome="completed" if done else "failed" if failed else "aborted",
                 prompt_tokens=usage_counter.prompt_tokens,
@@ -134,9 +184,19 @@ class Generation:
             if reservation is not None:
                 await self._dependencies.admission_controller.settle(reservation, usage)
 
+    def _deadlines_left(self) -> tuple[float | None, float | None]:
+        """Seconds left in the engine's queue and in total; None without a deadline."""
+        queue_s, total_s = self._requests[0].queue_timeout_s, self._requests[0].total_timeout_s
+        passed = time.monotonic() - self._submitted
+        queued = 0.0 if self._started else passed
+        return (
+            None if queue_s is None else queue_s - queued,
+            None if total_s is None else total_s - passed,
+        )
+
     def _on_started(self, prompt: int, event: Event | None) -> None:
         if not isinstance(event, Started):
-            raise _failure(event)
+            raise self._failure(event)
         if event.digest != self.model.digest:
             raise AdapterMismatch(f"resolved {self.model.digest}, the engine used {event.digest}")
         self._started.add(prompt)
@@ -156,17 +216,18 @@ class Generation:
 
     def _on_finished(self, event: Finished) -> None:
         if event.reason == "abort":
-            raise _failure(None)
+            raise self._failure(None)
         self._finished += 1
         tokens = event.usage.completion_tokens
         self.stats.completion_tokens += tokens
         self.stats.largest_choice = max(self.stats.largest_choice, tokens)
         self.stats.finish_reason = event.reason
 
-
-def _failure(event: Event | None) -> EngineFailed:
-    if isinstance(event, Failed):
+    def _failure(self, event: Event | None) -> EngineFailed:
+        if not isinstance(event, Failed):
+            message = "The engine ended the request before it was complete."
+            return EngineFailed(Failed("", EngineUnavailable.code, message))
+        if self._restarted and event.code == EngineLost.code:
+            message = "Two engines were lost while they had this request."
+            return EngineFailed(Failed(event.request_id, EngineLostTwice.code, message))
         return EngineFailed(event)
-    return EngineFailed(
-        Failed("", "engine_unavailable", "The engine ended the request before it was complete.")
-    )

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.messages import STEP_TOKEN_BOUNDS, EngineStats
+from loraplex.platform.engines.poison_memory import KINDS
 from loraplex.platform.engines.pool import EnginePool, ManagedEngine
 
 LABELS: Final = ["model_name", "engine"]
@@ -102,6 +103,7 @@ class EngineCollector(Collector):
         yield from self._split_counters(snapshots)
         yield from self._gauges(snapshots)
         yield from self._process_families()
+        yield self._poison_refusals()
         yield self._step_tokens(snapshots)
         yield self._cache_config()
         yield self._lora_info(snapshots)
@@ -165,12 +167,28 @@ class EngineCollector(Collector):
         restarts = CounterMetricFamily(
             "loraplex_engine_restarts", "Starts after a crash or hang.", labels=LABELS
         )
+        deaths = CounterMetricFamily(
+            "loraplex_engine_deaths",
+            "Engine processes that were lost and replaced by another.",
+            labels=LABELS,
+        )
         for index, engine in enumerate(self._engines.engines):
             labels = [self._model_name, str(index)]
+            deaths.add_metric(labels, engine.deaths)
             up.add_metric(labels, engine.connected)
             age.add_metric(labels, engine.silent_for())
             restarts.add_metric(labels, engine.restarts)
-        yield from (up, age, restarts)
+        yield from (up, age, restarts, deaths)
+
+    def _poison_refusals(self) -> Metric:
+        family = CounterMetricFamily(
+            "loraplex_poison_refusals",
+            "Requests refused because engines died while they ran their adapter or grammar.",
+            labels=["model_name", "kind"],
+        )
+        for kind in KINDS:
+            family.add_metric([self._model_name, kind], self._engines.poison_memory.refusals[kind])
+        return family
 
     def _step_tokens(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
         """Values since the engine's start: a restart is a reset, which `rate()` handles."""

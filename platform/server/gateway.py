@@ -174,6 +174,7 @@ async def _assemble(
         served_model_name=served_name,
         database=database,
         engine=engines,
+        poison_memory=engines.poison_memory,
         prompts=text.prompts,
         token_text=text.token_text,
         recorder=metrics,

@@ -5,18 +5,16 @@ Invariant: a taken port and a wrong setting are reported before anything is star
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.startup import open_engine_process
+from loraplex.platform.engines.startup import open_lone_engine
 from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.server.uvicorn_server import Shutdown, bind, serve_until_stopped
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
-
-WATCH_S = 1.0
 
 
 async def serve(settings: Settings, demo: bool) -> None:
@@ -53,14 +51,13 @@ async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> N
     model = await _model(settings, demo)
     async with AsyncExitStack() as stack:
         on_stage = stack.enter_context(shown_progress())
-        engine = await open_engine_process(settings, model, address, stack, on_stage)
+        engine = await open_lone_engine(settings, model, address, stack, on_stage)
         on_stage.finish()
         shutdown.started()
         print(f"Serving {engine.info().model_path} to gateways on {address}", flush=True)
-        while not shutdown.drain.is_set() and engine.failure is None:
-            await _wait(shutdown.drain, WATCH_S)
-        if engine.failure is not None:
-            raise EngineStartFailed(engine.failure)
+        await _first_of(shutdown.drain, engine.crash_loop)
+        if engine.crash_loop.is_set():
+            raise EngineStartFailed(str(engine.failure))
 
 
 async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> None:
@@ -125,7 +122,9 @@ def base_url(listener: socket.socket) -> str:
     return root_url(host, port)
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
+async def _first_of(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()

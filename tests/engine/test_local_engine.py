@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from loraplex.engine import local_engine
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine, StepResult
-from loraplex.engine.errors import AdapterLoadFailed, EngineUnavailable
+from loraplex.engine.errors import AdapterLoadFailed, EngineLost, EngineUnavailable
 from loraplex.engine.local_engine import LocalEngine
 from loraplex.engine.lora.weights import LoraWeights
 from loraplex.engine.messages import (
@@ -381,7 +381,7 @@ async def test_a_dead_step_loop_fails_all_requests(
     async with asyncio.timeout(10):
         for stream in streams:
             events = [event async for event in stream]
-            assert isinstance(events[-1], Failed) and events[-1].code == EngineUnavailable.code
+            assert isinstance(events[-1], Failed) and events[-1].code == EngineLost.code
         (refused,) = await collect(engine, request("late"))
         assert isinstance(refused, Failed) and refused.code == EngineUnavailable.code
         with pytest.raises(EngineUnavailable):
@@ -458,7 +458,7 @@ async def test_a_dead_output_thread_fails_all_requests(
     monkeypatch.setattr(engine._processor, "start", crash)
     async with asyncio.timeout(10):
         (failed,) = await collect(engine, request())
-        assert failed == Failed("r", EngineUnavailable.code, "the engine failed")
+        assert failed == Failed("r", EngineLost.code, "the engine failed")
         with pytest.raises(EngineUnavailable):
             await engine.stats()
 

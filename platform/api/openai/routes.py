@@ -17,7 +17,7 @@ from loraplex.platform.api.request_body import read_object
 from loraplex.platform.api.request_id import request_id_of, response_headers_of
 from loraplex.platform.api.sse import EventStream, unless_disconnected
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.errors import describe
+from loraplex.platform.errors import EngineFailed, describe
 from loraplex.platform.inference.admission import RequestContext
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.model_resolution import list_models, resolve_model
@@ -146,7 +146,11 @@ async def _whole(
     collect = collect_chat if endpoint == "chat" else collect_completion
     failure: BaseException | None = None
     try:
-        document = await collect(head, generation, dependencies.token_text)
+        try:
+            document = await collect(head, generation, dependencies.token_text)
+        except EngineFailed as lost:
+            await generation.restart(lost)
+            document = await collect(head, generation, dependencies.token_text)
     except BaseException as error:
         failure = error
         raise

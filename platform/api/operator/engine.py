@@ -71,7 +71,7 @@ class KvCache(ResponseModel):
 
 
 class EngineDocument(ResponseModel):
-    """The parts are null while the engine does not respond. `failure`: why it is not started again."""
+    """The parts are null while the engine does not respond. `failure`: why it does not run, if known."""
 
     connected: bool
     draining: bool

@@ -18,11 +18,14 @@ ValidateValue: TypeAlias = Callable[[str, str], Awaitable[None]]
 class ConstrainedOutput:
     """The output plan of one request and its validator. `values`: (schema, value) that its parsers have collected.
 
+    `param` is the field of the request that its grammar is attributed to.
+
     `finish` runs on the event loop and takes the values at once, so that they belong to its own choice.
     """
 
     plan: OutputPlan
     validate: ValidateValue
+    param: str
     values: list[tuple[str, str]] = field(default_factory=list)
 
     def parser(self) -> OutputParser:

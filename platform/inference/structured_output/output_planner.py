@@ -66,11 +66,11 @@ class OutputPlanner:
             cached = build_plan(constraints, style, self._limits, self._control_tokens)
         else:
             cached = await self._large(namespace, constraints, style)
-        spec = cached.plan.spec
+        spec, param = cached.plan.spec, _param(constraints)
         if spec is not None:
-            await self._compile_checks.check(namespace, spec, param=_param(constraints))
+            await self._compile_checks.check(namespace, spec, param=param)
         validate = partial(self._value_validation.validate, namespace)
-        return ConstrainedOutput(cached.plan, validate)
+        return ConstrainedOutput(cached.plan, validate, param)
 
     async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
         lock = self._tenant_locks.setdefault(namespace, asyncio.Lock())

@@ -25,6 +25,7 @@ from loraplex.engine.fake_engine import FakeEngine, FakeScript
 from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.api.app import create_app
+from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.inference.dependencies import GatewayDependencies, ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.inference.prompting.token_text import TokenText
@@ -87,6 +88,7 @@ class Gateway:
     recorder: Recorder
     trials: FakeCompileChecks
     admissions: Any
+    poison_memory: PoisonMemory
     key: str
     stack: AsyncExitStack
 
@@ -195,7 +197,8 @@ async def start_gateway(
             )
             app = create_app(dependencies)
             url = await stack.enter_async_context(served(app))
-            gateway = Gateway(app, url, engine, database, recorder, trials, admissions, "", stack)
+            memory = dependencies.poison_memory
+            gateway = Gateway(app, url, engine, database, recorder, trials, admissions, memory, "", stack)
             gateway.key = "" if other else await gateway.tenant("acme")
             return gateway
 

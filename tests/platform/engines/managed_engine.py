@@ -12,6 +12,7 @@ class Managed(FakeEngine):
         self.connected = True
         self.last_stats: EngineStats | None = None
         self.restarts = 0
+        self.deaths = 0
         self.failure: str | None = None
         self.extra_load = 0
         self.failed_open: list[str] = []

@@ -11,12 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from loraplex.engine.config import EngineConfig
-from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.errors import AdapterQuarantined, EngineUnavailable
 from loraplex.engine.fake_engine import CRASH_STATUS, FakeScript, Fault
-from loraplex.engine.messages import EngineRequest, Event, Failed, Finished
+from loraplex.engine.messages import AdapterRef, EngineRequest, Event, Failed, Finished
 from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.engines.process import EngineProcess, EngineProcessOptions
 from loraplex.platform.engines.restart_policy import RestartPolicy, WatchdogConfig
 from loraplex.platform.startup_errors import EngineStartFailed
@@ -74,7 +76,7 @@ async def test_serves_and_stops_without_leftovers(tmp_path: Path) -> None:
         assert (await engine.stats()).generation_tokens == 5
         assert engine.info().model_path == "fake"
         command_line = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        assert command_line[1:-1] == ["-m", "loraplex.platform.engines.main"]
+        assert command_line[1:-1] == ["-P", "-m", "loraplex.platform.engines.main"]
     assert not lives(pid)
     assert not (tmp_path / "run" / "e.sock").exists()
 
@@ -87,11 +89,11 @@ async def test_a_killed_engine_fails_its_requests_and_comes_back(tmp_path: Path)
         assert first is not None
         os.kill(first, signal.SIGKILL)
         last = (await asyncio.wait_for(task, 2))[-1]
-        assert isinstance(last, Failed) and last.code == "engine_unavailable"
+        assert isinstance(last, Failed) and last.code == "engine_lost"
         await until(lambda: engine.connected)
         assert engine.pid != first
         assert isinstance((await collect(engine, request("b")))[-1], Finished)
-        assert (engine.restarts, (await engine.stats()).running) == (1, 0)
+        assert (engine.restarts, engine.deaths, (await engine.stats()).running) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -106,24 +108,88 @@ async def test_faults_are_survived(tmp_path: Path, kind: str, limits: WatchdogCo
     script = FakeScript(faults=(Fault(kind=kind, request_id="bad", after_tokens=2),))  # type: ignore[arg-type]
     async with running(options(tmp_path, script, watchdog=limits)) as engine:
         last = (await asyncio.wait_for(collect(engine, request("bad")), 6))[-1]
-        assert isinstance(last, Failed) and last.code == "engine_unavailable"
+        assert isinstance(last, Failed) and last.code == "engine_lost"
         await until(lambda: engine.connected)
         assert isinstance((await collect(engine, request("good")))[-1], Finished)
 
 
-async def test_a_crash_loop_ends(tmp_path: Path) -> None:
-    script = FakeScript(faults=(Fault(kind="crash"),))
+CRASHING = FakeScript(faults=(Fault(kind="crash", request_id="bad"),))
+
+
+async def crash(engine: EngineProcess) -> None:
+    deaths = engine.deaths
+    last = (await collect(engine, request("bad")))[-1]
+    assert isinstance(last, Failed) and last.code == "engine_lost"
+    assert str(CRASH_STATUS) in str(engine.failure)
+    await until(lambda: engine.deaths > deaths or engine.crash_loop.is_set())
+
+
+@pytest.mark.long
+async def test_supervision_goes_on_after_any_number_of_deaths(tmp_path: Path) -> None:
+    policy = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02)
+    async with running(options(tmp_path, CRASHING, restart=policy)) as engine:
+        for _ in range(10):
+            await crash(engine)
+        assert isinstance((await collect(engine, request("good")))[-1], Finished)
+        assert (engine.restarts, engine.deaths, engine.failure) == (10, 10, None)
+
+
+async def test_a_crash_loop_ends_where_the_policy_has_a_bound(tmp_path: Path) -> None:
     policy = RestartPolicy(first_delay_s=0.01, max_restarts=1)
-    async with running(options(tmp_path, script, restart=policy)) as engine:
-        for number in range(2):
-            await until(lambda: engine.connected)
-            last = (await collect(engine, request(f"r{number}")))[-1]
-            assert isinstance(last, Failed)
-        await until(lambda: engine.failure is not None)
+    async with running(options(tmp_path, CRASHING, restart=policy)) as engine:
+        for _ in range(2):
+            await crash(engine)
+        assert engine.crash_loop.is_set()
         assert f"status {CRASH_STATUS}" in str(engine.failure)
         assert engine.pid is None
         with pytest.raises(EngineUnavailable):
             await engine.stats()
+
+
+async def test_an_adapter_that_kills_two_engines_is_refused(tmp_path: Path) -> None:
+    memory = PoisonMemory()
+    chosen = options(tmp_path, CRASHING)
+    engine = EngineProcess(chosen, on_death=memory.record_death)
+    await engine.start()
+    adapter = AdapterRef(namespace=b"n" * 32, digest="d" * 64, blob_path="/b")
+    poison = replace(request("bad"), adapter=adapter)
+    try:
+        for deaths in (1, 2):
+            memory.check(poison, None)
+            assert isinstance((await collect(engine, poison))[-1], Failed)
+            await engine.wait_ready()
+            assert engine.deaths == deaths
+    finally:
+        await engine.stop()
+    with pytest.raises(AdapterQuarantined):
+        memory.check(poison, None)
+
+
+async def test_no_error_of_a_start_ends_the_supervision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(options(tmp_path, CRASHING)) as engine:
+        start, failures = engine._spawn_until_ready, [ValueError("a line too long"), OSError("no memory")]
+
+        async def fail_first() -> None:
+            if failures:
+                raise failures.pop()
+            await start()
+
+        monkeypatch.setattr(engine, "_spawn_until_ready", fail_first)
+        await crash(engine)
+        assert (engine.restarts, engine.failure) == (3, None)
+
+
+async def test_a_loop_that_stood_still_kills_no_healthy_engine(tmp_path: Path) -> None:
+    limits = WatchdogConfig(unresponsive_s=2.5)
+    async with running(options(tmp_path, FakeScript(), watchdog=limits)) as engine:
+        pid = engine.pid
+        await asyncio.sleep(1.5)
+        time.sleep(4.0)  # noqa: ASYNC251 - the event loop stands still, as it does while its process is stopped
+        await asyncio.sleep(2.0)
+        assert (engine.pid, engine.restarts) == (pid, 0)
+        assert isinstance((await collect(engine, request("a")))[-1], Finished)
 
 
 async def test_a_failed_start_names_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
@@ -134,9 +200,11 @@ async def test_a_failed_start_names_the_reason_and_leaves_nothing(tmp_path: Path
     assert engine.pid is None
 
 
-async def test_a_slow_start_is_bounded(tmp_path: Path) -> None:
-    with pytest.raises(EngineStartFailed, match="not ready within"):
-        await EngineProcess(options(tmp_path, FakeScript(), start_timeout_s=0.01)).start()
+async def test_a_start_that_hangs_ends_by_the_name_of_its_stage(tmp_path: Path) -> None:
+    engine = EngineProcess(options(tmp_path, FakeScript(), start_timeout_s=0.01))
+    with pytest.raises(EngineStartFailed, match=r"not ready within 0\.01 s; it stopped at: starting Python"):
+        await engine.start()
+    assert engine.pid is None
 
 
 async def test_stop_lets_the_child_drain(tmp_path: Path) -> None:

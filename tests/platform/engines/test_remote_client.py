@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 import stat
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -230,9 +231,79 @@ async def test_a_restarted_engine_fails_old_requests_and_takes_new_ones(address:
         await server.close()
         async with serving(FakeEngine(), address):
             last = (await asyncio.wait_for(task, 8))[-1]
-            assert isinstance(last, Failed) and last.code == "engine_unavailable"
+            assert isinstance(last, Failed) and last.code == "engine_lost"
             await asyncio.wait_for(client.wait_ready(), 5)
             assert isinstance((await collect(client, request("again")))[-1], Finished)
+
+
+async def test_a_death_is_reported_with_the_requests_that_were_open(address: str) -> None:
+    deaths: list[list[str]] = []
+    client = RemoteEngine(
+        address, EventBufferConfig(), on_death=lambda lost: deaths.append([r.request_id for r in lost])
+    )
+    client.start()
+    async with serving(FakeEngine(FakeScript(token_interval_s=0.01)), address):
+        await asyncio.wait_for(client.wait_ready(), 5)
+        assert isinstance((await collect(client, request("ended")))[-1], Finished)
+        stream = client.submit(request("open", max_tokens=2000))
+        await anext(stream)
+        client.lose("it ended")
+        assert [event async for event in stream][-1].code == "engine_lost"  # type: ignore[union-attr]
+        assert not deaths
+    async with serving(FakeEngine(), address):
+        await asyncio.wait_for(client.wait_ready(), 5)
+        assert (deaths, client.deaths) == ([["open"]], 1)
+        assert isinstance((await collect(client, request("open")))[-1], Finished)
+    await client.close()
+
+
+async def test_an_engine_that_was_only_silent_has_not_died_and_may_still_run_the_request(
+    address: str,
+) -> None:
+    deaths: list[object] = []
+    client = RemoteEngine(address, EventBufferConfig(), on_death=deaths.append)
+    client.start()
+    async with serving(FakeEngine(FakeScript(token_interval_s=0.01)), address):
+        await asyncio.wait_for(client.wait_ready(), 5)
+        stream = client.submit(request("open", max_tokens=2000))
+        await anext(stream)
+        client.lose("it was silent")
+        assert [event async for event in stream][-1].code == "engine_lost"  # type: ignore[union-attr]
+        await asyncio.wait_for(client.wait_ready(), 5)
+        (refused,) = await collect(client, request("open"))
+        assert isinstance(refused, Failed) and refused.code == "engine_unavailable"
+        assert isinstance((await collect(client, request("other")))[-1], Finished)
+    assert (deaths, client.deaths) == ([], 0)
+    await client.close()
+
+
+async def test_requests_of_a_failed_engine_stay_open_until_its_process_ends(address: str) -> None:
+    """Then they count as open at its death, and are submitted once more."""
+    fake = FakeEngine(FakeScript(faults=(Fault(kind="fail", code="engine_lost"),)))
+    async with serving(fake, address) as server, connected(address) as client:
+        task = asyncio.create_task(collect(client, request()))
+        await asyncio.wait_for(server.broken.wait(), 5)
+        await client.stats()
+        assert not task.done()
+        client.lose("it ended")
+        assert (await task)[-1].code == "engine_lost"  # type: ignore[union-attr]
+
+
+async def test_a_gateway_whose_loop_stood_still_loses_no_engine(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "PEER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(wire, "PING_INTERVAL_S", 0.1)
+    client = RemoteEngine(address, EventBufferConfig(), silence_s=0.5)
+    client.start()
+    async with serving(FakeEngine(FakeScript(token_interval_s=0.05)), address):
+        await asyncio.wait_for(client.wait_ready(), 5)
+        task = asyncio.create_task(collect(client, request(max_tokens=20)))
+        await asyncio.sleep(0.2)
+        time.sleep(1.5)  # noqa: ASYNC251 - neither side's loop runs
+        last = (await asyncio.wait_for(task, 10))[-1]
+        assert isinstance(last, Finished) and last.reason == "length"
+    await client.close()
 
 
 async def test_without_an_engine_requests_fail_at_once(address: str) -> None:

@@ -11,6 +11,18 @@ def test_delays_double_up_to_a_bound_and_a_crash_loop_ends() -> None:
     assert budget.restarts == 5
 
 
+def test_without_a_bound_restarts_go_on_with_capped_delays_for_ever() -> None:
+    budget, now, delays = RestartBudget(RestartPolicy()), 0.0, []
+    for _ in range(1000):
+        delay = budget.next_delay(now)
+        assert delay is not None
+        delays.append(delay)
+        now += delay
+    assert delays[:9] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert set(delays[9:]) == {60.0}
+    assert budget.next_delay(now + 600.0) == 0.5
+
+
 def test_old_restarts_are_forgiven() -> None:
     budget = RestartBudget(RestartPolicy(first_delay_s=1.0, max_restarts=2, window_s=100.0))
     assert [budget.next_delay(now) for now in (0.0, 10.0, 20.0, 100.0, 111.0)] == [1.0, 2.0, None, 2.0, 2.0]

@@ -60,6 +60,8 @@ EXPECTED = [
     "loraplex_build_info",
     "loraplex_aborted_requests",
     "loraplex_engine_up",
+    "loraplex_engine_deaths",
+    "loraplex_poison_refusals",
 ]
 
 

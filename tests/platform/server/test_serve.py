@@ -6,9 +6,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,17 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.end_to_end.live_server import command_line
 
-from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
+from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
+from loraplex.engine.messages import EngineRequest, Failed
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.grammar.child_process import PYTHON
+from loraplex.platform.config import load_settings
+from loraplex.platform.engines import startup
+from loraplex.platform.engines.event_buffer import EventBufferConfig
+from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.server.serve import _serve_engine
+from loraplex.platform.server.uvicorn_server import Shutdown
+from loraplex.platform.startup_errors import EngineStartFailed
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
@@ -55,7 +65,7 @@ def lives(pid: int) -> bool:
 
 
 def module(pid: int) -> str:
-    """The module that a process runs, from its command line `python -m MODULE ...`."""
+    """The module that a process runs, from its command line `python -P -m MODULE ...`."""
     arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return arguments[arguments.index("-m") + 1]
 
@@ -113,7 +123,7 @@ def serving(
     environment["LORAPLEX_FAKE_ENGINE"] = str(folder / "script.json")
     options = ["--port", "0", "--data-dir", str(folder / "data")]
     options += ["--model", str(model)] if model is not None else []
-    command = [sys.executable, "-c", RUN, "serve", *options, *arguments]
+    command = [*PYTHON, "-c", RUN, "serve", *options, *arguments]
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -250,16 +260,26 @@ def test_streams_that_do_not_finish_get_an_error_event(
         assert serve.process.wait(10) == 0
 
 
+def metrics(serve: Serve) -> str:
+    return httpx.get(f"{serve.url}/metrics").text
+
+
 def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
     tmp_path: Path, model_folder: Path
 ) -> None:
-    with serving(tmp_path / "s", model_folder, script(token_interval_s=0.05)) as serve:
+    with (
+        serving(tmp_path / "s", model_folder, script(token_interval_s=0.05, start_delay_s=1.0)) as serve,
+        ThreadPoolExecutor() as threads,
+    ):
         facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
         key = make_key(facts["database_url"])
         pids = descendants(serve.process.pid)
         assert len(pids) >= 3
         (engine,) = (pid for pid in pids if "engines.main" in command_line(pid))
+        waiting = threads.submit(chat, serve.url, key)
+        until(lambda: 'requests_running{engine="0",model_name="tiny"} 1.0' in metrics(serve), 10)
         os.kill(engine, signal.SIGKILL)
+        assert waiting.result().json()["usage"]["completion_tokens"] == 5
         until(
             lambda: (
                 httpx.get(f"{serve.url}/metrics").text.find(
@@ -296,6 +316,101 @@ def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, store
                 assert engine.process.wait(10) == 0
                 until(lambda: httpx.get(f"{one.url}/readyz").status_code == 503, 10)
                 assert chat(one.url, key).status_code == 503
+
+
+def frozen_engine(serve: Serve) -> int:
+    """The engine's process, stopped while it starts."""
+
+    def engines() -> list[int]:
+        return [pid for pid in descendants(serve.process.pid) if "engines.main" in command_line(pid)]
+
+    until(engines, 30)
+    (engine,) = engines()
+    os.kill(engine, signal.SIGSTOP)
+    return engine
+
+
+def test_an_engine_that_does_not_start_ends_serve_by_the_name_of_its_stage(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    arguments = ("--role", "engine", "--engine", f"ipc://{tmp_path}/run/e.sock")
+    settings = {"engine_start_timeout_s": "3"}
+    with serving(tmp_path / "s", model_folder, script(), *arguments, wait=False, settings=settings) as serve:
+        engine = frozen_engine(serve)
+        assert serve.process.wait(30) == 1
+        errors = (serve.folder / "stderr").read_text()
+        assert "not ready within 3 s; it stopped at: starting Python" in errors
+        assert not lives(engine)
+
+
+@pytest.mark.parametrize("role", ["all", "engine"])
+def test_a_signal_ends_a_start_that_hangs(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str], role: str
+) -> None:
+    address = ("--engine", f"ipc://{tmp_path}/run/e.sock") if role == "engine" else ()
+    with serving(
+        tmp_path / "s", model_folder, script(), "--role", role, *address, wait=False, settings=stores
+    ) as serve:
+        engine = frozen_engine(serve)
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.process.wait(10) == 0
+        assert not lives(engine)
+
+
+async def test_a_lone_engine_in_a_crash_loop_ends_its_process_with_an_error(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor restarts it. A gateway restarts its engine for ever."""
+    monkeypatch.setattr(startup, "MAX_RESTARTS", 0)
+    address = f"ipc://{tmp_path}/run/e.sock"
+    (tmp_path / "script.json").write_bytes(msgspec.json.encode(script(faults=(Fault(kind="crash"),))))
+    settings = load_settings(
+        {
+            "role": "engine",
+            "engine": (address,),
+            "model": str(model_folder),
+            "fake_engine": tmp_path / "script.json",
+        }
+    )
+    serving = asyncio.create_task(_serve_engine(settings, False, Shutdown()))
+    engine = RemoteEngine(address, EventBufferConfig())
+    engine.start()
+    sampling = SamplingParams(max_tokens=1)
+    async with asyncio.timeout(30):
+        await engine.wait_ready()
+        stream = engine.submit(
+            EngineRequest(request_id="r", namespace=bytes(32), prompt_token_ids=[1], sampling=sampling)
+        )
+        assert [type(event) async for event in stream] == [Failed]
+        with pytest.raises(EngineStartFailed, match="keeps failing and is not restarted") as error:
+            await serving
+        await engine.close()
+    assert error.value.exit_code == 1
+
+
+def test_nothing_is_imported_from_the_working_directory(
+    tmp_path: Path, model_folder: Path, stores: dict[str, str]
+) -> None:
+    """Engine, request analysis, compile checks and value validation, with modules that each of them would import."""
+    folder, trace = tmp_path / "s", tmp_path / "trace"
+    folder.mkdir()
+    for name in ("gguf", "numpy", "msgspec", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(trace)!r}, 'a').write({name!r})\n")
+    info = msgspec.structs.replace(DEFAULT_INFO, vocab_size=400, eos_token_ids=[2])
+    text = ('{"a"', ": 1}")
+    with serving(folder, model_folder, FakeScript(info=info, answers=(text,)), settings=stores) as serve:
+        schema = {"type": "object", "properties": {"a": {"not": {"const": 2}}}}
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        answer = chat(serve.url, make_key(stores["database_url"]), response_format=form)
+        assert answer.status_code == 200, answer.text
+        started = {module(pid).rpartition("loraplex.")[2] for pid in descendants(serve.process.pid)}
+    assert started == {
+        "platform.engines.main",
+        "platform.preparation.process",
+        "grammar.trial.process",
+        "grammar.judge.process",
+    }
+    assert not trace.exists(), trace.read_text()
 
 
 def test_a_signal_during_the_start_ends_it_cleanly(tmp_path: Path, model_folder: Path) -> None:

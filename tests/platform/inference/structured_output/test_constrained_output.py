@@ -29,7 +29,8 @@ class RecordingValidation:
 
 
 def output_of(form: OutputConstraints, validation: RecordingValidation) -> ConstrainedOutput:
-    return ConstrainedOutput(plan_output(form, ToolStyle.GENERIC, limits=SchemaLimits()), validation)
+    plan = plan_output(form, ToolStyle.GENERIC, limits=SchemaLimits())
+    return ConstrainedOutput(plan, validation, "response_format")
 
 
 async def test_every_call_is_validated_and_one_invalid_call_fails() -> None:

@@ -1,0 +1,160 @@
+"""Requests that lose their engine: submitted once more before the first byte, and refused once engines died of them twice."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from loraplex.engine.errors import EngineLost, EngineUnavailable
+from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.platform.inference import generation
+from loraplex.platform.inference.dependencies import ServingConfig
+
+MODEL = "demo/base"
+USER: Any = [{"role": "user", "content": "hello"}]
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+DIGEST = "d" * 64
+
+
+def lost(after_tokens: int = 0, times: int | None = 1, code: str = EngineLost.code) -> FakeScript:
+    """An engine that is lost `times` times, each time after so many tokens."""
+    fault = Fault(kind="fail", code=code, message="it ended", after_tokens=after_tokens, times=times)
+    return FakeScript(faults=(fault,))
+
+
+async def ask(gateway: Any, **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "messages": USER, "max_tokens": 5, **fields}
+    response: httpx.Response = await gateway.post("/v1/chat/completions", body)
+    return response
+
+
+def settled(gateway: Any) -> list[tuple[str, int, int]]:
+    """(outcome, prompt tokens, response tokens) of every reservation; there are no others."""
+    assert len(gateway.admissions.asked) == len(gateway.admissions.settled)
+    usage = [usage for _, usage in gateway.admissions.settled]
+    return [(each.outcome, each.prompt_tokens, each.completion_tokens) for each in usage]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_before_the_first_byte_a_request_is_submitted_once_more(
+    start_gateway: Any, stream: bool
+) -> None:
+    gateway = await start_gateway(lost())
+    response = await ask(gateway, stream=stream)
+    assert response.status_code == 200, response.text
+    assert ("[DONE]" in response.text) == stream
+    first, second = gateway.engine.requests
+    assert first.request_id == second.request_id
+    assert second.queue_timeout_s < first.queue_timeout_s and second.total_timeout_s < first.total_timeout_s
+    assert settled(gateway) == [("completed", len(first.prompt_token_ids), 5)]
+    assert [each.finish_reason for each in gateway.recorder.timings] == ["length"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_never_twice(start_gateway: Any, stream: bool) -> None:
+    gateway = await start_gateway(lost(times=None))
+    response = await ask(gateway, stream=stream)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert response.headers["x-should-retry"] == "false" and "retry-after" not in response.headers
+    assert len(gateway.engine.requests) == 2
+    assert settled(gateway) == [("failed", 0, 0)]
+
+
+async def test_a_whole_response_has_no_first_byte_before_its_end(start_gateway: Any) -> None:
+    gateway = await start_gateway(lost(after_tokens=3))
+    for _ in range(2):
+        response = await ask(gateway, n=2)
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["completion_tokens"] == 10
+        assert len({choice["message"]["content"] for choice in response.json()["choices"]}) == 2
+    assert len(gateway.engine.requests) == 3
+    assert [usage[0::2] for usage in settled(gateway)] == [("completed", 10), ("completed", 10)]
+
+
+async def test_after_the_first_byte_a_stream_ends_with_an_error(start_gateway: Any) -> None:
+    gateway = await start_gateway(lost(after_tokens=2))
+    response = await ask(gateway, stream=True)
+    *_, error, end = response.text.split("\n\n")
+    assert response.status_code == 200 and end == ""
+    assert json.loads(error.removeprefix("event: error\ndata: "))["error"]["code"] == "engine_unavailable"
+    assert "[DONE]" not in response.text
+    assert len(gateway.engine.requests) == 1
+
+
+async def test_an_engine_that_refuses_is_not_asked_again(start_gateway: Any) -> None:
+    gateway = await start_gateway(lost(code=EngineUnavailable.code))
+    assert (await ask(gateway)).status_code == 503
+    assert len(gateway.engine.requests) == 1
+
+
+@pytest.mark.parametrize(("wait_s", "queue_timeout_s"), [(0.1, 60.0), (60.0, 0.1), (60.0, None)])
+async def test_the_wait_for_an_engine_is_bounded(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch, wait_s: float, queue_timeout_s: float | None
+) -> None:
+    monkeypatch.setattr(generation, "RESTART_WAIT_S", wait_s)
+    limits = ServingConfig(
+        key_cache_s=0.0, queue_timeout_s=queue_timeout_s, total_timeout_s=60.0 if queue_timeout_s else 0.1
+    )
+    gateway = await start_gateway(lost(), limits)
+    gateway.engine.wait_ready = asyncio.Event().wait
+    async with asyncio.timeout(10):
+        response = await ask(gateway)
+    assert response.status_code == 503 and response.headers["retry-after"]
+    assert len(gateway.engine.requests) == 1
+    assert settled(gateway) == [("failed", 0, 0)]
+
+
+async def test_a_client_that_leaves_ends_the_wait_for_an_engine(start_gateway: Any) -> None:
+    gateway = await start_gateway(lost())
+    waiting = asyncio.Event()
+
+    async def wait_ready() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    gateway.engine.wait_ready = wait_ready
+    leaving = asyncio.create_task(ask(gateway))
+    async with asyncio.timeout(10):
+        await waiting.wait()
+        leaving.cancel()
+        while not gateway.admissions.settled:
+            await asyncio.sleep(0.01)
+    assert settled(gateway) == [("aborted", 0, 0)]
+
+
+async def test_an_adapter_in_use_at_two_deaths_is_refused_to_its_tenant(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    await gateway.adapter("acme", "mine", DIGEST)
+    assert (await ask(gateway, model="mine")).status_code == 200
+    (poison,) = gateway.engine.requests
+    gateway.poison_memory.record_death([poison])
+    assert (await ask(gateway, model="mine")).status_code == 200
+    gateway.poison_memory.record_death([poison])
+    gateway.poison_memory.record_death([poison])
+    response = await ask(gateway, model="mine")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "adapter_quarantined")
+    assert response.headers["retry-after"]
+    assert (await ask(gateway)).status_code == 200
+    gateway.key = await gateway.tenant("umbrella")
+    await gateway.adapter("umbrella", "mine", DIGEST)
+    assert (await ask(gateway, model="mine")).status_code == 200
+    assert len(gateway.engine.requests) == 4
+    assert len(gateway.admissions.asked) == len(gateway.admissions.settled) + len(
+        gateway.admissions.cancelled
+    )
+
+
+async def test_a_grammar_in_use_at_two_deaths_is_refused_by_name(start_gateway: Any) -> None:
+    gateway = await start_gateway(FakeScript(answers=(("{", "}"),)))
+    assert (await ask(gateway, response_format=FORMAT)).status_code == 200
+    for _ in range(2):
+        gateway.poison_memory.record_death(gateway.engine.requests)
+    response = await ask(gateway, response_format=FORMAT)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "schema_too_costly")
+    assert error["param"] == "response_format.json_schema.schema"
+    assert "engines ended while they ran this grammar" in error["message"]
+    assert (await ask(gateway)).status_code == 200
+    assert gateway.poison_memory.refusals == {"grammar": 1}
