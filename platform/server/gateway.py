@@ -279,6 +279,7 @@ async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:
 def _limits(settings: Settings) -> ServingConfig:
     return ServingConfig(
         body=BodyLimits(max_bytes=settings.max_body_bytes),
+        max_buffered_body_bytes=settings.max_buffered_body_bytes,
         max_in_flight=settings.max_requests_in_flight,
         queue_timeout_s=settings.queue_timeout_s,
         total_timeout_s=settings.total_timeout_s,
