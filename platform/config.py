@@ -28,6 +28,7 @@ DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"
 GIB = 1 << 30
 LEASE_HEARTBEATS = 3
+BODIES_BUFFERED = 4
 
 
 def _url(name: str) -> AliasChoices:
@@ -51,6 +52,7 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=8000, ge=0, le=65_535)
+    metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     data_dir: Path = Path("./.loraplex")
     role: Literal["all", "engine", "gateway"] = "all"
     engine: tuple[str, ...] = Field(default=(), max_length=64)
@@ -106,6 +108,9 @@ class Settings(BaseSettings):
 
     max_requests_in_flight: int = Field(default=2048, ge=1, le=1 << 20)
     max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)
+    max_buffered_body_bytes: int = Field(default=GIB // 4, ge=4096, le=1 << 40, validate_default=True)
+    max_connections: int = Field(default=4096, ge=1, le=1 << 20)
+    max_connections_per_address: int = Field(default=256, ge=1, le=1 << 20)
     max_buffered_tokens: int = Field(default=8192, ge=64, le=1 << 20)
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
     reader_stall_s: float = Field(default=60.0, gt=0, le=3600)
@@ -115,6 +120,8 @@ class Settings(BaseSettings):
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, le=86_400)
     engine_hang_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     ready_stall_s: float = Field(default=20.0, gt=0, le=3600)
+    database_grace_s: float = Field(default=30.0, ge=0, le=86_400)
+    metrics_adapter_names: bool = False
     engine_unresponsive_s: float = Field(default=30.0, gt=0, le=3600)
     audit_retention_days: int = Field(default=365, ge=2, le=3650)
     quota_event_retention_days: int = Field(default=400, ge=1, le=3650)
@@ -152,6 +159,13 @@ class Settings(BaseSettings):
     def _a_cached_token_costs_no_more(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and value > info.data.get("price_prompt", MAX_PRICE):
             raise ValueError("must be at most `price_prompt`")
+        return value
+
+    @field_validator("max_buffered_body_bytes")
+    @classmethod
+    def _the_largest_body_fits_a_share(cls, value: int, info: ValidationInfo) -> int:
+        if value < BODIES_BUFFERED * info.data.get("max_body_bytes", 0):
+            raise ValueError(f"must be at least {BODIES_BUFFERED} times `max_body_bytes`")
         return value
 
     @field_validator("admission_lease_s")

@@ -9,6 +9,7 @@ GatewayError
 ├── InvalidBody               not JSON, not an object, too deep, too many values, not finite
 ├── BodyTooLarge
 ├── BodyTimeout               the body arrived too slowly
+├── BodyShareExceeded         the bodies of the tenant's requests take all of its share of the memory for them
 ├── InsufficientScope
 ├── PreconditionRequired      a change without If-Match, which must name the revision that its author has seen
 ├── PreconditionFailed        the resource has another revision than the change names
@@ -86,6 +87,10 @@ class BodyTimeout(GatewayError):
     pass
 
 
+class BodyShareExceeded(GatewayError):
+    pass
+
+
 class InsufficientScope(GatewayError):
     pass
 
@@ -145,6 +150,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     InvalidBody: ErrorRow(400, _INVALID, "invalid_json"),
     BodyTooLarge: ErrorRow(413, _INVALID, "request_too_large"),
     BodyTimeout: ErrorRow(408, _INVALID, "request_timeout"),
+    BodyShareExceeded: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     InsufficientScope: ErrorRow(403, _PERMISSION, "insufficient_scope"),
     PreconditionRequired: ErrorRow(428, _INVALID, "precondition_required"),
     PreconditionFailed: ErrorRow(412, _INVALID, "precondition_failed"),

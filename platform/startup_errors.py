@@ -19,8 +19,8 @@ class SettingsError(StartError):
 
 
 class PortTaken(StartError):
-    def __init__(self, host: str, port: int, reason: str) -> None:
-        super().__init__(f"cannot listen on {host}:{port}: {reason}; choose another with --port")
+    def __init__(self, host: str, port: int, reason: str, flag: str = "--port") -> None:
+        super().__init__(f"cannot listen on {host}:{port}: {reason}; choose another with {flag}")
 
 
 class EngineStartFailed(StartError):

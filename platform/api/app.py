@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 import structlog
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from loraplex.adapters.errors import AdaptersError
 from loraplex.engine.errors import EngineError
 from loraplex.grammar.errors import GrammarError
+from loraplex.platform.api.body_budget import BodyBudget
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.management.openapi import Application
 from loraplex.platform.api.openai.routes import inference_router
@@ -28,7 +29,7 @@ from loraplex.tenants.errors import TenantsError
 LOG = structlog.get_logger("loraplex.gateway")
 
 
-def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] = ()) -> FastAPI:
+def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] = ()) -> Application:
     """Build the application: inference, tenant and operator plane, and `routers`. Its documentation is at `/docs`."""
     app = Application(title="loraplex", redirect_slashes=False, redoc_url=None)
     authenticator = Authenticator(
@@ -37,6 +38,7 @@ def create_app(dependencies: GatewayDependencies, routers: Sequence[APIRouter] =
         addresses=dependencies.addresses,
         key_use=dependencies.key_use,
     )
+    app.state.body_budget = BodyBudget(dependencies.config.max_buffered_body_bytes)
     app.include_router(inference_router(dependencies, authenticator))
     endpoint = ManagementEndpoint(dependencies)
     app.include_router(tenant_router(dependencies, endpoint, authenticator))

@@ -1,21 +1,37 @@
-"""Streams a request body in chunks, for bodies too large for memory, with bounds of size, time and rate.
+"""Streams a request body in chunks, with bounds of size, time and rate.
 
-A client that sends slower than `UploadConfig` allows is refused, however it spreads its bytes. Nothing is read ahead of the
+A client that sends slower than `BodyPace` allows is refused, however it spreads its bytes. Nothing is read ahead of the
 consumer, so that a slow disk slows the sender down.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 
-from loraplex.adapters.limits import UploadConfig
 from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
 
 
+class BodyPace(Protocol):
+    """How fast a body must arrive: within `body_s`, without a pause of `stall_s`, after `grace_s` at `min_bytes_per_s`."""
+
+    @property
+    def body_s(self) -> float: ...
+
+    @property
+    def stall_s(self) -> float: ...
+
+    @property
+    def grace_s(self) -> float: ...
+
+    @property
+    def min_bytes_per_s(self) -> int: ...
+
+
 async def body_chunks(
-    request: Request, max_bytes: int, limits: UploadConfig, clock: Callable[[], float] = time.monotonic
+    request: Request, max_bytes: int, limits: BodyPace, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[bytes]:
     """Yield the body in chunks, at most `max_bytes` in total. Raises `BodyTooLarge`, `BodyTimeout`, `ClientGone`."""
     declared = request.headers.get("content-length", "0")
@@ -40,7 +56,7 @@ async def body_chunks(
         yield chunk
 
 
-def read_timeout(elapsed_s: float, received: int, limits: UploadConfig) -> float:
+def read_timeout(elapsed_s: float, received: int, limits: BodyPace) -> float:
     """Return how many seconds the next chunk may take; 0 or less when it is late already."""
     slowest = limits.grace_s + received / limits.min_bytes_per_s
     return min(limits.stall_s, limits.body_s - elapsed_s, slowest - elapsed_s)

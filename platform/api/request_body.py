@@ -1,13 +1,17 @@
-"""Reads the JSON body of a request from its connection, within bounds of size and time."""
+"""Reads the JSON body of a request from its connection, within bounds of size, time and memory.
+
+Invariant: every byte is taken from the budget before it is kept.
+"""
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from loraplex.platform.errors import BodyTimeout, BodyTooLarge, ClientGone
+from loraplex.platform.api.body_budget import BodyLease
+from loraplex.platform.api.body_stream import body_chunks
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
 T = TypeVar("T")
@@ -24,19 +28,15 @@ async def read_object(
     limits: BodyLimits,
     check: Callable[[dict[str, Any]], T],
     check_in_worker: CheckInWorker,
+    lease: BodyLease,
 ) -> T:
-    """Read the body and return what `check` makes of its object.
+    """Read the body and return what `check` makes of its object. `lease` has the body's size afterwards.
 
     Large bodies are parsed off the event loop; `check_in_worker` checks those of many values first. Raises what `check`
-    raises, `BodyTooLarge`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client left before the body's end.
+    raises, `BodyTooLarge`, `BodyShareExceeded`, `Overloaded`, `BodyTimeout`, `InvalidBody`, or `ClientGone` when the client
+    left before the body's end.
     """
-    try:
-        async with asyncio.timeout(limits.max_s):
-            body = await _read_bytes(request, limits.max_bytes)
-    except TimeoutError:
-        raise BodyTimeout(f"The body did not arrive within {limits.max_s:g} s.") from None
-    except ClientDisconnect as error:
-        raise ClientGone("The client closed the connection within its request.") from error
+    body = await _read_bytes(request, limits, lease)
     if _max_values(body) > MANY_VALUES:
         await check_in_worker(body)
         return await asyncio.to_thread(lambda: check(json.loads(body.decode())))
@@ -54,13 +54,9 @@ def _checked(body: bytes, limits: BodyLimits, check: Callable[[dict[str, Any]], 
     return check(parse_object(body, limits))
 
 
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
-        raise BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
+async def _read_bytes(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in body_chunks(request, limits.max_bytes, limits):
+        lease.grow(len(chunk))
         body += chunk
-        if len(body) > max_bytes:
-            raise BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     return bytes(body)

@@ -73,11 +73,15 @@ class Authenticator:
     def requires(
         self, scope: str | None = None, *, cached: bool = False
     ) -> Callable[[Request], Awaitable[Caller]]:
-        """Return a dependency that accepts a tenant's key with `scope`; with None any key of a tenant."""
+        """Return a dependency that accepts a tenant's key with `scope`; with None any key of a tenant.
+
+        It writes the tenant into the request's state, without which no JSON body is read; `requires_operator` writes None.
+        """
 
         async def authorized(request: Request) -> Caller:
             headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
             caller = await self.authenticate(headers, address, cached=cached)
+            request.state.tenant_id = caller.tenant_id
             return check_scope(caller, scope)
 
         return authorized
@@ -87,7 +91,9 @@ class Authenticator:
 
         async def authorized(request: Request) -> OperatorCaller:
             headers, address = request.headers.getlist("authorization"), self._addresses.of(request)
-            return operator_caller(await self._authentic(headers, address, cached=False), address)
+            caller = operator_caller(await self._authentic(headers, address, cached=False), address)
+            request.state.tenant_id = None
+            return caller
 
         return authorized
 

@@ -28,6 +28,9 @@ def serve_command(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Default 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Default 8000; 0 takes a free one.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve /metrics on this port only; default: on --port.")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Default ./.loraplex.")] = None,
     config: Annotated[Path | None, typer.Option(help="Default ./loraplex.toml, if it exists.")] = None,
     role: Annotated[str | None, typer.Option(help="all, engine or gateway.")] = None,
@@ -44,6 +47,7 @@ def serve_command(
         "max_model_len": max_model_len,
         "host": host,
         "port": port,
+        "metrics_port": metrics_port,
         "data_dir": data_dir,
         "role": role,
         "engine": tuple(engine) if engine else None,

@@ -28,10 +28,12 @@ class ServingConfig:
     `max_tokenizing_per_tenant` of one tenant. `max_in_flight` counts prompts.
 
     `max_completion_tokens` bounds prompts x n x max_tokens. `max_logprobs` bounds that times (1 + top_logprobs): a whole
-    response is kept in memory, about 0.5 KB for each log-probability.
+    response is kept in memory, about 0.5 KB for each log-probability. `max_buffered_body_bytes` is shared by the bodies of all
+    tenants, see `api/body_budget.py`.
     """
 
     body: BodyLimits = field(default_factory=BodyLimits)
+    max_buffered_body_bytes: int = 256 << 20
     grammar: constraints.SchemaLimits = field(default_factory=constraints.SchemaLimits)
     max_in_flight: int = 2048
     max_tokenizing: int = 16

@@ -88,9 +88,10 @@ GAUGES: Final = (
 class EngineCollector(Collector):
     """Reads the newest snapshot of every engine and never waits for an engine."""
 
-    def __init__(self, model_name: str, engines: EnginePool) -> None:
+    def __init__(self, model_name: str, engines: EnginePool, *, adapter_names: bool = False) -> None:
         self._model_name = model_name
         self._engines = engines
+        self._adapter_names = adapter_names
         self._seen: dict[tuple[str, str], float] = {}
         self._base: dict[tuple[str, str], float] = {}
 
@@ -106,7 +107,9 @@ class EngineCollector(Collector):
         yield self._poison_refusals()
         yield self._step_tokens(snapshots)
         yield self._cache_config()
-        yield self._lora_info(snapshots)
+        yield from self._adapters(snapshots)
+        if self._adapter_names:
+            yield self._lora_info(snapshots)
 
     def _counters(self, snapshots: list[tuple[str, EngineStats]]) -> Iterable[Metric]:
         for name, field, text in COUNTERS:
@@ -211,16 +214,32 @@ class EngineCollector(Collector):
                 family.add_metric([self._model_name, str(index), *values], 1)
         return family
 
+    def _adapters(self, snapshots: list[tuple[str, EngineStats]]) -> Iterable[Metric]:
+        running = GaugeMetricFamily(
+            "loraplex_adapters_running", "Adapters of the running batch.", labels=LABELS
+        )
+        waiting = GaugeMetricFamily(
+            "loraplex_adapters_waiting", "Adapters of waiting requests.", labels=LABELS
+        )
+        for engine, stats in snapshots:
+            running.add_metric([self._model_name, engine], len(stats.running_adapters))
+            waiting.add_metric([self._model_name, engine], len(stats.waiting_adapters))
+        yield from (running, waiting)
+
     def _lora_info(self, snapshots: list[tuple[str, EngineStats]]) -> Metric:
-        """The value is the time of the update; routers read the adapters from the labels."""
+        """One sample per engine, whose labels list adapters that are resident now. The value is the time of the update."""
         names = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         family = GaugeMetricFamily(
             "vllm:lora_requests_info", "Adapters running and waiting.", labels=[*LABELS, *names]
         )
         for engine, stats in snapshots:
-            adapters = [",".join(stats.running_adapters), ",".join(stats.waiting_adapters)]
-            resident = str(max(len(stats.resident_adapters), len(stats.running_adapters)))
-            family.add_metric([self._model_name, engine, resident, *adapters], time.time())
+            resident = set(stats.resident_adapters)
+            running, waiting = (
+                ",".join(each for each in names if each in resident)
+                for names in (stats.running_adapters, stats.waiting_adapters)
+            )
+            labels = [self._model_name, engine, str(len(resident)), running, waiting]
+            family.add_metric(labels, time.time())
         return family
 
     def _total(self, engine: str, field: str, stats: EngineStats) -> float:

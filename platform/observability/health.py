@@ -1,16 +1,16 @@
-"""Probes and `/metrics`.
+"""Probes: whether this gateway can answer now, and which dependencies it is without.
 
 Invariant: they read state that a background task updates and wait for nothing, so many probes cause little load, and liveness
 does not depend on the engine.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from loraplex.engine.messages import EngineStats
@@ -25,25 +25,41 @@ FRESH_S = 5.0
 RETRY_AFTER_S = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """A store that `ping` reaches. The gateway answers without it for `grace_s`; None: as long as it is away."""
+
+    ping: Ping
+    grace_s: float | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Health:
-    """Readiness of this gateway. An engine with work that completes no step for `stall_s` is not ready."""
+    """Readiness of this gateway. An engine with work that completes no step for `stall_s` is not ready.
+
+    `down`: since when each dependency that is away has been, by `clock`.
+    """
 
     engines: EnginePool
-    pings: Mapping[str, Ping]
+    dependencies: Mapping[str, Dependency]
     metrics: Metrics
     stall_s: float = 20.0
+    clock: Callable[[], float] = time.monotonic
     draining: bool = False
-    down: dict[str, str] = field(default_factory=dict)
+    down: dict[str, float] = field(default_factory=dict)
 
     def reasons(self) -> list[str]:
-        """Why this gateway is not ready; empty when it is ready."""
+        """Why this gateway cannot answer; empty when it can."""
         reasons = ["the server is shutting down"] if self.draining else []
-        reasons += [f"{name} is down" for name in sorted(self.down)]
+        reasons += filter(None, map(self._missing, sorted(self.down)))
         troubles = [self._trouble(engine) for engine in self.engines.engines]
         if all(troubles):
             reasons += [trouble for trouble in troubles if trouble]
         return reasons
+
+    def dependency_states(self) -> dict[str, str]:
+        """`up` or `down` for each dependency."""
+        return {name: "down" if name in self.down else "up" for name in self.dependencies}
 
     async def watch(self) -> None:
         """Ping every dependency each second, until cancelled."""
@@ -54,7 +70,7 @@ class Health:
     async def check(self) -> None:
         """Ping every dependency once."""
         self.metrics.set_tasks(len(asyncio.all_tasks()))
-        await asyncio.gather(*(self._check_one(name, ping) for name, ping in self.pings.items()))
+        await asyncio.gather(*(self._check_one(name, each.ping) for name, each in self.dependencies.items()))
 
     async def _check_one(self, name: str, ping: Ping) -> None:
         try:
@@ -65,10 +81,16 @@ class Health:
                 structlog.get_logger("loraplex.health").warning(
                     "dependency down", name=name, error=str(error)[:200]
                 )
-            self.down[name] = type(error).__name__
+            self.down.setdefault(name, self.clock())
         else:
             self.down.pop(name, None)
         self.metrics.set_dependency(name, name not in self.down)
+
+    def _missing(self, name: str) -> str | None:
+        grace_s, away_s = self.dependencies[name].grace_s, self.clock() - self.down[name]
+        if grace_s is None or away_s < grace_s:
+            return None
+        return f"{name} has been down for more than {grace_s:g} s"
 
     def _trouble(self, engine: ManagedEngine) -> str | None:
         stats = engine.last_stats or EngineStats()
@@ -84,28 +106,19 @@ class Health:
 
 
 def health_router(health: Health) -> APIRouter:
-    """`/livez`, `/readyz`, `/startupz`, `/health` (as readyz) and `/metrics`, without credentials."""
+    """Build the router of `/livez`, `/readyz`, `/startupz` and `/health` (as readyz), without credentials."""
     router = APIRouter(include_in_schema=False)
 
     async def alive() -> Response:
         return JSONResponse({"status": "ok"})
 
     async def ready() -> Response:
-        reasons = health.reasons()
+        reasons, dependencies = health.reasons(), health.dependency_states()
         if reasons:
-            body = {"status": "unavailable", "reasons": reasons}
+            body = {"status": "unavailable", "reasons": reasons, "dependencies": dependencies}
             return JSONResponse(body, 503, headers={"retry-after": str(RETRY_AFTER_S)})
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok", "dependencies": dependencies})
 
-    async def metrics() -> Response:
-        return Response(health.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
-
-    for path, endpoint in (
-        ("/livez", alive),
-        ("/startupz", alive),
-        ("/readyz", ready),
-        ("/health", ready),
-        ("/metrics", metrics),
-    ):
+    for path, endpoint in (("/livez", alive), ("/startupz", alive), ("/readyz", ready), ("/health", ready)):
         router.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     return router

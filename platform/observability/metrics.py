@@ -5,6 +5,7 @@ those with `max by (engine)`.
 """
 
 import math
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -29,13 +30,25 @@ FINE_BUCKETS = tuple(0.001 * 2 ** (step / 2) for step in range(32))
 CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 COMPILE_CHECK_RESULTS = ("accepted", "invalid", "too_costly", "unavailable", "abandoned")
+CONNECTION_BOUNDS = ("address", "total")
 LABELS = ("model_name", "engine")
 
 
 class Metrics:
-    """The metrics of `/metrics`, and a `RequestRecorder`. Requests have the engine label "0", as in a single vLLM server."""
+    """The metrics of `/metrics`, and a `RequestRecorder`. Requests have the engine label "0", as in a single vLLM server.
 
-    def __init__(self, model_name: str, version: str, max_model_len: int, engines: EnginePool) -> None:
+    `adapter_names`: also export vLLM's series whose labels name adapters.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        version: str,
+        max_model_len: int,
+        engines: EnginePool,
+        *,
+        adapter_names: bool = False,
+    ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._labels = (model_name, "0")
         self._sizes = one_two_five(max_model_len)
@@ -43,7 +56,7 @@ class Metrics:
         self._size_families()
         self._own_families(version)
         self.admission = AdmissionMetrics(self.registry)
-        self.registry.register(EngineCollector(model_name, engines))
+        self.registry.register(EngineCollector(model_name, engines, adapter_names=adapter_names))
 
     def record(self, stats: RequestStats) -> None:
         """Count one ended request."""
@@ -75,6 +88,14 @@ class Metrics:
     def set_tasks(self, count: int) -> None:
         """Set how many asyncio tasks the gateway has."""
         self._tasks.set(count)
+
+    def connection_refused(self, bound: str) -> None:
+        """Count one connection over the bound `address` or `total`."""
+        self._refused_connections.labels(bound).inc()
+
+    def watch_connections(self, count: Callable[[], int]) -> None:
+        """Export the number of open connections."""
+        self._open_connections.set_function(count)
 
     def render(self) -> bytes:
         """The text exposition format."""
@@ -171,6 +192,17 @@ class Metrics:
         self._tasks = Gauge(
             "loraplex_asyncio_tasks", "Tasks of the gateway's event loop.", registry=self.registry
         )
+        self._open_connections = Gauge(
+            "loraplex_http_connections", "Open client connections.", registry=self.registry
+        )
+        self._refused_connections = Counter(
+            "loraplex_http_connections_refused",
+            "Connections closed at once, by the bound that they were over.",
+            ("bound",),
+            registry=self.registry,
+        )
+        for bound in CONNECTION_BOUNDS:
+            self._refused_connections.labels(bound)
         build = Gauge("loraplex_build_info", "The running version.", ("version",), registry=self.registry)
         build.labels(version).set(1)
 

@@ -35,13 +35,17 @@ def size_of(value: object, limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Bounds of a body: `max_bytes` within `max_s` seconds, nesting of `max_depth`. `max_values` counts names as well.
+    """Bounds of a body: `max_bytes`, nesting of `max_depth`. `max_values` counts names as well.
 
-    `max_digits` of a whole number: the time to parse one grows with the square of its digits.
+    `max_digits` of a whole number: the time to parse one grows with the square of its digits. A body arrives within `body_s`
+    seconds, without a pause of `stall_s`, and after `grace_s` at `min_bytes_per_s` on average.
     """
 
     max_bytes: int = 10 * 1024 * 1024
-    max_s: float = 60.0
+    body_s: float = 60.0
+    stall_s: float = 10.0
+    grace_s: float = 10.0
+    min_bytes_per_s: int = 16_384
     max_depth: int = 64
     max_values: int = 200_000
     max_digits: int = 400

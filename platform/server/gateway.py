@@ -40,7 +40,8 @@ from loraplex.platform.inference.prompting.tokenizer import load_tokenizer
 from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.platform.observability.admission_metrics import RecordedAdmissionController
-from loraplex.platform.observability.health import Health, Ping, health_router
+from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
+from loraplex.platform.observability.health import Dependency, Health, health_router
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
@@ -74,6 +75,7 @@ class OpenGateway:
     """A gateway that is ready to listen."""
 
     app: FastAPI
+    exposition: MetricsExposition
     engines: EnginePool
     health: Health
     database: Database
@@ -145,9 +147,22 @@ async def _assemble(
     stack.push_async_callback(database.close)
     client = valkey.open_valkey(addresses.redis_url)
     stack.push_async_callback(client.aclose)
-    metrics = Metrics(served_name, version("loraplex"), info.max_model_len, engines)
-    pings: dict[str, Ping] = {"postgresql": database.ping, "valkey": partial(valkey.ping, client)}
-    health = Health(engines=engines, pings=pings, metrics=metrics, stall_s=settings.ready_stall_s)
+    metrics = Metrics(
+        served_name,
+        version("loraplex"),
+        info.max_model_len,
+        engines,
+        adapter_names=settings.metrics_adapter_names,
+    )
+    health = Health(
+        engines=engines,
+        dependencies={
+            "postgresql": Dependency(database.ping, settings.database_grace_s),
+            "valkey": Dependency(partial(valkey.ping, client)),
+        },
+        metrics=metrics,
+        stall_s=settings.ready_stall_s,
+    )
     await _require_dependencies(health)
     await _require_roles(database)
     await warn_of_shadowed_adapters(database, served_name)
@@ -196,9 +211,15 @@ async def _assemble(
     stack.push_async_callback(dependencies.background_tasks.join)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
     _run_in_background(_housekeeping(settings, dependencies, client, blobs).run(), stack)
-    app = create_app(dependencies, routers=[health_router(health)])
+    exposition = MetricsExposition(metrics.render)
+    routers = [health_router(health)]
+    if settings.metrics_port is None:
+        routers.append(metrics_router(exposition))
+    app = create_app(dependencies, routers)
+    await asyncio.to_thread(lambda: app.rendered_document)
     return OpenGateway(
         app=app,
+        exposition=exposition,
         engines=engines,
         health=health,
         database=database,
@@ -246,9 +267,9 @@ def _housekeeping(
 
 
 async def _require_dependencies(health: Health) -> None:
-    for name, ping in health.pings.items():
+    for name, dependency in health.dependencies.items():
         try:
-            await ping()
+            await dependency.ping()
         except (TenantsError, OSError) as error:
             raise DependencyFailed(f"{name}: {error}") from error
     await health.check()
@@ -280,6 +301,7 @@ async def _adapter_path(blobs: BlobStore, tenant_id: UUID, digest: str) -> str:
 def _limits(settings: Settings) -> ServingConfig:
     return ServingConfig(
         body=BodyLimits(max_bytes=settings.max_body_bytes),
+        max_buffered_body_bytes=settings.max_buffered_body_bytes,
         max_in_flight=settings.max_requests_in_flight,
         queue_timeout_s=settings.queue_timeout_s,
         total_timeout_s=settings.total_timeout_s,

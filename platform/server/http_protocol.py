@@ -1,16 +1,27 @@
-"""uvicorn's HTTP/1.1 protocol with bounds on the size of a request's head and on the time it may take to arrive.
+"""uvicorn's HTTP/1.1 protocol with bounds on connections, on the head of a request, and on an answer that is not read.
 
 Invariant: before authentication a connection costs this process at most `MAX_HEAD_BYTES` and one read, for `HEAD_S` seconds.
 The parser alone would collect a head of any size (RFC 9112, 2.2 and 3 leave the limits to servers).
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from loraplex.platform.server.connection_limiter import ConnectionLimiter
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 30.0
+LINGER_S = 2.0
+LINGER_BYTES = 256 << 10
+MIN_READ_BYTES_PER_S = 64 << 10
+CLOSE_HEADER: Final = (b"connection", b"close")
+REFUSAL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
 
 
 class HeadTooLarge(Exception):
@@ -18,30 +29,64 @@ class HeadTooLarge(Exception):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Counts the request line and the headers as they arrive; uvicorn handles everything after them."""
+    """Closes connections that `limiter` refuses, that answer their head too late, or whose client does not read.
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    A client that takes none of an answer for `stall_s`, or a long one at less than `MIN_READ_BYTES_PER_S`, loses its
+    connection. An answer before the end of its request's body ends the connection: for `LINGER_S` up to `LINGER_BYTES` are
+    discarded, because a reset would take the answer from the client (RFC 9112, 9.6).
+    """
+
+    def __init__(self, *arguments: Any, limiter: ConnectionLimiter, stall_s: float, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._application: ASGIApp = self.app
+        self.app = self._closing_after_early_answer
+        self._limiter = limiter
+        self._stall_s = stall_s
+        self._counted_address: str | None = None
         self._head_bytes = 0
         self._unparsed_bytes = 0
         self._parsed_something = False
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._closing_early = False
+        self._lingering = False
+        self._discarded_bytes = 0
+        self._head_timer = _Timer(self.loop, self._head_is_late)
+        self._linger_timer = _Timer(self.loop, self._end_linger)
+        self._write_timer = _Timer(self.loop, self._end_stalled)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        self._await_head()
+        address = self.client[0] if self.client else ""
+        if not self._limiter.acquire(address):
+            transport.write(REFUSAL)
+            transport.close()
+            return
+        self._counted_address = address
+        self._head_timer.start(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
+        if self._counted_address is not None:
+            self._limiter.release(self._counted_address)
+        for timer in (self._head_timer, self._linger_timer, self._write_timer):
+            timer.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Also bound a header, trailer or chunk extension that never ends: the parser reports it only at its end."""
+        if self._lingering:
+            self._discard(len(data))
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            # Empty lines before a request begin no message, but end uvicorn's keep-alive timeout.
+            self._await_head()
         self._parsed_something = False
         super().data_received(data)
         self._unparsed_bytes = 0 if self._parsed_something else self._unparsed_bytes + len(data)
         if self._unparsed_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The request's head is too large.")
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self._bound_unsent()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -57,12 +102,45 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_timer()
+        self._head_timer.stop()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._parsed_something = True
         super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._bound_unsent()
+        if self._closing_early and not self.transport.is_closing():
+            self._linger()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._bound_unsent()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_timer.stop()
+        if self.cycle is not None and self.cycle.response_complete:
+            self._bound_unsent()
+
+    async def _closing_after_early_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_mark(message: Message) -> None:
+            is_early = message["type"] == "http.response.start" and self._is_body_incomplete(scope)
+            if is_early:
+                message = {**message, "headers": [*message.get("headers", ()), CLOSE_HEADER]}
+            await send(message)
+            if is_early:
+                self._closing_early = True
+                # uvicorn must not close at the end of the answer: `_linger` does, after what still arrives.
+                self.cycle.keep_alive = True
+
+        await self._application(scope, receive, send_and_mark)
+
+    def _is_body_incomplete(self, scope: Scope) -> bool:
+        """Whether the request of `scope` still sends its body. Only the last one of a pipeline can."""
+        return self.cycle.scope is scope and self.cycle.more_body
 
     def _count(self, length: int) -> None:
         self._parsed_something = True
@@ -71,16 +149,62 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise HeadTooLarge(f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
 
     def _await_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        if not self._head_timer.runs:
+            self._head_timer.start(HEAD_S)
 
     def _head_is_late(self) -> None:
-        self._head_timer = None
         # A pipelined head may wait behind a response that is still being written.
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _linger(self) -> None:
+        self._lingering = True
+        self._unset_keepalive_if_required()
+        self.transport.write_eof()
+        self._linger_timer.start(LINGER_S)
+
+    def _discard(self, size: int) -> None:
+        self._discarded_bytes += size
+        if self._discarded_bytes > LINGER_BYTES:
+            self.flow.pause_reading()
+
+    def _end_linger(self) -> None:
+        self.transport.close()
+
+    def _bound_unsent(self) -> None:
+        """Give the client `stall_s`, and for a long answer more, to take what is written and not yet sent."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent:
+            self._write_timer.start(self._stall_s + unsent / MIN_READ_BYTES_PER_S)
+
+    def _end_stalled(self) -> None:
+        # A stream that is not paused may write on: its unsent bytes are not those of the timer's start.
+        is_stalled = self.flow.write_paused or self.cycle is None or self.cycle.response_complete
+        if is_stalled and self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+
+class _Timer:
+    """Calls `action` once after `start`, unless it is started again or stopped before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+        self._loop = loop
+        self._action = action
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._handle is not None
+
+    def start(self, seconds: float) -> None:
+        self.stop()
+        self._handle = self._loop.call_later(seconds, self._fire)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._action()

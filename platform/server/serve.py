@@ -5,16 +5,32 @@ Invariant: a taken port and a wrong setting are reported before anything is star
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
+
+import structlog
+from fastapi import FastAPI
 
 from loraplex.platform.config import Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import open_lone_engine
+from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
+from loraplex.platform.server.connection_limiter import ConnectionLimiter, reserve_descriptors
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.progress import shown_progress
-from loraplex.platform.server.uvicorn_server import Shutdown, bind, serve_until_stopped
+from loraplex.platform.server.uvicorn_server import (
+    HttpListener,
+    Shutdown,
+    bind,
+    serve_until_stopped,
+    serving,
+)
 from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
+from loraplex.tenants.api_keys.networks import parse_network
+
+LOG = structlog.get_logger("loraplex.serve")
+WATCH_S = 1.0
+METRICS_CONNECTIONS = 64
 
 
 async def serve(settings: Settings, demo: bool) -> None:
@@ -61,8 +77,13 @@ async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> N
 
 
 async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> None:
-    listener = bind(settings.host, settings.port)
-    with listener:
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(bind(settings.host, settings.port))
+        metrics_socket = None
+        if settings.metrics_port is not None:
+            metrics_socket = sockets.enter_context(
+                bind(settings.host, settings.metrics_port, "--metrics-port")
+            )
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         model = None if settings.role == "gateway" else await _model(settings, demo)
         async with AsyncExitStack() as stack:
@@ -76,10 +97,43 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             on_stage.finish()
             print(banner, flush=True)
             shutdown.started()
+            if metrics_socket is not None:
+                print(f"Serving metrics at {base_url(metrics_socket)}/metrics", flush=True)
+                await stack.enter_async_context(_serving_metrics(settings, gateway, metrics_socket))
             freeze_gc()
             await serve_until_stopped(
-                gateway.app, listener, gateway.health, gateway.engines, shutdown, settings.drain_s
+                gateway.app,
+                _bounded(settings, gateway, listener),
+                gateway.health,
+                gateway.engines,
+                shutdown,
+                settings.drain_s,
             )
+
+
+def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> HttpListener:
+    """Bound the connections of the gateway's listener, and export their number."""
+    metrics = gateway.health.metrics
+    fitting = reserve_descriptors(settings.max_connections)
+    if fitting < settings.max_connections:
+        LOG.warning("fewer connections than configured: raise the limit of open files", connections=fitting)
+    limiter = ConnectionLimiter(
+        fitting,
+        settings.max_connections_per_address,
+        tuple(map(parse_network, settings.trusted_proxies)),
+        metrics.connection_refused,
+    )
+    metrics.watch_connections(lambda: limiter.open_connections)
+    return HttpListener(listener, limiter, settings.reader_stall_s)
+
+
+def _serving_metrics(
+    settings: Settings, gateway: OpenGateway, listener: socket.socket
+) -> AbstractAsyncContextManager[None]:
+    app = FastAPI(openapi_url=None)
+    app.include_router(metrics_router(gateway.exposition))
+    limiter = ConnectionLimiter(METRICS_CONNECTIONS, METRICS_CONNECTIONS)
+    return serving(app, HttpListener(listener, limiter, settings.reader_stall_s))
 
 
 async def _model(settings: Settings, demo: bool) -> str:

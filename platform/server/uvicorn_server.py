@@ -8,8 +8,10 @@ import contextlib
 import errno
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 import uvicorn
@@ -17,6 +19,7 @@ from fastapi import FastAPI
 
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability.health import Health
+from loraplex.platform.server.connection_limiter import ConnectionLimiter
 from loraplex.platform.server.http_protocol import BoundedHttpProtocol
 from loraplex.platform.startup_errors import PortTaken
 
@@ -61,17 +64,26 @@ class Server(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class HttpListener:
+    """A bound socket and the bounds of its connections; see `BoundedHttpProtocol` for `stall_s`."""
+
+    socket: socket.socket
+    limiter: ConnectionLimiter
+    stall_s: float
+
+
+def bind(host: str, port: int, flag: str = "--port") -> socket.socket:
     """Bind a socket that does not listen yet, so that a taken port is known before anything is loaded.
 
-    Raises `PortTaken`.
+    Raises `PortTaken`, which names `flag`.
     """
     try:
         facts = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except OSError as error:
-        raise PortTaken(host, port, str(error)) from None
+        raise PortTaken(host, port, str(error), flag) from None
     if port and _is_listening(facts[0], facts[4]):
-        raise PortTaken(host, port, "the port is taken by another process")
+        raise PortTaken(host, port, "the port is taken by another process", flag)
     listener = socket.socket(facts[0], socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -79,21 +91,21 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = "the port is taken by another process" if error.errno == errno.EADDRINUSE else error.strerror
-        raise PortTaken(host, port, reason or str(error)) from None
+        raise PortTaken(host, port, reason or str(error), flag) from None
     return listener
 
 
 async def serve_until_stopped(
     app: FastAPI,
-    listener: socket.socket,
+    listener: HttpListener,
     health: Health,
     engines: EnginePool,
     shutdown: Shutdown,
     drain_s: float,
 ) -> None:
     """Serve until a signal, then drain. Returns after the last response, or when its time is over."""
-    server = _server(app)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    server = _server(app, listener)
+    serving = asyncio.create_task(server.serve(sockets=[listener.socket]))
     drain_requested = asyncio.create_task(shutdown.drain.wait())
     await asyncio.wait({serving, drain_requested}, return_when=asyncio.FIRST_COMPLETED)
     drain_requested.cancel()
@@ -103,6 +115,18 @@ async def serve_until_stopped(
         server.should_exit = True
         await _finish(server, serving, shutdown)
     await serving
+
+
+@asynccontextmanager
+async def serving(app: FastAPI, listener: HttpListener) -> AsyncIterator[None]:
+    """Serve `app` until the block ends."""
+    server = _server(app, listener)
+    task = asyncio.create_task(server.serve(sockets=[listener.socket]))
+    try:
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        await task
 
 
 async def _drain(engines: EnginePool, shutdown: Shutdown, drain_s: float) -> None:
@@ -125,10 +149,11 @@ async def _finish(server: Server, serving: "asyncio.Task[None]", shutdown: Shutd
         server.force_exit = True
 
 
-def _server(app: FastAPI) -> Server:
+def _server(app: FastAPI, listener: HttpListener) -> Server:
+    protocol = partial(BoundedHttpProtocol, limiter=listener.limiter, stall_s=listener.stall_s)
     config = uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=protocol,  # type: ignore[arg-type]  # uvicorn only calls it
         loop="none",
         ws="none",
         lifespan="off",

@@ -26,7 +26,7 @@ FAMILIES = {
     "vllm:inter_token_latency_seconds",
     "vllm:e2e_request_latency_seconds",
     "vllm:cache_config_info",
-    "vllm:lora_requests_info",
+    "loraplex_adapters_running",
     "loraplex_adapter_loads",
     "loraplex_adapters_pinned",
     "loraplex_kv_blocks_referenced",

@@ -1,9 +1,17 @@
-"""Describes what FastAPI cannot derive from a management route: its body, query parameters and conditional headers."""
+"""Describes what FastAPI cannot derive from a management route: its body, query parameters and conditional headers.
 
+Invariant: the OpenAPI document is rendered once; its requests cost the event loop no more than sending it.
+"""
+
+import hashlib
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
+import msgspec
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 
 from loraplex.platform.api.management.pagination import Listing, page_parameters
 from loraplex.platform.api.management.request_bodies import RequestModel, body_schema
@@ -48,6 +56,24 @@ def listed(item: type[ResponseModel], filters: Mapping[str, str] | None = None) 
 
 class Application(FastAPI):
     """FastAPI without its validation errors in the OpenAPI document: the routes check parameters themselves."""
+
+    def setup(self) -> None:
+        """Add a route of the rendered document before FastAPI's own, which renders it for each request."""
+        self.add_route("/openapi.json", self._send_document, include_in_schema=False)
+        super().setup()
+
+    @cached_property
+    def rendered_document(self) -> tuple[bytes, str]:
+        """The document and its ETag. Rendering takes a few hundred milliseconds, once; all routes must be included before."""
+        document = msgspec.json.encode(self.openapi())
+        return document, f'"{hashlib.sha256(document).hexdigest()[:32]}"'
+
+    async def _send_document(self, request: Request) -> Response:
+        document, etag = self.rendered_document
+        headers = {"etag": etag, "cache-control": "no-cache"}
+        if etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(document, headers=headers, media_type="application/json")
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()

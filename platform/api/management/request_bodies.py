@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from loraplex.platform.api.body_budget import body_lease
 from loraplex.platform.api.request_body import read_object
 from loraplex.platform.errors import InvalidParameter, MissingParameter, UnknownParameter
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
-BODY_LIMITS: Final = BodyLimits(max_bytes=64 << 10, max_s=30.0, max_depth=16, max_values=5000)
+BODY_LIMITS: Final = BodyLimits(max_bytes=64 << 10, body_s=30.0, max_depth=16, max_values=5000)
 _NO_BODY: Final = hashlib.sha256(b"").digest()
 _NAME_LENGTH: Final = 64
 
@@ -55,7 +56,8 @@ def body_read_by(check: Callable[[dict[str, Any]], ReadT], *, optional: bool = F
 
         if optional and _is_empty(request):
             return checked({})
-        return await read_object(request, BODY_LIMITS, checked, check_in_worker)
+        with body_lease(request) as lease:
+            return await read_object(request, BODY_LIMITS, checked, check_in_worker, lease)
 
     return Depends(read)
 

@@ -1,6 +1,7 @@
 """The routes of `/v1`. Every route names the scope it needs; bodies go through the closed parameter table."""
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 from uuid import uuid4
@@ -9,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from loraplex.platform.api.body_budget import BodyLease, body_lease
 from loraplex.platform.api.openai.chat_responses import chat_chunks, collect_chat
 from loraplex.platform.api.openai.completion_responses import collect_completion, completion_chunks
 from loraplex.platform.api.openai.openapi import GENERATION_RESPONSES, LOOKUP_RESPONSES, body_schema
@@ -17,9 +19,10 @@ from loraplex.platform.api.request_body import read_object
 from loraplex.platform.api.request_id import request_id_of, response_headers_of
 from loraplex.platform.api.sse import EventStream, unless_disconnected
 from loraplex.platform.auth.authenticator import Authenticator, Caller
-from loraplex.platform.errors import EngineFailed, describe
+from loraplex.platform.errors import ClientGone, EngineFailed, describe
 from loraplex.platform.inference.admission import RequestContext
 from loraplex.platform.inference.dependencies import GatewayDependencies
+from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import list_models, resolve_model
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, read_parameters
@@ -85,11 +88,12 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
 
     @router.post("/tokenize", responses=LOOKUP_RESPONSES, openapi_extra=body_schema("tokenize"))
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
-        values = await _values(dependencies, request, caller, "tokenize")
-        found = await resolve_model(dependencies, caller, values["model"])
-        response_headers_of(request.scope).update(found.headers())
-        async with tokenizing.slot(caller.tenant_id):
-            prompts = await inference.prompt_ids(values, found, caller.tenant_id)
+        with body_lease(request) as lease:
+            values = await _values(dependencies, request, caller, "tokenize", lease)
+            found = await resolve_model(dependencies, caller, values["model"])
+            response_headers_of(request.scope).update(found.headers())
+            async with tokenizing.slot(caller.tenant_id):
+                prompts = await inference.prompt_ids(values, found, caller.tenant_id)
         return json_response(_tokens(dependencies, prompts))
 
     return router
@@ -101,7 +105,7 @@ def _needs_no_admission(error: Exception) -> bool:
 
 
 async def _values(
-    dependencies: GatewayDependencies, request: Request, caller: Caller, endpoint: Endpoint
+    dependencies: GatewayDependencies, request: Request, caller: Caller, endpoint: Endpoint, lease: BodyLease
 ) -> Values:
     namespace = dependencies.namespace_of(caller.tenant_id)
 
@@ -109,8 +113,18 @@ async def _values(
         await unless_disconnected(request.receive, dependencies.request_analysis.check_body(namespace, body))
 
     return await read_object(
-        request, dependencies.config.body, partial(read_parameters, endpoint), check_in_worker
+        request, dependencies.config.body, partial(read_parameters, endpoint), check_in_worker, lease
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _StartedGeneration:
+    """A running generation, and what its response needs of the body, whose values are no longer in memory."""
+
+    generation: Generation
+    head: ResponseHead
+    stream: bool
+    include_usage: bool
 
 
 async def _generate(
@@ -120,43 +134,59 @@ async def _generate(
     context: RequestContext,
     endpoint: Endpoint,
 ) -> Response:
-    values = await _values(dependencies, request, context.caller, endpoint)
-    kind = "chatcmpl" if endpoint == "chat" else "cmpl"
-    head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
-    if not values["stream"]:
-        work = _whole(dependencies, inference, context, endpoint, values, head)
-        return await unless_disconnected(request.receive, work)
-    begun = inference.begin(context, endpoint, values)
-    generation = await unless_disconnected(request.receive, begun)
+    started = await _start(dependencies, inference, request, context, endpoint)
+    if not started.stream:
+        return await _whole(dependencies, request, started, endpoint)
+    generation = started.generation
     encoder = chat_chunks if endpoint == "chat" else completion_chunks
-    include_usage = bool((values["stream_options"] or {}).get("include_usage"))
-    chunks = encoder(head, generation, dependencies.token_text, include_usage)
+    chunks = encoder(started.head, generation, dependencies.token_text, started.include_usage)
     return EventStream(generation, chunks, generation.headers(), dependencies.config.reader_stall_s)
 
 
-async def _whole(
+async def _start(
     dependencies: GatewayDependencies,
     inference: InferencePipeline,
+    request: Request,
     context: RequestContext,
     endpoint: Endpoint,
-    values: Values,
-    head: ResponseHead,
+) -> _StartedGeneration:
+    """Read the body and start its generation. The body's memory is leased until the engine has the request."""
+    with body_lease(request) as lease:
+        values = await _values(dependencies, request, context.caller, endpoint, lease)
+        kind = "chatcmpl" if endpoint == "chat" else "cmpl"
+        head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
+        generation = await unless_disconnected(request.receive, inference.begin(context, endpoint, values))
+        include_usage = bool((values["stream_options"] or {}).get("include_usage"))
+        return _StartedGeneration(generation, head, bool(values["stream"]), include_usage)
+
+
+async def _whole(
+    dependencies: GatewayDependencies, request: Request, started: _StartedGeneration, endpoint: Endpoint
 ) -> Response:
-    generation = await inference.begin(context, endpoint, values)
-    collect = collect_chat if endpoint == "chat" else collect_completion
-    failure: BaseException | None = None
+    generation = started.generation
+    failure: Exception | None = None
     try:
-        try:
-            document = await collect(head, generation, dependencies.token_text)
-        except EngineFailed as lost:
-            await generation.restart(lost)
-            document = await collect(head, generation, dependencies.token_text)
-    except BaseException as error:
+        document = await unless_disconnected(request.receive, _collect(dependencies, started, endpoint))
+    except ClientGone:
+        raise
+    except Exception as error:
         failure = error
         raise
     finally:
         await generation.close(failure)
     return json_response(document, generation.headers())
+
+
+async def _collect(
+    dependencies: GatewayDependencies, started: _StartedGeneration, endpoint: Endpoint
+) -> dict[str, object]:
+    """Collect the whole response. A generation that loses its engine starts once more, because nothing was sent."""
+    collect = collect_chat if endpoint == "chat" else collect_completion
+    try:
+        return await collect(started.head, started.generation, dependencies.token_text)
+    except EngineFailed as lost:
+        await started.generation.restart(lost)
+        return await collect(started.head, started.generation, dependencies.token_text)
 
 
 def _tokens(dependencies: GatewayDependencies, prompts: list[list[int]]) -> dict[str, object]:

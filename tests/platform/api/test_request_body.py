@@ -1,20 +1,34 @@
-"""Bodies of many values are checked in a worker before they are parsed."""
+"""JSON bodies are read within bounds of memory and pace; those of many values are checked in a worker before they are parsed."""
 
+import asyncio
 import json
+from uuid import UUID
 
 import pytest
 from starlette.requests import Request
 
+from loraplex.platform.api.body_budget import BodyBudget, BodyLease
 from loraplex.platform.api.request_body import LARGE_BODY, MANY_VALUES, read_object
-from loraplex.platform.errors import InvalidBody
+from loraplex.platform.errors import BodyShareExceeded, BodyTimeout, InvalidBody
 from loraplex.platform.parameters.json_object import BodyLimits
 
 
-async def requested(body: bytes) -> Request:
+def requested(*chunks: bytes, every_s: float = 0.0) -> Request:
+    left = list(chunks)
+
     async def receive() -> dict[str, object]:
-        return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.sleep(every_s)
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
     return Request({"type": "http", "headers": []}, receive)
+
+
+def lease_of(total: int = 1 << 30) -> BodyLease:
+    return BodyLease(BodyBudget(total), UUID(int=1))
+
+
+async def unchecked(body: bytes) -> None:
+    raise AssertionError("a small body needs no worker")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +49,7 @@ async def test_bodies_of_many_values_are_checked_in_a_worker(body: bytes, in_wor
     async def check_in_worker(data: bytes) -> None:
         checked.append(data)
 
-    parsed = await read_object(await requested(body), BodyLimits(), dict, check_in_worker)
+    parsed = await read_object(requested(body), BodyLimits(), dict, check_in_worker, lease_of())
     assert parsed == json.loads(body) and checked == [body] * in_worker
 
 
@@ -44,4 +58,21 @@ async def test_a_refusal_of_the_worker_is_raised() -> None:
         raise InvalidBody("no")
 
     with pytest.raises(InvalidBody, match="no"):
-        await read_object(await requested(b"[" * 2 * MANY_VALUES), BodyLimits(), dict, refuse)
+        await read_object(requested(b"[" * 2 * MANY_VALUES), BodyLimits(), dict, refuse, lease_of())
+
+
+async def test_memory_is_taken_as_the_body_arrives() -> None:
+    lease = lease_of(total=4 * 1000)
+    with pytest.raises(BodyShareExceeded):
+        await read_object(requested(b"{" + b" " * 900, b" " * 900), BodyLimits(), dict, unchecked, lease)
+    lease.release()
+    assert await read_object(requested(b"{" + b" " * 900, b"}"), BodyLimits(), dict, unchecked, lease) == {}
+    with pytest.raises(BodyShareExceeded):
+        lease.grow(100)
+
+
+async def test_a_body_that_drips_does_not_keep_its_memory() -> None:
+    limits = BodyLimits(body_s=60.0, stall_s=60.0, grace_s=0.1, min_bytes_per_s=1000)
+    async with asyncio.timeout(5):
+        with pytest.raises(BodyTimeout):
+            await read_object(requested(*[b" "] * 1000, every_s=0.02), limits, dict, unchecked, lease_of())

@@ -112,3 +112,21 @@ async def test_a_refusal_does_not_reveal_what_exists(gateway: Gateway, database:
                 for name in (known, "nonesuch")
             ]
             assert responses[0].content == responses[1].content
+
+
+async def test_no_byte_of_a_body_is_read_before_the_key_is_accepted(gateway: Gateway) -> None:
+    async def receive() -> Any:
+        raise AssertionError("the body was read")
+
+    statuses = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
+    for route in SCOPES:
+        method, path = path_of(route)
+        scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": headers}
+        await gateway.app(scope, receive, send)
+    assert statuses == [401] * len(SCOPES)

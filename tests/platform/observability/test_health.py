@@ -1,4 +1,4 @@
-"""Probes: readiness follows engine, dependencies and draining; liveness follows nothing."""
+"""Probes: readiness says whether the gateway can answer now; a dependency that is survived is a field; liveness follows nothing."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.platform.engines.managed_engine import Managed
 from loraplex.engine.messages import EngineStats
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.observability import health as health_module
-from loraplex.platform.observability.health import Health, health_router
+from loraplex.platform.observability.health import Dependency, Health, health_router
 from loraplex.platform.observability.metrics import Metrics
 
 
@@ -36,7 +36,7 @@ def health(engines: list[Managed]) -> Health:
     pool = EnginePool(engines)
     return Health(
         engines=pool,
-        pings={"postgresql": well, "valkey": well},
+        dependencies={"postgresql": Dependency(well, 30.0), "valkey": Dependency(well)},
         metrics=Metrics("m", "1", 100, pool),
         stall_s=5,
     )
@@ -51,23 +51,44 @@ async def status(health: Health, path: str) -> httpx.Response:
 
 async def test_ready(health: Health) -> None:
     await health.check()
-    for path in ("/livez", "/readyz", "/startupz", "/health", "/metrics"):
+    for path in ("/livez", "/readyz", "/startupz", "/health"):
         assert (await status(health, path)).status_code == 200
-    assert 'loraplex_dependency_up{dependency="valkey"} 1.0' in (await status(health, "/metrics")).text
+    assert (await status(health, "/readyz")).json()["dependencies"] == {"postgresql": "up", "valkey": "up"}
+    assert b'loraplex_dependency_up{dependency="valkey"} 1.0' in health.metrics.render()
 
 
 @pytest.mark.parametrize("ping", [refuses, hangs])
-async def test_a_dependency_that_is_down(
+async def test_valkey_away_is_a_field_and_a_metric(
     health: Health, ping: health_module.Ping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health_module, "DEPENDENCY_TIMEOUT_S", 0.05)
-    health.pings = {"postgresql": ping}
+    now = 0.0
+    health.clock = lambda: now
+    health.dependencies = {"postgresql": Dependency(well, 30.0), "valkey": Dependency(ping)}
+    await health.check()
+    now = 86_400.0
     await health.check()
     answer = await status(health, "/readyz")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ok", "dependencies": {"postgresql": "up", "valkey": "down"}}
+    assert b'loraplex_dependency_up{dependency="valkey"} 0.0' in health.metrics.render()
+
+
+async def test_postgresql_away_longer_than_its_grace_is_unready(health: Health) -> None:
+    now = 100.0
+    health.clock = lambda: now
+    health.dependencies = {"postgresql": Dependency(refuses, 30.0), "valkey": Dependency(well)}
+    await health.check()
+    now = 129.0
+    await health.check()
+    assert (await status(health, "/readyz")).json()["dependencies"]["postgresql"] == "down"
+    assert health.reasons() == []
+    now = 130.0
+    answer = await status(health, "/readyz")
     assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
-    assert answer.json()["reasons"] == ["postgresql is down"]
+    assert answer.json()["reasons"] == ["postgresql has been down for more than 30 s"]
     assert (await status(health, "/livez")).status_code == 200
-    health.pings = {"postgresql": well}
+    health.dependencies = {"postgresql": Dependency(well, 30.0)}
     await health.check()
     assert health.reasons() == []
 

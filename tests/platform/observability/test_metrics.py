@@ -16,7 +16,6 @@ EXPECTED = [
     "vllm:num_requests_waiting_by_reason",
     "vllm:kv_cache_usage_perc",
     "vllm:cache_config_info",
-    "vllm:lora_requests_info",
     "vllm:prompt_tokens",
     "vllm:generation_tokens",
     "vllm:prompt_tokens_cached",
@@ -62,6 +61,10 @@ EXPECTED = [
     "loraplex_engine_up",
     "loraplex_engine_deaths",
     "loraplex_poison_refusals",
+    "loraplex_adapters_running",
+    "loraplex_adapters_waiting",
+    "loraplex_http_connections",
+    "loraplex_http_connections_refused",
 ]
 
 
@@ -145,14 +148,30 @@ def test_gauges_and_adapters_follow_the_snapshot(metrics: Metrics, engine: Manag
         waiting_for_adapter=2,
         referenced_blocks=3,
         total_blocks=12,
-        running_adapters=["a", "b"],
+        running_adapters=["a" * 64, "b" * 64],
+        waiting_adapters=["c" * 64],
     )
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
     assert value(metrics, "vllm:num_requests_waiting_by_reason", reason="capacity") == 3
     assert value(metrics, "vllm:num_requests_waiting_by_reason", reason="deferred") == 2
-    engine.last_stats = EngineStats(running_adapters=["c"])
-    infos = [dict(labels) for name, labels in samples(metrics) if name == "vllm:lora_requests_info"]
-    assert [info["running_lora_adapters"] for info in infos] == ["c"]
+    assert value(metrics, "loraplex_adapters_running") == 2
+    assert value(metrics, "loraplex_adapters_waiting") == 1
+    assert all(digest * 64 not in metrics.render().decode() for digest in "abc")
+
+
+def test_names_of_resident_adapters_are_exported_where_configured(engine: Managed) -> None:
+    metrics = Metrics("m", "1.2.3", 4096, EnginePool([engine]), adapter_names=True)
+
+    def infos() -> list[tuple[str, str, str]]:
+        found = [dict(labels) for name, labels in samples(metrics) if name == "vllm:lora_requests_info"]
+        return [(i["max_lora"], i["running_lora_adapters"], i["waiting_lora_adapters"]) for i in found]
+
+    engine.last_stats = EngineStats(
+        resident_adapters=["a", "b", "c"], running_adapters=["a", "b"], waiting_adapters=["c", "d"]
+    )
+    assert infos() == [("3", "a,b", "c")]
+    engine.last_stats = EngineStats(resident_adapters=["c"], running_adapters=["c"])
+    assert infos() == [("1", "c", "")]
 
 
 def test_steps_are_counted_by_their_tokens(metrics: Metrics, engine: Managed) -> None:

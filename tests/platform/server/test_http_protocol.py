@@ -1,7 +1,10 @@
-"""Endless request heads against a real uvicorn: too large and too slow ones are closed before authentication."""
+"""Bounds of connections against a real uvicorn: heads without end, bodies after the answer, answers that are not read."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 import uvicorn
@@ -11,28 +14,84 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from loraplex.platform.server import http_protocol
-from loraplex.platform.server.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
+from loraplex.platform.server.connection_limiter import ConnectionLimiter
+from loraplex.platform.server.http_protocol import LINGER_BYTES, MAX_HEAD_BYTES, BoundedHttpProtocol
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+StartServer = Callable[..., Awaitable["Served"]]
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
+REFUSED_HEAD = b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+LARGE = 16 << 20
 
 
 async def echo(request: Request) -> PlainTextResponse:
     return PlainTextResponse(str(len(await request.body())))
 
 
+async def refuse(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("no", 401)
+
+
+async def large(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("a" * LARGE)
+
+
+class Served:
+    """A server with the protocol; its connections can be counted."""
+
+    def __init__(self, limiter: ConnectionLimiter, stall_s: float) -> None:
+        routes = [
+            Route("/echo", echo, methods=["POST"]),
+            Route("/refuse", refuse, methods=["POST"]),
+            Route("/large", large),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes),
+            port=0,
+            http=partial(BoundedHttpProtocol, limiter=limiter, stall_s=stall_s),  # type: ignore[arg-type]
+            lifespan="off",
+            log_level="critical",
+        )
+        self.limiter = limiter
+        self._server = uvicorn.Server(config)
+        self._task = asyncio.create_task(self._server.serve())
+
+    async def started(self) -> "Served":
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        await self._task
+
+    async def connect(self, address: str = "127.0.0.1") -> Connection:
+        return await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+
+    async def until_closed(self) -> None:
+        """Wait until the server has no connection."""
+        async with asyncio.timeout(5):
+            while self.limiter.open_connections:
+                await asyncio.sleep(0.01)
+
+
 @pytest.fixture
-async def port() -> AsyncIterator[int]:
-    app = Starlette(routes=[Route("/echo", echo, methods=["POST"])])
-    config = uvicorn.Config(app, port=0, http=BoundedHttpProtocol, lifespan="off", log_level="critical")
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = server.force_exit = True
-    await task
+async def start_server() -> AsyncIterator[StartServer]:
+    async with AsyncExitStack() as stack:
+
+        async def start(limiter: ConnectionLimiter | None = None, stall_s: float = 60.0) -> Served:
+            served = await Served(limiter or ConnectionLimiter(100, 100), stall_s).started()
+            stack.push_async_callback(served.stop)
+            return served
+
+        yield start
+
+
+@pytest.fixture
+async def port(start_server: StartServer) -> int:
+    return (await start_server()).port
 
 
 async def ended_by_server(port: int, start: bytes, part: bytes, most: int) -> bytes:
@@ -99,3 +158,127 @@ async def test_a_slow_head_is_ended_and_a_slow_body_is_not(
     assert (await asyncio.wait_for(body[0].readline(), 5)).startswith(b"HTTP/1.1 200")
     for _, writer in (silent, begun, body):
         writer.close()
+
+
+async def test_empty_lines_do_not_keep_an_idle_connection(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await start_server()
+    reader, writer = await served.connect()
+    writer.write(HEAD + b"Content-Length: 0\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n0")
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+    dripping = asyncio.create_task(drip(writer, b"\r\n"))
+    await served.until_closed()
+    dripping.cancel()
+
+
+async def drip(writer: asyncio.StreamWriter, part: bytes) -> None:
+    """Send `part` again and again, also when the server has closed."""
+    while True:
+        writer.write(part)
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("part", [b"a", b"a" * 65_536], ids=["drip", "flood"])
+async def test_a_body_after_the_answer_ends_with_the_connection(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, part: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_S", 0.3)
+    served = await start_server()
+    reader, writer = await served.connect()
+    writer.write(REFUSED_HEAD % (1 << 30) + b"a")
+    dripping = asyncio.create_task(drip(writer, part))
+    answer = await reader.readuntil(b"\r\n\r\nno")
+    assert answer.startswith(b"HTTP/1.1 401") and b"connection: close" in answer
+    await served.until_closed()
+    dripping.cancel()
+
+
+async def test_a_client_that_sends_its_whole_body_first_still_reads_the_early_answer(
+    start_server: StartServer,
+) -> None:
+    served = await start_server()
+    reader, writer = await served.connect()
+    size = LINGER_BYTES
+    writer.write(REFUSED_HEAD % size)
+    for _ in range(size // 1024):
+        writer.write(b"a" * 1024)
+        await writer.drain()
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 401") and answer.endswith(b"no")
+    writer.close()
+    await served.until_closed()
+
+
+async def test_an_answer_after_the_whole_body_keeps_the_connection(start_server: StartServer) -> None:
+    served = await start_server()
+    reader, writer = await served.connect()
+    for _ in range(3):
+        writer.write(REFUSED_HEAD % 2 + b"ab")
+        answer = await reader.readuntil(b"\r\n\r\nno")
+        assert b"connection: close" not in answer
+    writer.close()
+
+
+def unread(connection: Connection) -> None:
+    """Let the client's end take little more."""
+    writer = connection[1]
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["keep-alive", "close"])
+async def test_a_client_that_reads_nothing_loses_its_connection(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch, header: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "MIN_READ_BYTES_PER_S", LARGE * 10)
+    served = await start_server(stall_s=0.2)
+    connection = await served.connect()
+    unread(connection)
+    connection[1].write(b"GET /large HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
+    await served.until_closed()
+    connection[1].close()
+
+
+async def test_a_client_that_keeps_reading_gets_its_answer(start_server: StartServer) -> None:
+    served = await start_server(stall_s=0.2)
+    reader, writer = await served.connect()
+    writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    received = 0
+    async with asyncio.timeout(20):
+        while received < LARGE:
+            received += len(await reader.readexactly(LARGE // 16))
+            await asyncio.sleep(0.04)
+    writer.close()
+
+
+async def test_a_connection_over_a_bound_gets_503_and_ends(start_server: StartServer) -> None:
+    refused: list[str] = []
+    served = await start_server(ConnectionLimiter(3, 2, on_refused=refused.append))
+    open_ones = [await served.connect() for _ in range(2)]
+    await served_by(open_ones[-1])
+    assert (await over_bound(await served.connect())).startswith(b"HTTP/1.1 503")
+    open_ones.append(await served.connect("127.0.0.2"))
+    await served_by(open_ones[-1])
+    assert (await over_bound(await served.connect("127.0.0.3"))).startswith(b"HTTP/1.1 503")
+    assert refused == ["address", "total"]
+    open_ones[0][1].close()
+    async with asyncio.timeout(5):
+        while served.limiter.open_connections == 3:
+            await asyncio.sleep(0.01)
+    await served_by(await served.connect())
+
+
+async def served_by(connection: Connection) -> None:
+    connection[1].write(HEAD + b"Content-Length: 0\r\n\r\n")
+    assert (await connection[0].readline()).startswith(b"HTTP/1.1 200")
+
+
+async def over_bound(connection: Connection) -> bytes:
+    async with asyncio.timeout(5):
+        answer = await connection[0].read()
+    connection[1].close()
+    return answer

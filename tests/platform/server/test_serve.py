@@ -304,8 +304,9 @@ def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, store
         tmp_path / "e", model_folder, fake, "--role", "engine", "--engine", address, wait=False
     ) as engine:
         arguments = ("--role", "gateway", "--engine", address, "--served-model-name", "tiny")
-        with serving(tmp_path / "g", None, fake, *arguments, settings=stores) as one:
+        with serving(tmp_path / "g", None, fake, *arguments, "--metrics-port", "0", settings=stores) as one:
             key = make_key(stores["database_url"])
+            check_metrics_listener(one)
             with serving(tmp_path / "g", None, fake, *arguments, settings=stores) as two:
                 assert chat(one.url, key).status_code == 200
                 assert chat(two.url, key).status_code == 200
@@ -411,6 +412,16 @@ def test_nothing_is_imported_from_the_working_directory(
         "grammar.judge.process",
     }
     assert not trace.exists(), trace.read_text()
+
+
+def check_metrics_listener(serve: Serve) -> None:
+    """With a port of their own, metrics are on that port only, and nothing else is there."""
+    assert serve.process.stdout is not None
+    address = re.search(r"http://\S+", serve.process.stdout.readline())
+    assert address is not None
+    assert "loraplex_dependency_up" in httpx.get(address[0]).text
+    assert httpx.get(f"{serve.url}/metrics").status_code == 404
+    assert httpx.get(address[0].replace("/metrics", "/readyz")).status_code == 404
 
 
 def test_a_signal_during_the_start_ends_it_cleanly(tmp_path: Path, model_folder: Path) -> None:

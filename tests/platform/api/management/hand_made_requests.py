@@ -1,9 +1,15 @@
 """Requests built without a server, as routes receive them."""
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
+from uuid import UUID
 
 from starlette.requests import Request
+
+from loraplex.platform.api.body_budget import BodyBudget
+
+APP: Final = SimpleNamespace(state=SimpleNamespace(body_budget=BodyBudget(1 << 20)))
 
 
 def request(
@@ -26,6 +32,7 @@ def request(
         "path": path,
         "query_string": query.encode(),
         "headers": [(name.encode(), value.encode()) for name, value in given.items()],
-        "state": {"request_id": "r-1"},
+        "state": {"request_id": "r-1", "tenant_id": UUID(int=1)},
+        "app": APP,
     }
     return Request(scope, receive)

@@ -304,3 +304,18 @@ async def test_errors_over_http(start_gateway: Any) -> None:
     for status in ("400", "401", "403", "503"):
         schema = audit["responses"][status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ErrorDocument"}
+
+
+async def test_the_openapi_document_is_rendered_once(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = await start_gateway()
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        first = await client.get("/openapi.json")
+        monkeypatch.setattr(gateway.app, "openapi", lambda: pytest.fail("rendered again"))
+        again = await client.get("/openapi.json")
+        known = await client.get("/openapi.json", headers={"if-none-match": first.headers["etag"]})
+        other = await client.get("/openapi.json", headers={"if-none-match": '"other"'})
+        assert (await client.get("/docs")).status_code == 200
+    assert first.content == again.content == other.content and first.json()["openapi"]
+    assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", first.headers["etag"])

@@ -166,10 +166,47 @@ async def test_a_body_over_the_limit_is_413_whether_declared_or_not(start_gatewa
 
 
 async def test_a_body_that_does_not_arrive_is_408(start_gateway: Any) -> None:
-    gateway = await start_gateway(limits=ServingConfig(body=BodyLimits(max_s=0.05)))
+    gateway = await start_gateway(limits=ServingConfig(body=BodyLimits(body_s=0.05)))
     client = Client(gateway, {"type": "http.request", "body": b"{", "more_body": True})
     await asyncio.wait_for(client.post(), 5)
     assert client.status == 408
+
+
+async def test_a_tenant_whose_bodies_fill_its_share_gets_429_and_others_are_served(
+    start_gateway: Any,
+) -> None:
+    limits = ServingConfig(body=BodyLimits(max_bytes=2000), max_buffered_body_bytes=8000)
+    gateway = await start_gateway(limits=limits)
+    part = {"type": "http.request", "body": b" " * 1990, "more_body": True}
+    slow = Client(gateway, part)
+    reading = asyncio.create_task(slow.post())
+    body = {"model": MODEL, "messages": USER, "max_tokens": 1}
+    async with asyncio.timeout(10):
+        while (refused := await ask(gateway, body)).status_code == 200:
+            await asyncio.sleep(0.01)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    other = await gateway.tenant("other")
+    assert (await ask(gateway, body, authorization=f"Bearer {other}")).status_code == 200
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert (await ask(gateway, body)).status_code == 200
+
+
+async def test_a_body_leaves_its_share_when_the_engine_has_its_request(start_gateway: Any) -> None:
+    limits = ServingConfig(body=BodyLimits(max_bytes=2000), max_buffered_body_bytes=8000)
+    gateway = await start_gateway(ENDLESS, limits)
+    body = {"model": MODEL, "messages": USER, "max_tokens": 4000, "metadata": {"a": "b" * 400}}
+    slow = []
+    async with asyncio.timeout(10):
+        for stream in (False, True) * 3:
+            slow.append(asyncio.create_task(ask(gateway, {**body, "stream": stream})))
+            while gateway.engine.running < len(slow):
+                await asyncio.sleep(0.01)
+    assert (await ask(gateway, {**body, "max_tokens": 1})).status_code == 200
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
 
 
 async def test_a_client_that_leaves_within_its_body_is_no_server_error(start_gateway: Any) -> None:

@@ -1,0 +1,86 @@
+"""Bounds the memory of the JSON bodies that a gateway has received and not yet turned into requests.
+
+Invariant: a tenant's bodies grow to at most a third of the memory that is free after them (dynamic thresholds, Choudhury and
+Hahne 1998). Alone a tenant gets a quarter of the total, and each grant leaves three quarters of the free memory to others.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final
+from uuid import UUID
+
+from starlette.requests import Request
+
+from loraplex.platform.errors import BodyShareExceeded, Overloaded
+
+FREE_PER_SHARE: Final = 3
+"""How many times a tenant's bytes must stay free."""
+
+
+class BodyBudget:
+    """`total` bytes for the bodies of all tenants; the bodies of operators count as those of one tenant."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._in_use = 0
+        self._tenants: Counter[UUID | None] = Counter()
+
+    @contextmanager
+    def lease(self, tenant_id: UUID | None) -> Iterator["BodyLease"]:
+        """Yield the lease of one body. What it still has at the end of the block is released."""
+        lease = BodyLease(self, tenant_id)
+        try:
+            yield lease
+        finally:
+            lease.release()
+
+    def take(self, tenant_id: UUID | None, size: int) -> None:
+        """Take `size` bytes; `give_back` returns them. Raises `BodyShareExceeded`, `Overloaded`."""
+        used = self._tenants[tenant_id] + size
+        if FREE_PER_SHARE * used > self._total - self._in_use - size:
+            raise self._refusal(used, tenant_id)
+        self._tenants[tenant_id] = used
+        self._in_use += size
+
+    def give_back(self, tenant_id: UUID | None, size: int) -> None:
+        """Return bytes that were taken."""
+        self._in_use -= size
+        self._tenants[tenant_id] -= size
+        if not self._tenants[tenant_id]:
+            del self._tenants[tenant_id]
+
+    def _refusal(self, used: int, tenant_id: UUID | None) -> BodyShareExceeded | Overloaded:
+        """Blame the tenant if it would exceed what it had if all tenants with bodies took all they can."""
+        tenants = len(self._tenants.keys() | {tenant_id})
+        if used * (tenants + FREE_PER_SHARE) > self._total:
+            return BodyShareExceeded(
+                "The bodies of this tenant's requests in progress take all of its share of the server's memory; try again."
+            )
+        return Overloaded("The server has as many request bodies in progress as it can; try again.")
+
+
+class BodyLease:
+    """The bytes that one body has of the budget."""
+
+    def __init__(self, budget: BodyBudget, tenant_id: UUID | None) -> None:
+        self._budget = budget
+        self._tenant_id = tenant_id
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Take `size` more bytes. Raises `BodyShareExceeded` (429) or `Overloaded` (503)."""
+        self._budget.take(self._tenant_id, size)
+        self._size += size
+
+    def release(self) -> None:
+        """Return all bytes. May be repeated."""
+        size, self._size = self._size, 0
+        if size:
+            self._budget.give_back(self._tenant_id, size)
+
+
+def body_lease(request: Request) -> AbstractContextManager[BodyLease]:
+    """Lease memory for the body of `request`, on the account of the tenant that was authenticated for it."""
+    budget: BodyBudget = request.app.state.body_budget
+    return budget.lease(request.state.tenant_id)
