@@ -14,6 +14,7 @@ GatewayError
 ├── PreconditionRequired      a change without If-Match, which must name the revision that its author has seen
 ├── PreconditionFailed        the resource has another revision than the change names
 ├── AddressNotAllowed         the key may not be used from the address of the request
+├── TooManyUnknownKeys        the address of the request presented too many keys that do not exist
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
 ├── AdapterMismatch           the engine used other weights than the resolved ones: nothing is delivered
@@ -107,6 +108,10 @@ class AddressNotAllowed(GatewayError):
     pass
 
 
+class TooManyUnknownKeys(GatewayError):
+    pass
+
+
 class ModelNotFound(GatewayError):
     pass
 
@@ -155,6 +160,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     PreconditionRequired: ErrorRow(428, _INVALID, "precondition_required"),
     PreconditionFailed: ErrorRow(412, _INVALID, "precondition_failed"),
     AddressNotAllowed: ErrorRow(403, _PERMISSION, "address_not_allowed"),
+    TooManyUnknownKeys: ErrorRow(429, _RATE, "rate_limit_exceeded", retry_after_s=1),
     ModelNotFound: ErrorRow(404, _INVALID, "model_not_found"),
     Overloaded: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     AdapterMismatch: ErrorRow(500, _SERVER, "adapter_mismatch"),

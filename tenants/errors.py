@@ -11,7 +11,7 @@ TenantsError
 │   └── ExpiredKey
 ├── TenantSuspended          the key is good but its tenant is suspended
 ├── ScopeNotHeld             a key would grant, or manage a key with, a scope that it does not have itself
-│   └── BoundNotHeld         a key would grant networks or a time that it does not have itself: names the field
+│   └── BoundNotHeld         a key would grant networks, a time or a limit that it does not have itself: names the field
 ├── NotFound                 it does not exist within this tenant
 │   ├── TenantNotFound
 │   ├── KeyNotFound
@@ -100,7 +100,7 @@ class ScopeNotHeld(TenantsError):
 
 
 class BoundNotHeld(ScopeNotHeld):
-    """`field` is `allowed_cidrs` or `expires_at`."""
+    """`field` is `allowed_cidrs`, `expires_at` or the name of a limit."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)

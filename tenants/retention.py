@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, delete, inspect, select, text, tuple_
+from sqlalchemy import ColumnElement, delete, func, inspect, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.models import AuditEntry, Base, IdempotencyRecord, QuotaEvent
+from loraplex.tenants.models import ApiKey, AuditEntry, Base, IdempotencyRecord, QuotaEvent
 
 MIN_AUDIT_DAYS: Final = 2
 """The database itself refuses to delete records of less than a day."""
@@ -19,7 +19,10 @@ ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Retention times, from the writing of a record. Idempotency records carry their own end."""
+    """Retention times, from the writing of a record. Idempotency records carry their own end.
+
+    A key stays for `audit` after its end, because the audit log names keys by their public ids.
+    """
 
     audit: timedelta
     quota_events: timedelta
@@ -52,6 +55,7 @@ class RetentionRepository:
             (AuditEntry, written),
             (QuotaEvent, QuotaEvent.created_at < events),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
+            (ApiKey, func.least(ApiKey.revoked_at, ApiKey.expires_at) < audit),
         ]
 
     async def _delete(self, table: type[Base], old: ColumnElement[bool], batch: int) -> int:

@@ -1,7 +1,8 @@
 """Authenticates callers: `Authorization: Bearer lpx_…` -> `Caller` or `OperatorCaller`, as a route dependency (RFC 6750).
 
 Format and checksum are checked before any I/O. A database that is down is a 503, never a 401. Management routes look a key
-up for every request; where keys are cached, admission refuses a caller with an outdated policy (`renew`).
+up for every request; where keys are cached, admission refuses a caller with an outdated policy (`renew`). Keys that this
+gateway has never found share a part of the connections, by client network, so that forged ones delay no other.
 """
 
 import hmac
@@ -9,20 +10,28 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 from uuid import UUID
 
 from starlette.requests import Request
 
-from loraplex.platform.auth.client_address import ClientAddresses
+from loraplex.platform.auth.client_address import ClientAddresses, client_network
+from loraplex.platform.auth.failure_buckets import FailureBuckets
 from loraplex.platform.auth.key_cache import KeyCache, Lookup
 from loraplex.platform.errors import AddressNotAllowed, InsufficientScope
-from loraplex.tenants.api_keys.key_format import parse_key
+from loraplex.platform.tenant_limiter import AT_ONCE, TenantLimiter
+from loraplex.tenants.api_keys.key_format import ParsedKey, parse_key
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository, check_key, check_usable
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.api_keys.networks import is_within, parse_address, parse_network
 from loraplex.tenants.api_keys.scopes import OPERATOR, effective_scopes
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import MalformedKey, UnknownKey
+
+UNKNOWN_AT_ONCE: Final = 2
+"""Database connections that look up keys this gateway has never found."""
+MAX_WAITING: Final = 256
+"""Look-ups of one tenant, or of one client network, that wait for a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +63,7 @@ class OperatorCaller:
 
 
 class Authenticator:
-    """Looks keys up. With `cached`, each key at most once per `cache_s` seconds, also unknown ids."""
+    """Looks keys up. With `cached`, each key at most once per `cache_s` seconds; unknown ids never more often."""
 
     def __init__(
         self,
@@ -69,6 +78,11 @@ class Authenticator:
         self._addresses = addresses or ClientAddresses()
         self._key_use = key_use or LastUsedTracker()
         self._cache = KeyCache(cache_s, clock)
+        self._failures = FailureBuckets(clock)
+        self._known = TenantLimiter("key look-ups", per_tenant=AT_ONCE, waiting=MAX_WAITING)
+        self._unknown = TenantLimiter(
+            "key look-ups", owner="address", total=UNKNOWN_AT_ONCE, waiting=MAX_WAITING
+        )
 
     def requires(
         self, scope: str | None = None, *, cached: bool = False
@@ -102,8 +116,8 @@ class Authenticator:
     ) -> Caller:
         """Authenticate a tenant's key.
 
-        Raises `InvalidApiKey`, `TenantSuspended`, `AddressNotAllowed`, `DatabaseUnavailable`, or `InsufficientScope` for an
-        operator's key.
+        Raises `InvalidApiKey`, `TooManyUnknownKeys`, `TenantSuspended`, `AddressNotAllowed`, `Overloaded`,
+        `DatabaseUnavailable`, or `InsufficientScope` for an operator's key.
         """
         return tenant_caller(await self._authentic(headers, address, cached=cached), address)
 
@@ -117,28 +131,54 @@ class Authenticator:
 
     async def confirm(self, caller: Caller, scope: str | None = None) -> Caller:
         """Authenticate the caller again without the cache, when nothing indicates a change. Raises as `renew`."""
-        found = await self._find(caller.key_id, cached=False)
+        async with self._known.slot(caller.tenant_id):
+            found = await self._look_up(caller.key_id)
         if found is None or not hmac.compare_digest(found.secret_sha256, caller.key.secret_sha256):
             raise UnknownKey("no such API key")
         found = check_usable(found, datetime.now(UTC))
         return check_scope(tenant_caller(check_address(found, caller.address), caller.address), scope)
 
     def forget(self, tenant_id: UUID) -> None:
-        """Remove the tenant's keys from the cache."""
+        """Let the tenant's keys in the cache expire."""
         self._cache.forget(tenant_id)
 
     async def _authentic(self, headers: list[str], address: str | None, *, cached: bool) -> AuthenticatedKey:
         presented = parse_key(bearer_token(headers))
         now = datetime.now(UTC)
-        found = check_key(await self._find(presented.key_id, cached=cached), presented, now)
+        found = check_key(await self._find(presented, address, cached=cached), presented, now)
         check_address(found, address)
         self._key_use.note(found.api_key_id, now)
         return found
 
-    async def _find(self, key_id: str, *, cached: bool) -> AuthenticatedKey | None:
-        known = self._cache.get(key_id) if cached else None
-        if known is not None:
-            return known.found
+    async def _find(
+        self, presented: ParsedKey, address: str | None, *, cached: bool
+    ) -> AuthenticatedKey | None:
+        last = self._cache.last_found(presented.key_id)
+        # The secret of an id never changes, so a wrong one needs no look-up.
+        if last is not None and not presented.matches(last.secret_sha256):
+            return None
+        lookup = self._cache.get(presented.key_id) if cached or last is None else None
+        if lookup is not None:
+            return lookup.found
+        if last is None:
+            return await self._find_unknown(presented, client_network(address))
+        async with self._known.slot(last.tenant_id):
+            return await self._look_up(presented.key_id)
+
+    async def _find_unknown(self, presented: ParsedKey, network: str) -> AuthenticatedKey | None:
+        """Look up a key that this gateway has never found. Raises `TooManyUnknownKeys`, `Overloaded`."""
+        async with self._unknown.slot(network):
+            self._failures.take(network)
+            failed = False
+            try:
+                found = await self._look_up(presented.key_id)
+                failed = found is None or not presented.matches(found.secret_sha256)
+            finally:
+                if not failed:
+                    self._failures.give_back(network)
+        return found
+
+    async def _look_up(self, key_id: str) -> AuthenticatedKey | None:
         until = self._cache.deadline()
         async with self._database.as_writer() as session:
             found = await KeyRepository(session).find(key_id)

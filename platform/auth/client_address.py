@@ -6,12 +6,17 @@ it. Entries that a client writes have no effect.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import IPv6Address, IPv6Network
+from typing import Final
 
 from starlette.requests import Request
 
 from loraplex.tenants.api_keys.networks import Address, Network, is_within, parse_address
 
 HEADER = "x-forwarded-for"
+UNKNOWN: Final = "unknown"
+SUBSCRIBER_BITS: Final = 64
+"""An IPv6 subscriber has at least a /64, and may change its address within it at will (RFC 6177)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,14 @@ class ClientAddresses:
                 break
             address = hop_address(hop)
         return None if address is None else str(address)
+
+
+def client_network(address: str | None) -> str:
+    """Return the network that counts as one client: an IPv4 address, the /64 of an IPv6 address, or `UNKNOWN`."""
+    parsed = None if address is None else parse_address(address)
+    if isinstance(parsed, IPv6Address):
+        return str(IPv6Network((parsed, SUBSCRIBER_BITS), strict=False))
+    return UNKNOWN if parsed is None else str(parsed)
 
 
 def forwarded(headers: Sequence[str]) -> list[str]:

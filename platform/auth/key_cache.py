@@ -1,12 +1,13 @@
 """Caches the look-ups of API keys.
 
-Invariants: the age of an entry counts from the beginning of its query, and is at most `seconds`. Unknown ids, which any
+Invariants: the age of a valid entry counts from the beginning of its query, and is at most `seconds`. Unknown ids, which any
 client can invent, have their own space and displace no existing key.
 """
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 from uuid import UUID
 
@@ -25,7 +26,7 @@ class Lookup:
 
 
 class KeyCache:
-    """Look-ups by public id; the keys of a tenant are removed together."""
+    """Look-ups by public id; the keys of a tenant expire together."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -41,6 +42,11 @@ class KeyCache:
         """Return a valid look-up of the id, or None."""
         lookup = self._known.get(key_id) or self._unknown.get(key_id)
         return lookup if lookup is not None and self._clock() < lookup.until else None
+
+    def last_found(self, key_id: str) -> AuthenticatedKey | None:
+        """Return the key as it was last found, however long ago. Only its id, secret and tenant are certainly as they were."""
+        lookup = self._known.get(key_id)
+        return None if lookup is None else lookup.found
 
     def deadline(self) -> float:
         """Return until when the result of a query that begins now is valid."""
@@ -63,9 +69,9 @@ class KeyCache:
             self._drop(next(iter(self._known)))
 
     def forget(self, tenant_id: UUID) -> None:
-        """Remove every key of the tenant."""
-        for key_id in [*self._of_tenant.get(tenant_id, ())]:
-            self._drop(key_id)
+        """Let every look-up of the tenant's keys expire."""
+        for key_id in self._of_tenant.get(tenant_id, ()):
+            self._known[key_id] = replace(self._known[key_id], until=-inf)
 
     def _drop(self, key_id: str) -> None:
         self._unknown.pop(key_id, None)

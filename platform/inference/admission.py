@@ -59,6 +59,15 @@ class RequestContext:
 LOG = structlog.get_logger("loraplex.admission")
 
 
+@dataclass(frozen=True, slots=True)
+class RequestSizes:
+    """What a request may use at most. `completion_tokens` are those of all `sequences`, which are its prompts times `n`."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    sequences: int
+
+
 class PendingAdmission:
     """A provisional admission: counted in Valkey, not yet confirmed by the ledger."""
 
@@ -98,10 +107,17 @@ class InferenceAdmission:
         self._controller = controller
         self._background_tasks = background_tasks
 
+    def repeat_refusal(self, context: RequestContext) -> None:
+        """Raise `LimitExceeded` for a caller whose next request would certainly be refused, as an earlier one was."""
+        error = self._controller.recent_refusal(context.caller.key, context.request_id)
+        if error is not None:
+            context.headers.update(refusal_headers(error))
+            raise error
+
     async def admit(
-        self, context: RequestContext, model: ResolvedModel, prompt_tokens: int, completion_tokens: int
+        self, context: RequestContext, model: ResolvedModel, sizes: RequestSizes
     ) -> PendingAdmission:
-        """Reserve the tokens of a request. `completion_tokens` bounds those of all choices together.
+        """Reserve what a request may use.
 
         A caller whose policy is outdated is authenticated again, once. Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
         """
@@ -111,9 +127,7 @@ class InferenceAdmission:
             if not decided.done():
                 decided.set_result(None)
 
-        admitting = self._background_tasks.begin(
-            self._admit_renewing(context, model, prompt_tokens, completion_tokens, decide)
-        )
+        admitting = self._background_tasks.begin(self._admit_renewing(context, model, sizes, decide))
         admitting.add_done_callback(decide)
         pending = PendingAdmission(context, admitting)
         try:
@@ -138,22 +152,20 @@ class InferenceAdmission:
         self,
         context: RequestContext,
         model: ResolvedModel,
-        prompt_tokens: int,
-        completion_tokens: int,
+        sizes: RequestSizes,
         on_provisional: OnProvisional,
     ) -> Reservation:
         try:
-            return await self._admit_once(context, model, prompt_tokens, completion_tokens, on_provisional)
+            return await self._admit_once(context, model, sizes, on_provisional)
         except PolicyStale:
             await context.renew()
-            return await self._admit_once(context, model, prompt_tokens, completion_tokens, on_provisional)
+            return await self._admit_once(context, model, sizes, on_provisional)
 
     async def _admit_once(
         self,
         context: RequestContext,
         model: ResolvedModel,
-        prompt_tokens: int,
-        completion_tokens: int,
+        sizes: RequestSizes,
         on_provisional: OnProvisional,
     ) -> Reservation:
         request = ReservationRequest(
@@ -163,8 +175,9 @@ class InferenceAdmission:
             adapter_id=model.adapter_id,
             adapter_version=model.version,
             digest=model.digest,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
+            prompt_tokens=sizes.prompt_tokens,
+            completion_tokens=sizes.completion_tokens,
+            sequences=sizes.sequences,
         )
         return await self._controller.admit(request, on_provisional)
 

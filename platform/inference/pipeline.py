@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from uuid import UUID, uuid4
 
 from msgspec.structs import replace
@@ -19,9 +18,10 @@ from loraplex.grammar.spec import encode_spec
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.auth.authenticator import Caller
 from loraplex.platform.errors import ContextTooLong, InvalidParameter, UnsupportedParameter
-from loraplex.platform.inference.admission import InferenceAdmission, RequestContext
+from loraplex.platform.inference.admission import InferenceAdmission, RequestContext, RequestSizes
 from loraplex.platform.inference.dependencies import GatewayDependencies
 from loraplex.platform.inference.generation import Generation
+from loraplex.platform.inference.in_flight import InFlightRequests
 from loraplex.platform.inference.model_resolution import ResolvedModel, resolve_model
 from loraplex.platform.inference.structured_output.constrained_output import ConstrainedOutput
 from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
@@ -57,26 +57,29 @@ class InferencePipeline:
         )
         self._admission = InferenceAdmission(dependencies.admission_controller, dependencies.background_tasks)
         self._encoding_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=MAX_WAITING)
-        self._in_flight = TenantLimiter("prompts", total=dependencies.config.max_in_flight)
+        # Requests in flight are bounded already, so each of them may wait.
+        max_in_flight = dependencies.config.max_in_flight
+        self._resolving_limiter = TenantLimiter("requests", per_tenant=AT_ONCE, waiting=max_in_flight)
+        self._in_flight = InFlightRequests(max_in_flight)
+
+    def repeat_refusal(self, context: RequestContext) -> None:
+        """Raise what an earlier request of this caller raised, if it certainly still holds. Call it before the body is read."""
+        self._admission.repeat_refusal(context)
 
     async def begin(self, context: RequestContext, endpoint: Endpoint, values: Values) -> "Generation":
         """Start a generation and wait for its first event. The caller must `close` it. Raises the error of the request."""
         arrival = time.monotonic()
         constraints = build_output_constraints(values, fast_forward=self._dependencies.fast_forward)
         prompts = len(values["prompt"]) if endpoint == "completions" else 1
-        tenant_id = context.caller.tenant_id
-        self._in_flight.acquire(tenant_id, prompts)
-        free_slots = partial(self._in_flight.release, tenant_id, prompts)
-        try:
-            generation = await self._admit(context, endpoint, values, constraints, arrival, free_slots)
-        except BaseException:
-            free_slots()
-            raise
-        try:
-            await generation.start()
-        except BaseException as error:
-            await generation.close(error)
-            raise
+        request = self._in_flight.add(context.caller.tenant_id, prompts * values["n"])
+        async with request.until_started():
+            generation = await self._admit(context, endpoint, values, constraints, arrival, request.release)
+            try:
+                await generation.start()
+                request.started()
+            except BaseException as error:
+                await generation.close(error)
+                raise
         return generation
 
     async def _admit(
@@ -90,13 +93,18 @@ class InferencePipeline:
     ) -> Generation:
         """Admit the request once its sizes are known; only then build its grammar and submit it to the engine."""
         sticky = values["user"] or context.request_id
-        model = await resolve_model(self._dependencies, context.caller, values["model"], sticky)
+        async with self._resolving_limiter.slot(context.caller.tenant_id):
+            model = await resolve_model(self._dependencies, context.caller, values["model"], sticky)
         context.headers.update(model.headers())
         values = values.with_defaults(model.defaults)
         prompts = await self.prompt_ids(values, model, context.caller.tenant_id)
         samplings = self._samplings(endpoint, values, prompts)
-        completion_tokens = sum(each.max_tokens * each.n for each in samplings)
-        pending = await self._admission.admit(context, model, sum(map(len, prompts)), completion_tokens)
+        sizes = RequestSizes(
+            prompt_tokens=sum(map(len, prompts)),
+            completion_tokens=sum(each.max_tokens * each.n for each in samplings),
+            sequences=sum(each.n for each in samplings),
+        )
+        pending = await self._admission.admit(context, model, sizes)
         async with self._admission.cancelled_on_error(pending):
             prepared = _PreparedRequest(values, prompts, samplings)
             requests, output = await self._engine_requests(context.caller, prepared, model, constraints)

@@ -8,6 +8,7 @@ from uuid import UUID
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from loraplex.tenants.admission.controller import AdmissionController
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.errors import LimitExceeded, PolicyStale, QuotaExhausted, StoreUnavailable
 from loraplex.tenants.models import LEVELS
@@ -149,8 +150,7 @@ class RecordedAdmissionController:
         try:
             admission = await self._admissions.admit(request, begin)
         except LimitExceeded as error:
-            decision = "exhausted" if isinstance(error, QuotaExhausted) else "rate_limited"
-            self._metrics.decided(decision, time.perf_counter() - began, error.limit, error.level)
+            self._refused(error, time.perf_counter() - began)
             raise
         except (PolicyStale, StoreUnavailable) as error:
             decision = "stale" if isinstance(error, PolicyStale) else "unavailable"
@@ -162,6 +162,13 @@ class RecordedAdmissionController:
         if admission.degraded:
             self._metrics.degraded()
         return admission
+
+    def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
+        began = time.perf_counter()
+        error = self._admissions.recent_refusal(key, request_id)
+        if error is not None:
+            self._refused(error, time.perf_counter() - began)
+        return error
 
     async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         began = time.perf_counter()
@@ -177,3 +184,7 @@ class RecordedAdmissionController:
 
     async def explain(self, tenant_id: UUID, request_id: str) -> Explanation | None:
         return await self._admissions.explain(tenant_id, request_id)
+
+    def _refused(self, error: LimitExceeded, seconds: float) -> None:
+        decision = "exhausted" if isinstance(error, QuotaExhausted) else "rate_limited"
+        self._metrics.decided(decision, seconds, error.limit, error.level)

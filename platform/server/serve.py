@@ -5,7 +5,7 @@ Invariant: a taken port and a wrong setting are reported before anything is star
 
 import asyncio
 import socket
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 
 import structlog
 from fastapi import FastAPI

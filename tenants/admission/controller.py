@@ -19,14 +19,21 @@ from loraplex.tenants.admission.in_flight import InFlightReservations, PendingSe
 from loraplex.tenants.admission.local_limiter import LocalLimiter
 from loraplex.tenants.admission.maintenance import AdmissionMaintenance
 from loraplex.tenants.admission.reaper import Reaper
+from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.reconciliation import Reconciliation
 from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.admission.settlement import SettlementQueue
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import Price, amount_nano
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
 from loraplex.tenants.counters.counters import Counters
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import DatabaseUnavailable, StoreUnavailable, ValkeyUnavailable
+from loraplex.tenants.errors import (
+    DatabaseUnavailable,
+    LimitExceeded,
+    StoreUnavailable,
+    ValkeyUnavailable,
+)
 from loraplex.tenants.ledger.usage_ledger import UsageLedger
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.policies import Policies
@@ -84,6 +91,7 @@ class QuotaAdmissionController:
         self._counter_rebuild = CounterRebuild(ledger, counters, bulk_redis or redis, gateway_id)
         self._local_limiter = LocalLimiter(clock)
         self._denials = DenialLog(clock)
+        self._recent_refusals = RecentRefusals(clock)
         self._breaker = breaker = CircuitBreaker()
         self._settlements = SettlementQueue(
             ledger,
@@ -107,6 +115,7 @@ class QuotaAdmissionController:
             ledger_breaker=CircuitBreaker(max_failures=1),
             local_limiter=self._local_limiter,
             denials=self._denials,
+            recent_refusals=self._recent_refusals,
             price=price,
             gateway_id=gateway_id,
             settings=settings,
@@ -158,6 +167,18 @@ class QuotaAdmissionController:
         reservation = await self._reserver.admit(request, on_provisional)
         self._requests.running[reservation.id] = reservation
         return reservation
+
+    def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
+        """Refuse a request of this caller as an earlier one, if the counters would certainly refuse it now; else return None."""
+        if key.tenant_id is None or key.policy_epoch is None:
+            return None
+        found = self._recent_refusals.find(key.tenant_id, key.api_key_id, key.policy_epoch)
+        if found is None:
+            return None
+        self._denials.remember(
+            key.tenant_id, Explanation(request_id=request_id, at=found.at, decisions=(found.decision,))
+        )
+        return found.error(self._recent_refusals.now())
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:
         """Settle a request. Returns when the usage is in the ledger or waits for PostgreSQL. May be repeated."""
@@ -262,6 +283,10 @@ class AdmissionController(Protocol):
 
         Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, also after `on_provisional`.
         """
+        ...
+
+    def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
+        """Return the error of a request that would certainly be refused, as an earlier one of its caller; None otherwise."""
         ...
 
     async def settle(self, reservation: Reservation, usage: SettledUsage) -> None:

@@ -1,4 +1,4 @@
-"""Remembers what this gateway refused while the counters were unavailable, so that it can be explained.
+"""Remembers what this gateway refused without asking the counters, so that it can be explained.
 
 Invariant: bounded per tenant and in total. Many denials of one tenant displace that tenant's older denials first.
 """

@@ -78,12 +78,12 @@ class TestedLimit:
 
 @dataclass(slots=True)
 class SubjectUse:
-    """What one tenant, key or adapter uses of this gateway's share. `reserved`: tokens that running requests may use;
-    the bucket pays at their end."""
+    """What one tenant, key or adapter uses of this gateway's share. `running`: the sequences of each running request;
+    `reserved`: tokens that these may use; the bucket pays at their end."""
 
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
-    running: set[UUID] = field(default_factory=set)
+    running: dict[UUID, int] = field(default_factory=dict)
     reserved: int = 0
 
 
@@ -96,23 +96,25 @@ class LocalLimiter:
         self._uses: OrderedDict[tuple[str, UUID], SubjectUse] = OrderedDict()
         self._running: dict[UUID, tuple[tuple[Subject, ...], int]] = {}
 
-    def admit(self, admission_id: UUID, subjects: tuple[Subject, ...], tokens: int) -> RateState:
+    def admit(
+        self, admission_id: UUID, subjects: tuple[Subject, ...], tokens: int, sequences: int = 1
+    ) -> RateState:
         """Take from every limit or from none. Raises `RateLimited`, or `QuotaExhausted` for more than any share allows."""
         now = self._clock()
-        failed = [each for each in self._tested(subjects, tokens, now) if not each.passed]
+        failed = [each for each in self._tested(subjects, tokens, sequences, now) if not each.passed]
         if failed:
             raise self._refusal(max(failed, key=_wait), self._rates(subjects, now))
         for subject in subjects:
             use = self._use(subject, now)
             use.requests.lacking += 1
             use.reserved += tokens
-            use.running.add(admission_id)
+            use.running[admission_id] = sequences
         self._running[admission_id] = subjects, tokens
         return self._rates(subjects, now)
 
-    def decisions(self, subjects: Sequence[Subject], tokens: int) -> tuple[Decision, ...]:
+    def decisions(self, subjects: Sequence[Subject], tokens: int, sequences: int = 1) -> tuple[Decision, ...]:
         """The decisions of this gateway's shares on a request now."""
-        return tuple(each.decision() for each in self._tested(subjects, tokens, self._clock()))
+        return tuple(each.decision() for each in self._tested(subjects, tokens, sequences, self._clock()))
 
     def settle(self, admission_id: UUID, used_tokens: int) -> None:
         """End a request: its buckets pay what it used. No effect on a request that was not admitted here."""
@@ -120,8 +122,7 @@ class LocalLimiter:
         now = self._clock()
         for subject in subjects:
             use = self._use(subject, now)
-            if admission_id in use.running:
-                use.running.discard(admission_id)
+            if use.running.pop(admission_id, None) is not None:
                 use.reserved -= tokens
                 use.tokens.lacking += used_tokens
 
@@ -138,12 +139,14 @@ class LocalLimiter:
             self._uses.popitem(last=False)
         return use
 
-    def _tested(self, subjects: Sequence[Subject], tokens: int, now: float) -> list[TestedLimit]:
+    def _tested(
+        self, subjects: Sequence[Subject], tokens: int, sequences: int, now: float
+    ) -> list[TestedLimit]:
         tested: list[TestedLimit] = []
         for subject in subjects:
             use = self._use(subject, now)
             rows: tuple[tuple[LimitName, float, int, int], ...] = (
-                ("concurrent_requests", len(use.running), 0, 1),
+                ("concurrent_requests", sum(use.running.values()), 0, sequences),
                 ("requests_per_minute", use.requests.lacking, 0, 1),
                 ("tokens_per_minute", use.tokens.lacking, use.reserved, tokens),
             )

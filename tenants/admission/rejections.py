@@ -18,8 +18,12 @@ def rate_state(decisions: Sequence[Decision]) -> RateState:
 
 def refusal(denied: Denied) -> LimitExceeded:
     """The error for the failed limit with the longest wait."""
-    decision = denied.deciding
-    kind = QuotaExhausted if denied.exhausted else RateLimited
+    return limit_error(denied.deciding, denied.decisions)
+
+
+def limit_error(decision: Decision, tested: Sequence[Decision]) -> LimitExceeded:
+    """The error for one failed limit. `tested`: the limits whose rates it reports."""
+    kind = QuotaExhausted if decision.exhausted else RateLimited
     unit = " micro-units" if decision.name.startswith("budget") else ""
     return kind(
         f"{decision.name} of the {decision.level} is {decision.limit}{unit}: {decision.used} used, "
@@ -29,7 +33,7 @@ def refusal(denied: Denied) -> LimitExceeded:
         limit_value=decision.limit,
         retry_after_s=decision.retry_after_s,
         # A denied request takes nothing, not even from the limits that it passed.
-        rate=rate_state([replace(each, asked=0) for each in denied.decisions]),
+        rate=rate_state([replace(each, asked=0) for each in tested]),
     )
 
 
@@ -50,7 +54,10 @@ def unknown_limits(
     counter_request: CounterReservation, names: Sequence[LimitName]
 ) -> tuple[UnknownLimit, ...]:
     """The limits of the request's subjects with one of these names, and the amount that the request needs of each."""
-    amounts: dict[str, int] = {"requests_per_minute": 1, "concurrent_requests": 1}
+    amounts: dict[str, int] = {
+        "requests_per_minute": 1,
+        "concurrent_requests": counter_request.sequences,
+    }
     amounts |= dict.fromkeys(BUDGETS, -(-counter_request.amount_nano // NANO_PER_MICRO))
     return tuple(
         UnknownLimit(

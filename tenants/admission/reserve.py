@@ -17,6 +17,7 @@ from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.counter_rebuild import CounterRebuild
 from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
+from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.rejections import degraded_denial, rate_state, refusal, unknown_limits
 from loraplex.tenants.billing.pricing import Price
 from loraplex.tenants.counters.counter_replies import (
@@ -77,6 +78,7 @@ class Reserver:
     ledger_breaker: CircuitBreaker
     local_limiter: LocalLimiter
     denials: DenialLog
+    recent_refusals: RecentRefusals
     price: Price
     gateway_id: UUID
     settings: AdmissionConfig
@@ -125,6 +127,7 @@ class Reserver:
             subjects=policy.subjects(key.tenant_id, key.api_key_id, request.adapter_id),
             tokens=request.prompt_tokens + request.completion_tokens,
             amount_nano=self.price.bound_nano(request.prompt_tokens, request.completion_tokens),
+            sequences=request.sequences,
         )
 
     async def _by_counters(
@@ -138,6 +141,7 @@ class Reserver:
         After any error but `LimitExceeded`, the counters may have a reservation of this id.
         """
         for attempt in range(TRIES):
+            asked_at = self.recent_refusals.now()
             reply = await self._call_counters(counter_request)
             if isinstance(reply, Admitted):
                 if on_provisional is not None and not self.ledger_breaker.is_open:
@@ -154,7 +158,7 @@ class Reserver:
                     )
                 outdated = attempt >= RETRIES_BEFORE_REBUILD[reserved.outcome]
             else:
-                self._raise_refusal(counter_request, reply)
+                self._raise_refusal(counter_request, reply, asked_at)
                 outdated = True
             if not outdated or not await self.counter_rebuild.try_rebuild(counter_request.tenant_id):
                 await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))
@@ -162,10 +166,13 @@ class Reserver:
             counter_request, COUNTED, "the counters of this tenant are being rebuilt; try again"
         )
 
-    def _raise_refusal(self, counter_request: CounterReservation, reply: CounterReply) -> None:
+    def _raise_refusal(
+        self, counter_request: CounterReservation, reply: CounterReply, asked_at: float
+    ) -> None:
         """Raise what a refusal means. Returns only for `CountersMissing`."""
         if isinstance(reply, Denied):
             self._note_overdue(counter_request.tenant_id, reply.overdue)
+            self.recent_refusals.remember(counter_request, reply, asked_at)
             raise refusal(reply)
         if isinstance(reply, PolicyOutdated):
             raise PolicyStale(f"the caller's policy is older than epoch {reply.policy_epoch}")
@@ -199,12 +206,11 @@ class Reserver:
             raise self._unavailable(counter_request, PERIODIC, message)
         now = datetime.now(UTC)
         periods = periods_of(now)
+        asked = counter_request.subjects, counter_request.tokens, counter_request.sequences
         try:
-            rate = self.local_limiter.admit(
-                counter_request.id, counter_request.subjects, counter_request.tokens
-            )
+            rate = self.local_limiter.admit(counter_request.id, *asked)
         except LimitExceeded:
-            decisions = self.local_limiter.decisions(counter_request.subjects, counter_request.tokens)
+            decisions = self.local_limiter.decisions(*asked)
             self.denials.remember(
                 counter_request.tenant_id, degraded_denial(counter_request, now, decisions=decisions)
             )
@@ -294,6 +300,7 @@ class Reserver:
             lease_s=self.settings.lease_s,
             epoch=epoch,
             policy_epoch=counter_request.policy_epoch,
+            sequences=counter_request.sequences,
         )
 
 
@@ -316,6 +323,7 @@ def reservation_of(
         day=periods.day,
         month=periods.month,
         epoch=epoch,
+        sequences=counter_request.sequences,
     )
     return Reservation(
         id=counter_request.id,

@@ -1,7 +1,7 @@
 """Keys that manage other keys of their tenant, and the restrictions (networks, expiry) that bound both.
 
-Invariant: a key that creates, rotates or changes another grants no scope, network or time beyond its own, read in the same
-transaction; a revoked key manages nothing.
+Invariant: a key that creates, rotates or changes another grants no scope, network, time or limit beyond its own, read in the
+same transaction; a revoked key manages nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,14 @@ from uuid import UUID
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository, check_expiry, is_live
+from loraplex.tenants.api_keys.keys import (
+    IssuedKey,
+    KeyChange,
+    KeyLimits,
+    KeyRepository,
+    check_expiry,
+    is_live,
+)
 from loraplex.tenants.api_keys.networks import are_covered, check_networks
 from loraplex.tenants.api_keys.scopes import KEYS_WRITE, OPERATOR_SCOPES, TENANT_SCOPES, effective_scopes
 from loraplex.tenants.errors import BoundNotHeld, ExpiredKey, RevokedKey, ScopeNotHeld
@@ -80,15 +87,15 @@ class KeyDelegation:
         scopes: Sequence[str],
         bounds: KeyChange | None = None,
     ) -> IssuedKey:
-        """Create a key in the manager's environment. `expires_at` and `allowed_cidrs` of `bounds` apply; an absent one is
-        the manager's. Raises `ScopeNotHeld`, `BoundNotHeld`, `InvalidField`, `CountReached`.
+        """Create a key in the manager's environment, with the manager's limits. `expires_at` and `allowed_cidrs` of `bounds`
+        apply; an absent one is the manager's. Raises `ScopeNotHeld`, `BoundNotHeld`, `InvalidField`, `CountReached`.
         """
         manager = await self._manager()
         require_held(manager, scopes)
         own = KeyRestrictions.of(manager)
         granted = own.changed(bounds or {})
         own.require(granted)
-        return await self._keys.create(
+        issued = await self._keys.create(
             self._tenant_id,
             name,
             scopes,
@@ -97,6 +104,8 @@ class KeyDelegation:
             allowed_cidrs=granted.networks,
             created_by=manager.key_id,
         )
+        await self._keys.copy_limits(manager, issued.record)
+        return issued
 
     async def locked(self, key_id: str) -> ApiKey:
         """The key, locked until this transaction ends. Raises `KeyNotFound`, `ScopeNotHeld`."""
@@ -112,18 +121,34 @@ class KeyDelegation:
             record.scopes
         ):
             KeyRestrictions.of(manager).require(after)
+            await self._require_limits(manager, record)
         return await self._keys.change(self._tenant_id, key_id, change, expected)
 
     async def rotate(self, key_id: str, grace_seconds: int) -> IssuedKey:
         """Raises `ScopeNotHeld`, `BoundNotHeld` for a key that allows more, and what `KeyRepository.rotate` does."""
         manager, record = await self._over(key_id)
         KeyRestrictions.of(manager).require(KeyRestrictions.of(record))
+        await self._require_limits(manager, record)
         return await self._keys.rotate(self._tenant_id, key_id, grace_seconds, created_by=manager.key_id)
 
     async def revoke(self, key_id: str) -> ApiKey:
         """Raises `ScopeNotHeld` and what `KeyRepository.revoke` does."""
         await self._over(key_id)
         return await self._keys.revoke(self._tenant_id, key_id)
+
+    async def limits_for(self, key_id: str, limits: KeyLimits) -> KeyLimits:
+        """The limits that a key gets: `limits`, and the manager's where these are null. Locks the key until the transaction ends.
+
+        Raises `ScopeNotHeld`, `KeyNotFound`, and `BoundNotHeld` for a limit above the manager's.
+        """
+        manager, _ = await self._over(key_id)
+        own = await self._keys.limits(manager)
+        granted = {name: own[name] if value is None else value for name, value in limits.items()}
+        require_within(granted, own)
+        return granted
+
+    async def _require_limits(self, manager: ApiKey, record: ApiKey) -> None:
+        require_within(await self._keys.limits(record), await self._keys.limits(manager))
 
     async def _over(self, key_id: str) -> tuple[ApiKey, ApiKey]:
         """The managing key, and the key it may manage."""
@@ -144,6 +169,14 @@ class KeyDelegation:
             raise ExpiredKey("the API key has expired")
         require_held(record, [KEYS_WRITE])
         return record
+
+
+def require_within(granted: KeyLimits, own: KeyLimits) -> None:
+    """Raises `BoundNotHeld` if `granted` allows more than `own`, the limits of the managing key."""
+    for name, bound in own.items():
+        value = granted[name]
+        if bound is not None and (value is None or value > bound):
+            raise BoundNotHeld(name, f"{name} must be at most that of the key that manages, which is {bound}")
 
 
 def require_held(manager: ApiKey, scopes: Iterable[str]) -> None:

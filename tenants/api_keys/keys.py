@@ -2,10 +2,10 @@
 one tenant change one at a time, and a tenant never has more of them than its quota allows.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, func, or_, select, text, tuple_
@@ -32,6 +32,8 @@ from loraplex.tenants.names import check_key_name
 MAX_GRACE_SECONDS = 30 * 24 * 3600
 LAST_EXPIRY = datetime(3000, 1, 1, tzinfo=UTC)
 NO_DIGEST = bytes(32)
+KeyLimits: TypeAlias = Mapping[str, int | None]
+"""The limits of a key by the names of their columns; None is no limit."""
 FIND_KEY = text("SELECT * FROM find_api_key(:key_id)")
 LOCK = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
@@ -194,7 +196,7 @@ class KeyRepository:
             expires_at=old.expires_at,
             allowed_cidrs=old.allowed_cidrs,
         )
-        await self._copy_limits(old, issued.record)
+        await self.copy_limits(old, issued.record)
         old.successor = issued.record
         now = datetime.now(UTC)
         if grace_seconds == 0:
@@ -271,11 +273,17 @@ class KeyRepository:
                 f"this tenant may have {limit} keys (max_keys) and as many replaced ones in grace: revoke one first",
             )
 
-    async def _copy_limits(self, old: ApiKey, new: ApiKey) -> None:
-        limits = (await self._session.scalars(select(Quota).where(Quota.api_key_id == old.id))).one_or_none()
-        if limits is not None:
-            values = {column: getattr(limits, column) for column in LIMIT_COLUMNS}
-            self._session.add(Quota(tenant_id=new.tenant_id, api_key_id=new.id, **values))
+    async def limits(self, record: ApiKey) -> KeyLimits:
+        """The limits of a key."""
+        rows = await self._session.scalars(select(Quota).where(Quota.api_key_id == record.id))
+        quota = rows.one_or_none()
+        return {column: getattr(quota, column, None) for column in LIMIT_COLUMNS}
+
+    async def copy_limits(self, old: ApiKey, new: ApiKey) -> None:
+        """Give a new key the limits of another one, if that has any."""
+        limits = await self.limits(old)
+        if any(value is not None for value in limits.values()):
+            self._session.add(Quota(tenant_id=new.tenant_id, api_key_id=new.id, **limits))
             await self._session.flush()
 
 

@@ -14,7 +14,7 @@ class Decision:
     """The test of one limit for one request. Budgets in micro-units of money, rounded up.
 
     `used` and `reserved` are before this request, which needs `asked`. `retry_after_s`: when it may pass; zero if it
-    passed, None if it never can. `used` of a rate is what its bucket lacks, of a concurrency the running requests.
+    passed, None if it never can. `used` of a rate is what its bucket lacks, of a concurrency the running sequences.
     """
 
     level: Level

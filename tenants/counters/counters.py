@@ -72,6 +72,7 @@ class Counters:
             request.policy_epoch,
             request.tokens,
             request.amount_nano,
+            request.sequences,
         )
         subjects = [part for subject in request.subjects for part in subject_arguments(subject)]
         return decode_admission(
@@ -238,6 +239,7 @@ def reservation_arguments(reserved: ReservedAmounts) -> tuple[str | int, ...]:
         reserved.amount_nano,
         reserved.day,
         reserved.month,
+        reserved.sequences,
     )
 
 

@@ -12,7 +12,7 @@ RESERVATION_COLUMNS: Final = """
     SELECT * FROM json_to_recordset(%s::json) AS a (
         id uuid, tenant_id uuid, api_key_id uuid, adapter_id uuid, digest text, gateway_id uuid,
         prompt_tokens bigint, completion_tokens bigint, amount_nano bigint, day text, month text,
-        admitted_at timestamptz, lease_s double precision, epoch bigint, policy_epoch bigint
+        admitted_at timestamptz, lease_s double precision, epoch bigint, policy_epoch bigint, sequences integer
     )
 """
 # Locked rows are about to change, so admissions under them are outdated: skipping them saves the wait.
@@ -30,10 +30,11 @@ CURRENT_EPOCHS: Final = """
 INSERT_RESERVATIONS: Final = """
     INSERT INTO reservations (
         id, tenant_id, api_key_id, adapter_id, digest, gateway_id, prompt_tokens, completion_tokens, amount_nano,
-        day, month, admitted_at, expires_at
+        day, month, admitted_at, expires_at, sequences
     )
     SELECT a.id, a.tenant_id, a.api_key_id, a.adapter_id, a.digest, a.gateway_id, a.prompt_tokens,
-        a.completion_tokens, a.amount_nano, a.day, a.month, a.admitted_at, now() + make_interval(secs => a.lease_s)
+        a.completion_tokens, a.amount_nano, a.day, a.month, a.admitted_at, now() + make_interval(secs => a.lease_s),
+        a.sequences
     FROM asked a
     JOIN tenants t ON t.id = a.tenant_id AND t.policy_epoch = a.policy_epoch
     JOIN locked l ON l.tenant_id = a.tenant_id AND l.epoch = coalesce(a.epoch, l.epoch)

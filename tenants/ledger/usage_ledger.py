@@ -237,4 +237,5 @@ def reserved_amounts(row: ReservationRow) -> ReservedAmounts:
         amount_nano=row.amount_nano,
         day=row.day,
         month=row.month,
+        sequences=row.sequences,
     )

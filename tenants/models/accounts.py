@@ -47,6 +47,7 @@ class ApiKey(Base):
     __tablename__ = "api_keys"
     __table_args__ = (
         UniqueConstraint("key_id"),
+        Index("ix_api_keys_ended_at", text("LEAST(revoked_at, expires_at)")),
         UniqueConstraint("tenant_id", "id"),
         CheckConstraint(one_of("environment", ENVIRONMENTS), name="environment"),
         CheckConstraint("(tenant_id IS NULL) = (environment = 'op')", name="operator_has_no_tenant"),

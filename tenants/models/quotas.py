@@ -78,6 +78,7 @@ class ReservationRow(Base):
     """An admitted request that is not settled: the most that it may use, and the end of its lease.
 
     `id` is the admission's UUIDv7. Amounts in nano-units of money. `day` and `month` are the periods of its admission.
+    `sequences`: its prompts times `n`.
     """
 
     __tablename__ = "reservations"
@@ -85,6 +86,7 @@ class ReservationRow(Base):
         Index("ix_reservations_tenant_id_digest", "tenant_id", "digest"),
         Index("ix_reservations_expires_at", "expires_at"),
         CheckConstraint("prompt_tokens >= 0 AND completion_tokens >= 0 AND amount_nano >= 0", name="amounts"),
+        CheckConstraint("sequences >= 1", name="sequences"),
     )
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
@@ -100,6 +102,7 @@ class ReservationRow(Base):
     month: Mapped[str]
     admitted_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime]
+    sequences: Mapped[int] = mapped_column(server_default="1")
 
 
 class UsageRecord(Base):

@@ -18,9 +18,9 @@ from loraplex.tenants.rate_state import RateState
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
-def check_amounts(tokens: int, amount_nano: int) -> None:
+def check_amounts(tokens: int, amount_nano: int, sequences: int = 1) -> None:
     """Raises `InvalidField`."""
-    for name, value in (("tokens", tokens), ("amount_nano", amount_nano)):
+    for name, value in (("tokens", tokens), ("amount_nano", amount_nano), ("sequences", sequences)):
         if not 0 <= value <= MAX_INTEGER:
             raise InvalidField(name, f"{name} must be between 0 and {MAX_INTEGER}")
 
@@ -30,7 +30,8 @@ class CounterReservation:
     """A request to the counters. `id` names its reservation: repeating it with the same id changes nothing.
 
     `subjects`: the tenant, the key and, unless it is for the base model, the adapter, in this order. `tokens` and
-    `amount_nano` are upper bounds of what the request uses. A denial is explained by `request_id`.
+    `amount_nano` are upper bounds of what the request uses; `sequences`, its prompts times `n`, run at the same time. A denial
+    is explained by `request_id`.
     """
 
     id: UUID
@@ -40,6 +41,7 @@ class CounterReservation:
     subjects: tuple[Subject, ...]
     tokens: int
     amount_nano: int
+    sequences: int = 1
 
     def __post_init__(self) -> None:
         levels = tuple(subject.level for subject in self.subjects)
@@ -47,7 +49,7 @@ class CounterReservation:
             raise InvalidField("subjects", "subjects must be a tenant, a key and at most one adapter")
         if not REQUEST_ID.fullmatch(self.request_id):
             raise InvalidField("request_id", f"request_id must match {REQUEST_ID.pattern}")
-        check_amounts(self.tokens, self.amount_nano)
+        check_amounts(self.tokens, self.amount_nano, self.sequences)
 
     @property
     def api_key_id(self) -> UUID:
@@ -73,9 +75,10 @@ class ReservedAmounts:
     day: str
     month: str
     epoch: int | None = None
+    sequences: int = 1
 
     def __post_init__(self) -> None:
-        check_amounts(self.tokens, self.amount_nano)
+        check_amounts(self.tokens, self.amount_nano, self.sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ OnProvisional: TypeAlias = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
-    """A request for admission. `id` is a UUIDv7 used once; the client knows `request_id`. Token counts are upper bounds."""
+    """A request for admission. `id` is a UUIDv7 used once; the client knows `request_id`. Token counts are upper bounds.
+    `sequences`: its prompts times `n`.
+    """
 
     id: UUID
     request_id: str
@@ -109,6 +114,7 @@ class ReservationRequest:
     digest: str | None = None
     prompt_tokens: int
     completion_tokens: int
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +167,7 @@ class LedgerReservation:
     lease_s: float
     epoch: int | None
     policy_epoch: int
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,12 @@ from loraplex.platform.bench.report import Case, Ratio, Report
 from loraplex.platform.bench.workload import arrival_offsets
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
-from loraplex.platform.inference.admission import InferenceAdmission, PendingAdmission, RequestContext
+from loraplex.platform.inference.admission import (
+    InferenceAdmission,
+    PendingAdmission,
+    RequestContext,
+    RequestSizes,
+)
 from loraplex.platform.inference.background_tasks import BackgroundTasks
 from loraplex.platform.inference.engine_streams import EngineStreams
 from loraplex.platform.inference.model_resolution import ResolvedModel
@@ -127,7 +132,7 @@ class Scenario:
             confirm_caller=renewed,
         )
         shape = self._shape
-        return await self._admission.admit(call, BASE, shape.input_len, shape.output_len)
+        return await self._admission.admit(call, BASE, RequestSizes(shape.input_len, shape.output_len, 1))
 
     def _engine_request(self) -> EngineRequest:
         return EngineRequest(

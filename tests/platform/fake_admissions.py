@@ -4,7 +4,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
+from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.counters.counter_replies import Explanation, LimitUse
+from loraplex.tenants.errors import LimitExceeded
 from loraplex.tenants.quotas.limits import Subject
 from loraplex.tenants.quotas.periods import periods_of
 from loraplex.tenants.quotas.reservation import (
@@ -32,6 +34,7 @@ class FakeAdmissions:
         self.published: list[UUID] = []
         self.explanations: dict[tuple[UUID, str], Explanation] = {}
         self.degraded = False
+        self.recent: LimitExceeded | None = None
 
     async def admit(
         self, request: ReservationRequest, on_provisional: OnProvisional | None = None
@@ -54,6 +57,7 @@ class FakeAdmissions:
             amount_nano=0,
             day=periods.day,
             month=periods.month,
+            sequences=request.sequences,
         )
         return Reservation(
             id=request.id,
@@ -65,6 +69,9 @@ class FakeAdmissions:
             rate=self.rate,
             degraded=self.degraded,
         )
+
+    def recent_refusal(self, key: AuthenticatedKey, request_id: str) -> LimitExceeded | None:
+        return self.recent
 
     async def settle(self, admission: Reservation, usage: SettledUsage) -> None:
         self.settled.append((admission, usage))

@@ -44,17 +44,6 @@ async def test_slots_are_bounded_in_total_and_for_each_tenant() -> None:
     assert not limiter._running
 
 
-def test_several_slots_are_taken_at_once_or_none() -> None:
-    limiter, tenant_id = TenantLimiter("prompts", total=3), uuid4()
-    limiter.acquire(tenant_id, 2)
-    with pytest.raises(Overloaded):
-        limiter.acquire(uuid4(), 2)
-    limiter.release(tenant_id, 2)
-    limiter.acquire(tenant_id, 3)
-    limiter.release(tenant_id, 3)
-    assert not limiter._running
-
-
 async def test_free_slots_go_to_the_waiting_tenants_in_turn() -> None:
     limiter, greedy, modest = TenantLimiter("requests", total=1, waiting=4), uuid4(), uuid4()
     order: list[UUID] = []
@@ -76,10 +65,9 @@ async def test_a_slot_handed_to_a_cancelled_request_goes_to_the_next() -> None:
         async with limiter.slot(tenant_id):
             reached.append(name)
 
-    limiter.acquire(tenant_id)
-    late, next_one = asyncio.create_task(take("late")), asyncio.create_task(take("next"))
-    await asyncio.sleep(0)
-    limiter.release(tenant_id)
+    async with limiter.slot(tenant_id):
+        late, next_one = asyncio.create_task(take("late")), asyncio.create_task(take("next"))
+        await asyncio.sleep(0)
     late.cancel()
     await asyncio.gather(late, next_one, return_exceptions=True)
     assert reached == ["next"] and not limiter._running and not limiter._waiting

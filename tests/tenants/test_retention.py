@@ -5,7 +5,10 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import text
 from tests.tenants.registry_records import make_tenant
 
+from loraplex.tenants.api_keys.keys import KeyRepository
+from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database
+from loraplex.tenants.models import Quota
 from loraplex.tenants.retention import Retention, RetentionRepository, first_id_at
 
 AUDIT = (
@@ -20,6 +23,7 @@ RECORD = (
     "INSERT INTO idempotency_records (caller, idempotency_key, route, body_sha256, expires_at)"
     " VALUES ('c', CAST(:at AS text), 'POST /', sha256(''), :at)"
 )
+FILLED = ("audit_entries", "quota_events", "idempotency_records")
 RETENTION = Retention(audit=timedelta(days=30), quota_events=timedelta(days=60))
 
 
@@ -40,12 +44,40 @@ async def sweep(database: Database, batch: int) -> dict[str, int]:
 
 async def test_old_records_are_deleted_and_recent_ones_stay(database: Database) -> None:
     await fill(database, [-1, 1, 29, 31, 59, 61, 365])
-    everything = {"audit_entries": 4, "quota_events": 2, "idempotency_records": 6}
+    everything = {"audit_entries": 4, "quota_events": 2, "idempotency_records": 6, "api_keys": 0}
     assert await sweep(database, 100) == everything
     assert await sweep(database, 100) == dict.fromkeys(everything, 0)
     async with database.as_operator() as session:
-        left = {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) for name in everything}
+        left = {name: await session.scalar(text(f"SELECT count(*) FROM {name}")) for name in FILLED}
     assert left == {"audit_entries": 3, "quota_events": 5, "idempotency_records": 1}
+
+
+async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Database) -> None:
+    tenant_id, now = await make_tenant(database), datetime.now(UTC)
+    ends = {
+        "working": (None, None),
+        "expires": (None, now + timedelta(days=1)),
+        "revoked-lately": (now - timedelta(days=29), None),
+        "expired-lately": (None, now - timedelta(days=29)),
+        "revoked": (now - timedelta(days=31), now + timedelta(days=1)),
+        "expired": (now, now - timedelta(days=31)),
+        "replaced": (now - timedelta(days=31), None),
+    }
+    async with database.as_operator() as session:
+        keys = KeyRepository(session)
+        records = {name: (await keys.create(tenant_id, name, [INFERENCE])).record for name in ends}
+        session.add(Quota(tenant_id=tenant_id, api_key_id=records["revoked"].id, tokens_per_day=1))
+        for name, (revoked_at, expires_at) in ends.items():
+            records[name].revoked_at, records[name].expires_at = revoked_at, expires_at
+        records["replaced"].successor = records["working"]
+        records["revoked-lately"].successor = records["revoked"]
+    assert (await sweep(database, 2))["api_keys"] == 2
+    assert (await sweep(database, 2))["api_keys"] == 1
+    async with database.as_operator() as session:
+        left = {each.name: each.replaced_by for each in await KeyRepository(session).list(tenant_id)}
+        limits = await session.scalar(text("SELECT count(*) FROM quotas"))
+    assert left == dict.fromkeys(("working", "expires", "revoked-lately", "expired-lately"))
+    assert limits == 0
 
 
 async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -> None:
@@ -53,5 +85,5 @@ async def test_a_batch_is_bounded_and_one_sweeps_at_a_time(database: Database) -
     async with database.as_operator() as one, database.as_operator() as two:
         first = await RetentionRepository(one, RETENTION).sweep(6)
         second = await RetentionRepository(two, RETENTION).sweep(6)
-    assert set(first.values()) == {6} and set(second.values()) == {0}
-    assert set((await sweep(database, 6)).values()) == {4}
+    assert first == {**dict.fromkeys(FILLED, 6), "api_keys": 0} and set(second.values()) == {0}
+    assert await sweep(database, 6) == {**dict.fromkeys(FILLED, 4), "api_keys": 0}

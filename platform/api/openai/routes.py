@@ -59,6 +59,7 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
 
     async def generate(request: Request, caller: Caller, endpoint: Endpoint) -> Response:
         context = context_of(request, caller)
+        inference.repeat_refusal(context)
         try:
             return await _generate(dependencies, inference, request, context, endpoint)
         except Exception as error:
@@ -83,14 +84,16 @@ def inference_router(dependencies: GatewayDependencies, authenticator: Authentic
 
     @router.get("/models/{name:path}", responses=LOOKUP_RESPONSES)
     async def one_model(name: str, caller: Annotated[Caller, authorized]) -> Response:
-        found = await resolve_model(dependencies, caller, name)
+        async with transactions.slot(caller.tenant_id):
+            found = await resolve_model(dependencies, caller, name)
         return json_response(found.card(started, base), found.headers())
 
     @router.post("/tokenize", responses=LOOKUP_RESPONSES, openapi_extra=body_schema("tokenize"))
     async def tokenize(request: Request, caller: Annotated[Caller, authorized]) -> Response:
         with body_lease(request) as lease:
             values = await _values(dependencies, request, caller, "tokenize", lease)
-            found = await resolve_model(dependencies, caller, values["model"])
+            async with transactions.slot(caller.tenant_id):
+                found = await resolve_model(dependencies, caller, values["model"])
             response_headers_of(request.scope).update(found.headers())
             async with tokenizing.slot(caller.tenant_id):
                 prompts = await inference.prompt_ids(values, found, caller.tenant_id)

@@ -52,7 +52,9 @@ Find = Callable[[QuotaRepository], Awaitable[QuotaState]]
 
 
 class DelegatedQuotaUpdate(QuotaLimitFields):
-    """All limits of a key or an adapter. Where one is null or absent, only that of the tenant applies."""
+    """All limits of a key or an adapter. Where one is null or absent, only that of the tenant applies; a key that has limits
+    itself gives them to the key that it changes.
+    """
 
     def limits(self) -> QuotaLimits:
         return QuotaLimits(**self.model_dump())
@@ -159,12 +161,13 @@ def _narrowing(
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             quotas = QuotaRepository(session, caller.tenant_id)
             state = await find(quotas)
+            after = body.limits()
             if state.level == "key":
-                # A key must not change the limits of a key that has more rights than itself.
-                await KeyDelegation(session, caller.tenant_id, caller.api_key_id).locked(state.name)
+                keys = KeyDelegation(session, caller.tenant_id, caller.api_key_id)
+                after = QuotaLimits(**await keys.limits_for(state.name, dict(after.items())))
             row = await quotas.locked(state)
             require_revision(seen, row.revision)
-            before, after = QuotaLimits.of(row), body.limits()
+            before = QuotaLimits.of(row)
             await quotas.narrow(row, after)
             if before != after:
                 target = f"{state.level}s/{state.name}/quotas"

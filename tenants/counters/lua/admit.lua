@@ -1,10 +1,11 @@
 -- Test every limit of every level, then take from all of them or from none. A denied request writes only its explanation.
--- ARGV: reservation id, request id, policy epoch, tokens, amount, lease in microseconds; then for each subject its level, its
--- id, and its seven limits in the order of `COUNTED`, '' for none. Amounts in nano-units.
+-- ARGV: reservation id, request id, policy epoch, tokens, amount, sequences, lease in microseconds; then for each subject its
+-- level, its id, and its seven limits in the order of `COUNTED`, '' for none. Amounts in nano-units.
 
 local id, request_id, read_under = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local tokens, amount, lease = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local FIRST, WIDTH = 7, 9
+local tokens, amount, sequences = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local lease = tonumber(ARGV[7])
+local FIRST, WIDTH = 8, 9
 local NEVER = -1
 local MAX_WAIT = 3600000000
 local KEPT_DENIALS = 1000
@@ -21,10 +22,10 @@ end
 
 local known = open(id)
 local day, month = periods()
-local requests_needed, tokens_needed, amount_needed = 1, tokens, amount
+local requests_needed, tokens_needed, amount_needed, sequences_needed = 1, tokens, amount, sequences
 if known then
   day, month = known.day, known.month
-  requests_needed, tokens_needed, amount_needed = 0, 0, 0
+  requests_needed, tokens_needed, amount_needed, sequences_needed = 0, 0, 0, 0
 end
 
 local decisions = {}
@@ -80,6 +81,8 @@ local function test_period(level, subject, period, name, tokens_limit, amount_li
 end
 
 local request = { adapter = '-', tokens = ARGV[4], amount = ARGV[5], day = day, month = month, at = integer(now) }
+request.sequences = ARGV[6]
+local expired = expired_sequences()
 local levels = {}
 for first = FIRST, #ARGV, WIDTH do
   local level = #levels + 1
@@ -95,8 +98,7 @@ for first = FIRST, #ARGV, WIDTH do
   levels[level] = { key = rate_key(subject), rate = rate, requests = limits[1], tokens = limits[2] }
   test_rates(level, rate, limits[1], limits[2])
   if limits[3] then
-    local running = redis.call('ZCOUNT', key_of('leases', subject), '(' .. integer(now), '+inf')
-    decide(level, 3, limits[3], running, 0, requests_needed, 0)
+    decide(level, 3, limits[3], tonumber(rate.sequences) - (expired[subject] or 0), 0, sequences_needed, 0)
   end
   test_period(level, subject, day, 4, limits[4], limits[6])
   test_period(level, subject, month, 5, limits[5], limits[7])

@@ -36,12 +36,19 @@ local function reserved_field()
   return 'held:' .. epoch
 end
 
+-- The sequences of all open reservations, also of those whose lease has expired.
+local function sequences_field()
+  return 'sequences:' .. epoch
+end
+
 local function read_rate(key)
   local read = redis.call(
-    'HMGET', key, 'requests', 'requests_at', 'tokens', 'tokens_at', 'unpaid', 'unpaid_at', 'tokens_limit', reserved_field()
+    'HMGET', key, 'requests', 'requests_at', 'tokens', 'tokens_at', 'unpaid', 'unpaid_at', 'tokens_limit', reserved_field(),
+    sequences_field()
   )
   local rate = { requests = read[1], requests_at = read[2], tokens = read[3], tokens_at = read[4] }
   rate.unpaid, rate.unpaid_at, rate.tokens_limit, rate.reserved = read[5], read[6], read[7], read[8] or '0'
+  rate.sequences = read[9] or '0'
   return rate
 end
 

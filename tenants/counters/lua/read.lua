@@ -1,6 +1,6 @@
 -- Return the current use of every limit. ARGV: for each subject its name, its limit of requests and of tokens per minute or ''.
 -- Returns nothing without counters; else the epoch, time, day, month, and for each subject: what its buckets lack, the tokens
--- set aside, its running requests, and the settled and reserved tokens and amounts of the day and of the month.
+-- set aside, its running sequences, and the settled and reserved tokens and amounts of the day and of the month.
 
 local WIDTH = 3
 
@@ -9,6 +9,7 @@ if not epoch then
 end
 local day, month = periods()
 local reply = { tonumber(epoch), now, day, month }
+local expired = expired_sequences()
 
 local function lacks(debt_of, rate, limit)
   return limit and limit - room_in(debt_of(rate, limit), limit) or 0
@@ -20,7 +21,7 @@ for first = 1, #ARGV, WIDTH do
   reply[#reply + 1] = lacks(request_debt, rate, tonumber(ARGV[first + 1]))
   reply[#reply + 1] = lacks(token_debt, rate, tonumber(ARGV[first + 2]))
   reply[#reply + 1] = rate.reserved
-  reply[#reply + 1] = redis.call('ZCOUNT', key_of('leases', subject), '(' .. integer(now), '+inf')
+  reply[#reply + 1] = tonumber(rate.sequences) - (expired[subject] or 0)
   for _, period in ipairs({ day, month }) do
     local key = use_key(subject, period)
     for _, field in ipairs({ 'tokens', 'reserved_tokens', 'amount', 'reserved_amount' }) do

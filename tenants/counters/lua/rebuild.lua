@@ -2,10 +2,11 @@
 -- names and expire. Their buckets continue if they live and this epoch is the next (admission/README.md, "Never over-admit").
 -- Returns the epoch in force, 0 for none.
 -- ARGV: epoch, policy epoch, whether buckets start full, lease in microseconds, number of totals; for each total its
--- subject, period, tokens, amount; then for each open reservation its id, key, adapter or -, tokens, amount, day, month.
+-- subject, period, tokens, amount; then for each open reservation its id, key, adapter or -, tokens, amount, day, month,
+-- sequences.
 
 local lease, totals = tonumber(ARGV[4]), tonumber(ARGV[5])
-local FIRST, TOTAL_WIDTH, RESERVATION_WIDTH = 6, 4, 7
+local FIRST, TOTAL_WIDTH, RESERVATION_WIDTH = 6, 4, 8
 local reservations = FIRST + totals * TOTAL_WIDTH
 
 local newest_epoch = tonumber(epoch or redis.call('HGET', state_key, 'forgotten'))
@@ -29,7 +30,7 @@ local function settle_buckets()
     local id, reservation = open_reservations[index], parse(open_reservations[index + 1])
     local owes = not (in_snapshot[id] or has_ended(id))
     for _, subject in ipairs(subjects_of(reservation)) do
-      redis.call('HDEL', rate_key(subject), reserved_field())
+      redis.call('HDEL', rate_key(subject), reserved_field(), sequences_field())
       if owes then
         pay(rate_key(subject), reservation.tokens)
       end
@@ -57,7 +58,7 @@ end
 for first = reservations, #ARGV, RESERVATION_WIDTH do
   local reservation = { key = ARGV[first + 1], adapter = ARGV[first + 2], tokens = ARGV[first + 3] }
   reservation.amount, reservation.day, reservation.month = ARGV[first + 4], ARGV[first + 5], ARGV[first + 6]
-  reservation.at = integer(now)
+  reservation.at, reservation.sequences = integer(now), ARGV[first + 7]
   restore(ARGV[first], reservation, lease)
   if paid[ARGV[first]] then
     remember_end(ARGV[first], ENDED_SECONDS)

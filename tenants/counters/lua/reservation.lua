@@ -1,7 +1,8 @@
 -- An open reservation is in every counter it may end in, at every level; its end removes it from all of them.
--- Its record is one line: key, adapter or -, tokens, amount, day, month, time of admission.
+-- Its record is one line: key, adapter or -, tokens, amount, day, month, time of admission, sequences.
 
 local ENDED_SECONDS = 600
+local EXPIRED_AT_ONCE = 100
 
 local function parse(record)
   local parts = {}
@@ -10,6 +11,8 @@ local function parse(record)
   end
   local reservation = { key = parts[1], adapter = parts[2], tokens = parts[3], amount = parts[4] }
   reservation.day, reservation.month, reservation.at = parts[5], parts[6], parts[7]
+  -- A release that counted requests wrote no number, and added none to the running sequences.
+  reservation.sequences = parts[8] or '0'
   return reservation
 end
 
@@ -58,18 +61,41 @@ local function take(key, field, amount)
   return gone == '0' and tonumber(there) or redis.call('HINCRBY', key, field, '-' .. gone)
 end
 
+-- As `take`; a field at zero is removed.
+local function release(key, field, amount)
+  if take(key, field, amount) == 0 then
+    redis.call('HDEL', key, field)
+  end
+end
+
+-- The sequences of reservations whose lease has expired, by subject. Beyond the `EXPIRED_AT_ONCE` oldest, they count as running
+-- until they are reaped.
+local function expired_sequences()
+  local expired = {}
+  local leases = key_of('leases', 'tenant')
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', integer(now), 'LIMIT', 0, EXPIRED_AT_ONCE)) do
+    local reservation = open(id)
+    for _, subject in ipairs(reservation and subjects_of(reservation) or {}) do
+      expired[subject] = (expired[subject] or 0) + tonumber(reservation.sequences)
+    end
+  end
+  return expired
+end
+
 local function reserve(id, reservation, lease)
   for _, subject in ipairs(subjects_of(reservation)) do
     for _, period in ipairs({ reservation.day, reservation.month }) do
       add_use(subject, period, 'reserved_tokens', reservation.tokens, 'reserved_amount', reservation.amount)
     end
     redis.call('HINCRBY', rate_key(subject), reserved_field(), reservation.tokens)
+    redis.call('HINCRBY', rate_key(subject), sequences_field(), reservation.sequences)
     redis.call('EXPIRE', rate_key(subject), LIFE)
     redis.call('ZADD', key_of('leases', subject), now + lease, id)
     redis.call('EXPIRE', key_of('leases', subject), LIFE)
   end
   local record = { reservation.key, reservation.adapter, reservation.tokens, reservation.amount }
   record[5], record[6], record[7] = reservation.day, reservation.month, reservation.at
+  record[8] = reservation.sequences
   redis.call('HSET', key_of('open'), id, table.concat(record, ' '))
   redis.call('EXPIRE', key_of('open'), LIFE)
 end
@@ -80,9 +106,8 @@ local function remove(id, reservation)
       take(use_key(subject, period), 'reserved_tokens', reservation.tokens)
       take(use_key(subject, period), 'reserved_amount', reservation.amount)
     end
-    if take(rate_key(subject), reserved_field(), reservation.tokens) == 0 then
-      redis.call('HDEL', rate_key(subject), reserved_field())
-    end
+    release(rate_key(subject), reserved_field(), reservation.tokens)
+    release(rate_key(subject), sequences_field(), reservation.sequences)
     redis.call('ZREM', key_of('leases', subject), id)
   end
   redis.call('HDEL', key_of('open'), id)

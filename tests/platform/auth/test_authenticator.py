@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from sqlalchemy import event, text
 from starlette.requests import Request
 
-from loraplex.platform.auth.authenticator import Authenticator, Caller, OperatorCaller
+from loraplex.platform.auth.authenticator import UNKNOWN_AT_ONCE, Authenticator, Caller, OperatorCaller
 from loraplex.platform.auth.client_address import ClientAddresses
-from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, describe
+from loraplex.platform.auth.failure_buckets import BURST
+from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, TooManyUnknownKeys, describe
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -68,6 +69,13 @@ def request_from(peer: str, plaintext: str, forwarded: str | None = None) -> Req
     if forwarded is not None:
         headers.append((b"x-forwarded-for", forwarded.encode()))
     return Request({"type": "http", "headers": headers, "client": (peer, 1)})
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Uses(LastUsedTracker):
@@ -175,6 +183,102 @@ async def test_what_is_cached_is_looked_up_once_and_planes_always(database: Data
         with pytest.raises(UnknownKey):
             await authenticator.authenticate(bearer(unknown), cached=True)
     assert lookups() == 3
+
+
+def lookups_of(database: Database) -> list[str]:
+    """The look-ups of keys from now on."""
+    found: list[str] = []
+    event.listen(
+        database._engine.sync_engine,
+        "before_cursor_execute",
+        lambda *seen: found.append(seen[2]) if "find_api_key" in seen[2] else None,
+    )
+    return found
+
+
+async def forge(authenticator: Authenticator, address: str) -> type[Exception]:
+    with pytest.raises((UnknownKey, TooManyUnknownKeys)) as refused:
+        await authenticator.authenticate(bearer(generate_key("live").plaintext), address, cached=True)
+    return type(refused.value)
+
+
+async def test_forged_keys_cost_a_bounded_number_of_look_ups(database: Database) -> None:
+    key, clock = await make_key(database), Clock()
+    authenticator = Authenticator(database, 1.0, clock=clock)
+    lookups = lookups_of(database)
+    for address in ("2001:db8::1", "192.0.2.1"):
+        await authenticator.authenticate(bearer(key), address, cached=True)
+        lookups.clear()
+        flood = [await forge(authenticator, address) for _ in range(BURST + 40)]
+        assert flood == [UnknownKey] * BURST + [TooManyUnknownKeys] * 40 and len(lookups) == BURST
+    # The same subscriber, another one, and a valid key that was used before, also when it must be looked up again.
+    assert await forge(authenticator, "2001:db8::2") is TooManyUnknownKeys
+    assert await forge(authenticator, "2001:db8:1::2") is UnknownKey
+    lookups.clear()
+    for seconds in (0.0, 5.0):
+        clock.now += seconds
+        assert (await authenticator.authenticate(bearer(key), "192.0.2.1", cached=True)).tenant_name == "acme"
+    assert len(lookups) == 1
+    assert (await authenticator.authenticate(bearer(key), "192.0.2.1")).tenant_name == "acme"
+
+
+async def test_new_keys_work_at_once_from_an_address_with_failures_left(database: Database) -> None:
+    authenticator = Authenticator(database, 60.0, clock=Clock())
+    for _ in range(BURST - 1):
+        await forge(authenticator, "192.0.2.1")
+    for name in ("acme", "rival"):
+        key = await make_key(database, tenant=name)
+        assert (await authenticator.authenticate(bearer(key), "192.0.2.1")).tenant_name == name
+
+
+async def test_look_ups_of_unknown_keys_use_a_part_of_the_pool(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, end = await make_key(database), asyncio.Event()
+    small = Database(database.url, pool_size=UNKNOWN_AT_ONCE + 1)
+    authenticator, looking = Authenticator(small, 0.0), 0
+    await authenticator.authenticate(bearer(key))
+    find = KeyRepository.find
+
+    async def slow(keys: KeyRepository, key_id: str) -> Any:
+        nonlocal looking
+        if key_id != key.split("_")[2]:
+            looking += 1
+            await end.wait()
+        return await find(keys, key_id)
+
+    monkeypatch.setattr(KeyRepository, "find", slow)
+    flood = [asyncio.create_task(forge(authenticator, f"192.0.2.{number}")) for number in range(20)]
+    async with asyncio.timeout(5):
+        while looking < UNKNOWN_AT_ONCE:
+            await asyncio.sleep(0.01)
+        for _ in range(5):
+            assert (await authenticator.authenticate(bearer(key))).tenant_name == "acme"
+    assert looking == UNKNOWN_AT_ONCE
+    end.set()
+    assert set(await asyncio.gather(*flood)) == {UnknownKey}
+    await small.close()
+
+
+async def test_a_wrong_secret_of_a_known_key_needs_no_look_up(database: Database) -> None:
+    key = await make_key(database)
+    authenticator = Authenticator(database, 0.0)
+    await authenticator.authenticate(bearer(key))
+    lookups = lookups_of(database)
+    forged = ParsedKey("live", key.split("_")[2], "0" * 43).plaintext
+    for _ in range(2 * BURST):
+        with pytest.raises(UnknownKey):
+            await authenticator.authenticate(bearer(forged), "192.0.2.1")
+    assert lookups == []
+
+
+async def test_a_database_that_is_down_uses_up_no_failure() -> None:
+    down = Database(NOWHERE)
+    authenticator = Authenticator(down, 1.0, clock=Clock())
+    for _ in range(BURST + 1):
+        with pytest.raises(DatabaseUnavailable):
+            await authenticator.authenticate(bearer(generate_key("live").plaintext), "192.0.2.1")
+    await down.close()
 
 
 async def test_two_secrets_of_one_id_share_nothing(database: Database) -> None:

@@ -76,6 +76,19 @@ def test_a_tenants_keys_are_forgotten_together() -> None:
     assert [cache.knows(key_id) for key_id in "abcde"] == [False, False, True, True, True]
 
 
+def test_a_key_that_was_found_is_remembered_until_it_is_gone() -> None:
+    cache = Cache()
+    cache.find("a")
+    cache.now = 100.0
+    cache.forget(TENANT)
+    found = cache.last_found("a")
+    assert found is not None and found.key_id == "a" and not cache.knows("a")
+    cache.find("a")
+    assert cache.knows("a")
+    cache.miss("a")
+    assert cache.last_found("a") is None
+
+
 def test_made_up_ids_push_out_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_cache, "MAX_KEYS", 3)
     monkeypatch.setattr(key_cache, "MAX_UNKNOWN", 2)
@@ -87,8 +100,7 @@ def test_made_up_ids_push_out_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for key_id in "bcd":
         cache.find(key_id)
     assert not cache.knows("a") and cache.knows("d") and len(cache) == 5
-    cache.forget(TENANT)
-    assert len(cache) == 2
+    assert cache.last_found("a") is None
 
 
 def test_an_id_that_is_known_now_is_unknown_no_more() -> None:

@@ -20,6 +20,13 @@ from loraplex.tenants.database import Database
 from loraplex.tenants.errors import PolicyStale, QuotaExhausted, RateLimited
 
 
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.mark.parametrize("postgres_major", POSTGRES_MAJORS, indirect=True)
 async def test_a_request_is_reserved_and_settled_once(database: Database, valkey_url: str) -> None:
     tenant = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=60, tokens_per_day=100)
@@ -32,6 +39,45 @@ async def test_a_request_is_reserved_and_settled_once(database: Database, valkey
         await asyncio.gather(*(gateway.settle(reservation, usage(reservation)) for _ in range(3)))
         await gateway.cancel(reservation)
         assert await check_ledger(tenant, gateway) == (15, 1)
+
+
+async def test_sequences_survive_lost_counters(database: Database, valkey_url: str) -> None:
+    tenant = await make_tenant_with_gateways(database, valkey_url, concurrent_requests=70)
+    async with tenant.gateway() as gateway:
+        running = await gateway.admit(replace(tenant.request(), sequences=64))
+        await tenant.flush()
+        with pytest.raises(RateLimited) as refused:
+            await gateway.admit(replace(tenant.request(), sequences=7))
+        assert (refused.value.limit, refused.value.level) == ("concurrent_requests", "tenant")
+        others = await gateway.admit(replace(tenant.request(), sequences=6))
+        assert (await used(gateway, tenant.tenant_id))["concurrent_requests"].used == 70
+        await gateway.settle(running, usage(running))
+        assert (await used(gateway, tenant.tenant_id))["concurrent_requests"].used == 6
+        await gateway.cancel(others)
+        with pytest.raises(QuotaExhausted, match="concurrent_requests of the tenant is 70"):
+            await gateway.admit(replace(tenant.request(), sequences=71))
+
+
+async def test_what_is_refused_is_refused_again_until_the_bucket_can_have_a_request(
+    database: Database, valkey_url: str
+) -> None:
+    tenant, clock = await make_tenant_with_gateways(database, valkey_url, requests_per_minute=2), Clock()
+    async with tenant.gateway(clock=clock) as gateway:
+        for _ in range(2):
+            await gateway.cancel(await gateway.admit(tenant.request()))
+        assert gateway.recent_refusal(tenant.key, "early") is None
+        with pytest.raises(RateLimited) as refused:
+            await gateway.admit(tenant.request())
+        assert refused.value.retry_after_s is not None and refused.value.rate is not None
+        clock.now += 10.0
+        repeated = gateway.recent_refusal(tenant.key, "late")
+        assert repeated is not None and (type(repeated), str(repeated)) == (RateLimited, str(refused.value))
+        assert repeated.retry_after_s == pytest.approx(refused.value.retry_after_s - 10.0)
+        explanation = await gateway.explain(tenant.tenant_id, "late")
+        assert explanation is not None and not explanation.degraded
+        raised = await set_limits(tenant, requests_per_minute=100)
+        assert gateway.recent_refusal(tenant.key, "unpublished") is not None
+        assert gateway.recent_refusal(raised, "published") is None
 
 
 async def test_work_may_start_after_the_counters_and_before_the_ledger(

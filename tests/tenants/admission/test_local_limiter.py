@@ -99,6 +99,19 @@ def test_unused_tokens_and_ended_requests_free_the_share() -> None:
     assert (rate.limit, rate.remaining) == (100, 0)
 
 
+def test_each_sequence_of_a_running_request_takes_a_place() -> None:
+    limiter, limited = LocalLimiter(Clock()), subject(concurrent_requests=10)
+    limiter.admit(UUID(int=1), (limited,), 1, 8)
+    with pytest.raises(RateLimited):
+        limiter.admit(UUID(int=2), (limited,), 1, 3)
+    limiter.admit(UUID(int=3), (limited,), 1, 2)
+    for _ in range(2):
+        limiter.settle(UUID(int=1), 0)
+    limiter.admit(UUID(int=4), (limited,), 1, 8)
+    with pytest.raises(QuotaExhausted, match="concurrent_requests"):
+        limiter.admit(UUID(int=5), (limited,), 1, 11)
+
+
 def test_a_request_larger_than_a_share_is_refused() -> None:
     limiter = LocalLimiter(Clock())
     limiter.live_gateways = 2

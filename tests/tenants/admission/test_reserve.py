@@ -14,6 +14,7 @@ from loraplex.tenants.admission.circuit_breaker import FAILURES, CircuitBreaker
 from loraplex.tenants.admission.config import AdmissionConfig
 from loraplex.tenants.admission.denial_log import DenialLog
 from loraplex.tenants.admission.local_limiter import LocalLimiter
+from loraplex.tenants.admission.recent_refusals import RecentRefusals
 from loraplex.tenants.admission.reserve import Reserver
 from loraplex.tenants.api_keys.keys import AuthenticatedKey
 from loraplex.tenants.billing.pricing import Price
@@ -84,6 +85,7 @@ class StubStores:
             breaker=CircuitBreaker(),
             ledger_breaker=CircuitBreaker(max_failures=1),
             denials=DenialLog(),
+            recent_refusals=RecentRefusals(running_loop().time),
             local_limiter=LocalLimiter(running_loop().time),
             price=Price(prompt=0, cached_prompt=0, completion=0),
             gateway_id=uuid4(),

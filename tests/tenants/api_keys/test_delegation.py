@@ -13,7 +13,7 @@ from tests.tenants.registry_records import make_tenant
 
 from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
-from loraplex.tenants.api_keys.scopes import KEYS_WRITE, TENANT_SCOPES, effective_scopes
+from loraplex.tenants.api_keys.scopes import INFERENCE, KEYS_WRITE, TENANT_SCOPES, effective_scopes
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import (
     BoundNotHeld,
@@ -25,9 +25,11 @@ from loraplex.tenants.errors import (
     RevokedKey,
     ScopeNotHeld,
 )
-from loraplex.tenants.models import ApiKey
+from loraplex.tenants.models import LIMIT_COLUMNS, ApiKey, Quota
+from loraplex.tenants.quotas.limits import COUNTED
 
 SCOPES = st.lists(st.sampled_from([*sorted(TENANT_SCOPES), "operator"]), min_size=1, max_size=3, unique=True)
+NO_LIMITS: dict[str, int | None] = dict.fromkeys(LIMIT_COLUMNS)
 Step = tuple[Literal["create", "change", "rotate"], int, int, list[str]]
 STEPS = st.lists(
     st.tuples(st.sampled_from(["create", "change", "rotate"]), st.integers(0, 9), st.integers(0, 9), SCOPES),
@@ -215,6 +217,62 @@ async def test_a_key_that_reaches_further_is_not_taken_over(
                 await attempt
             assert refused.value.field == field
         assert (await managed.revoke(further.key_id)).revoked_at is not None
+
+
+async def limited(database: Database, tenant_id: UUID, **limits: int | None) -> ApiKey:
+    record = await issue(database, tenant_id, "tenant:admin")
+    async with database.as_operator() as session:
+        session.add(Quota(tenant_id=tenant_id, api_key_id=record.id, **limits))
+    return record
+
+
+async def test_a_key_gives_its_limits_to_every_key_it_mints(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    manager = await limited(database, tenant_id, requests_per_minute=5, budget_per_day=7)
+    async with database.as_tenant(tenant_id) as session:
+        keys, managed = KeyRepository(session), KeyDelegation(session, tenant_id, manager.id)
+        child = (await managed.create("child", ["tenant:admin"])).record
+        grandchild = (await KeyDelegation(session, tenant_id, child.id).create("g", ["inference"])).record
+        for record in (manager, child, grandchild):
+            limits = await keys.limits(record)
+            assert (limits["requests_per_minute"], limits["budget_per_day"]) == (5, 7)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+async def test_a_key_never_sets_a_limit_above_its_own(database: Database, name: str) -> None:
+    tenant_id = await make_tenant(database)
+    manager, free = (
+        await limited(database, tenant_id, **{name: 5}),
+        await issue(database, tenant_id, INFERENCE),
+    )
+    async with database.as_tenant(tenant_id) as session:
+        managed = KeyDelegation(session, tenant_id, manager.id)
+        for record in (manager, free):
+            assert (await managed.limits_for(record.key_id, NO_LIMITS))[name] == 5
+            assert (await managed.limits_for(record.key_id, {**NO_LIMITS, name: 4}))[name] == 4
+            with pytest.raises(BoundNotHeld, match=f"{name} must be at most") as refused:
+                await managed.limits_for(record.key_id, {**NO_LIMITS, name: 6})
+            assert refused.value.field == name
+
+
+async def test_a_key_without_limits_is_not_taken_over_by_one_that_has_some(database: Database) -> None:
+    tenant_id = await make_tenant(database)
+    manager, free = (
+        await limited(database, tenant_id, tokens_per_day=5),
+        await issue(database, tenant_id, INFERENCE),
+    )
+    equal = await limited(database, tenant_id, tokens_per_day=5, requests_per_minute=1)
+    async with database.as_tenant(tenant_id) as session:
+        managed = KeyDelegation(session, tenant_id, manager.id)
+        for attempt in (
+            managed.rotate(free.key_id, 0),
+            managed.change(free.key_id, {"scopes": ["inference", "usage:read"]}, free.revision),
+        ):
+            with pytest.raises(BoundNotHeld, match="tokens_per_day"):
+                await attempt
+        heir = (await managed.rotate(equal.key_id, 0)).record
+        assert (await KeyRepository(session).limits(heir))["requests_per_minute"] == 1
+        assert (await managed.revoke(free.key_id)).revoked_at is not None
 
 
 async def test_another_tenants_keys_do_not_exist(database: Database) -> None:

@@ -95,7 +95,8 @@ class CounterModel:
                 each.tokens for each in mine if each.used is None
             )
         if name == "concurrent_requests":
-            return sum(each.used is None and each.end > time for each in mine), 0
+            running = [each for each in mine if each.used is None and each.end > time]
+            return sum(each.request.sequences for each in running), 0
         used, reserved = self.in_period(subject, name, period)
         return (-(-used // 1000), -(-reserved // 1000)) if name in BUDGETS else (used, reserved)
 

@@ -49,6 +49,7 @@ class LimitedTenant:
         request_id: str = "r",
         policy_epoch: int = POLICY,
         base: bool = False,
+        sequences: int = 1,
     ) -> CounterReservation:
         """`base`: for the base model, without the adapter."""
         return CounterReservation(
@@ -59,6 +60,7 @@ class LimitedTenant:
             subjects=self.subjects[: 2 if base else 3],
             tokens=tokens,
             amount_nano=amount_nano,
+            sequences=sequences,
         )
 
 
@@ -86,6 +88,7 @@ def reserved_amounts(
         day=admitted.day,
         month=admitted.month,
         epoch=epoch,
+        sequences=request.sequences,
     )
 
 

@@ -109,8 +109,9 @@ class CounterMachine(RuleBasedStateMachine):
         adapter=st.sampled_from([0, 1, None]),
         tokens=st.integers(0, 40),
         amount=st.integers(0, 9000),
+        sequences=st.integers(1, 4),
     )
-    def admit(self, key: int, adapter: int | None, tokens: int, amount: int) -> None:
+    def admit(self, key: int, adapter: int | None, tokens: int, amount: int, sequences: int) -> None:
         subjects = [self.subjects["tenant"][0], self.subjects["key"][key]]
         if adapter is not None:
             subjects.append(self.subjects["adapter"][adapter])
@@ -122,6 +123,7 @@ class CounterMachine(RuleBasedStateMachine):
             subjects=tuple(subjects),
             tokens=tokens,
             amount_nano=amount,
+            sequences=sequences,
         )
         reply = self.run(self.counters.admit(request))
         if self.stored.epoch is None:
@@ -315,6 +317,8 @@ class CounterMachine(RuleBasedStateMachine):
             assert decision.used == used
         if not decision.name.startswith("budget"):
             requested = request.tokens if "tokens" in decision.name else 1
+            if decision.name == "concurrent_requests":
+                requested = request.sequences
             assert decision.asked == requested
             assert decision.passed == (requested <= decision.limit - decision.used - decision.reserved)
         assert (decision.retry_after_s is None) == (decision.asked > decision.limit)

@@ -30,7 +30,7 @@ from loraplex.tenants.counters.counter_replies import (
     PolicyOutdated,
     Settled,
 )
-from loraplex.tenants.counters.counters import Counters
+from loraplex.tenants.counters.counters import LEASE_S, Counters
 from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.quotas.limits import COUNTED, MAX_BUDGET, MAX_INTEGER, MAX_RATE, NO_LIMITS, QuotaLimits
 from loraplex.tenants.quotas.periods import periods_of
@@ -189,6 +189,66 @@ async def test_a_request_larger_than_a_limit_is_denied_for_ever(counters: Counte
         denied = await deny(counters, tenant.request())
         assert denied.exhausted
         assert denied.deciding.retry_after_s is None
+
+
+@pytest.mark.parametrize("level", LEVELS)
+async def test_each_sequence_counts_as_running_until_its_request_ends(counters: Counters, level: str) -> None:
+    tenant = await with_counters(counters, limited(level, QuotaLimits(concurrent_requests=100)))
+    first = tenant.request(sequences=64)
+    await admit(counters, first)
+    denied = await deny(counters, tenant.request(sequences=37))
+    found = decision(denied, level, "concurrent_requests")
+    assert (found.used, found.asked, found.retry_after_s) == (64, 37, 1.0)
+    await admit(counters, tenant.request(sequences=36))
+    assert (await used(counters, tenant))[level, "concurrent_requests"].used == 100
+    assert await counters.cancel(tenant.tenant_id, first.id) == Settled(True)
+    assert (await used(counters, tenant))[level, "concurrent_requests"].used == 36
+    never = await deny(counters, tenant.request(sequences=101))
+    assert never.exhausted and never.deciding.retry_after_s is None
+
+
+async def test_a_heartbeat_recreates_all_sequences_of_a_lost_reservation(
+    client: Redis, counters: Counters
+) -> None:
+    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
+    request = tenant.request(sequences=8)
+    reserved = reserved_amounts(request, await admit(counters, request), epoch=1)
+    await client.delete(
+        *[key for key in await keys_of(client, tenant.tenant_id) if not key.endswith(":state")]
+    )
+    await admit(counters, tenant.request())
+    assert (await counters.heartbeat(tenant.tenant_id, [reserved])).recreated == {request.id}
+    assert failed(await counters.admit(tenant.request())) == [("tenant", "concurrent_requests")]
+
+
+async def test_sequences_of_expired_leases_do_not_run(client: Redis, counters: Counters) -> None:
+    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
+    lost = tenant.request(sequences=9)
+    await admit(counters, lost)
+    await age(client, tenant.tenant_id, LEASE_S)
+    await admit(counters, tenant.request(sequences=9))
+    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 9
+    assert await counters.reap(tenant.tenant_id, lost.id, ActualUsage(0, 0)) == Settled(True)
+    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 9
+
+
+async def test_a_reservation_of_an_older_release_ends_without_taking_others_sequences(
+    client: Redis, counters: Counters
+) -> None:
+    """Its record has no number of sequences, and the counters that it left have no sum of them."""
+    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
+    older, newer = tenant.request(sequences=1), tenant.request(sequences=5)
+    await admit(counters, older)
+    open_key = tenant_key(tenant.tenant_id, "1:open")
+    record = await client.hget(open_key, str(older.id))
+    assert isinstance(record, bytes)
+    await client.hset(open_key, str(older.id), record.rpartition(b" ")[0].decode())
+    for key in await keys_of(client, tenant.tenant_id):
+        if ":rate:" in key:
+            await client.hdel(key, "sequences:1")
+    await admit(counters, newer)
+    assert await counters.cancel(tenant.tenant_id, older.id) == Settled(True)
+    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 5
 
 
 async def test_a_budget_reserved_by_open_requests_allows_a_retry(counters: Counters) -> None:

@@ -68,6 +68,7 @@ async def test_the_most_it_may_use_is_asked_for_and_what_it_used_is_settled(star
     response = await gateway.post("/v1/completions", body, **{"x-request-id": "mine"})
     (asked,) = gateway.admissions.asked
     assert (asked.prompt_tokens, asked.completion_tokens, asked.request_id) == (5, 16, "mine")
+    assert asked.sequences == 4
     assert (asked.id.version, asked.adapter_version, asked.digest) == (7, 1, DIGEST)
     assert asked.adapter_id is not None and asked.key.tenant_name == "acme"
     ((admission, usage),) = gateway.admissions.settled
@@ -170,6 +171,20 @@ async def test_what_never_passes_is_not_to_be_tried_again(start_gateway: Any, st
     response = await gateway.post("/v1/chat/completions", CHAT | {"stream": stream})
     assert response.status_code == 429 and response.headers["x-should-retry"] == "false"
     assert "retry-after" not in response.headers
+
+
+async def test_a_recent_refusal_is_repeated_before_the_body_is_parsed(start_gateway: Any) -> None:
+    gateway = await start_gateway()
+    gateway.admissions.recent = RateLimited("slow down", **LIMITED, rate=RATE)
+    async with httpx.AsyncClient(base_url=gateway.url) as client:
+        for content in (b"{", b" " * 200_000, json.dumps(CHAT).encode()):
+            response = await client.post(
+                "/v1/chat/completions", content=content, headers={"authorization": f"Bearer {gateway.key}"}
+            )
+            assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert headers_among(response, RATE_HEADERS) == RATE_HEADERS
+            assert response.headers["x-loraplex-limit"] == LIMITED["limit"]
+    assert gateway.admissions.asked == []
 
 
 async def test_the_official_client_does_not_repeat_what_is_spent(start_gateway: Any) -> None:

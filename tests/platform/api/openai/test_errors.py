@@ -248,7 +248,7 @@ async def test_log_probabilities_count_towards_the_size_of_an_answer(start_gatew
 
 
 async def test_a_full_gateway_refuses_and_recovers(start_gateway: Any) -> None:
-    gateway = await start_gateway(ENDLESS, ServingConfig(max_in_flight=2))
+    gateway = await start_gateway(ENDLESS, ServingConfig(max_in_flight=4))
     body = {"model": MODEL, "messages": USER, "max_tokens": 40}
     first = [asyncio.create_task(ask(gateway, body)) for _ in range(2)]
     while gateway.engine.running < 2:

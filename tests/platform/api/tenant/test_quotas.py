@@ -287,6 +287,32 @@ async def test_a_key_with_fewer_rights_cannot_narrow_another(
         assert own.status_code == 200
 
 
+async def test_a_key_widens_neither_itself_nor_what_it_mints(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url) as (gateway, http):
+        path = f"keys/{gateway.key.split('_')[2]}/quotas"
+        narrow = {"requests_per_minute": 2, "tokens_per_day": 100}
+        assert (await http.put(path, json=narrow, headers={"if-match": '"1"'})).status_code == 200
+        widened = await http.put(path, json={}, headers={"if-match": '"2"'})
+        assert widened.status_code == 200 and widened.json() == widened.json() | narrow
+        for body in ({"requests_per_minute": 3}, {"tokens_per_day": 101}):
+            refused = await http.put(path, json=body, headers={"if-match": widened.headers["etag"]})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (403, "insufficient_scope")
+            assert error["param"] == next(iter(body))
+        minted = (await http.post("keys", json={"name": "child"})).json()
+        limits = await http.get(f"keys/{minted['id']}/quotas")
+        assert limits.json() == limits.json() | narrow
+        nulled = {"requests_per_minute": None, "tokens_per_day": 15}
+        seen = {"if-match": limits.headers["etag"]}
+        child = (await http.put(f"keys/{minted['id']}/quotas", json=nulled, headers=seen)).json()
+        assert (child["requests_per_minute"], child["tokens_per_day"]) == (2, 15)
+        gateway.key = minted["api_key"]
+        statuses = [(await gateway.post("/v1/completions", BODY)).status_code for _ in range(2)]
+        assert statuses == [200, 429]
+
+
 async def test_resource_counts_match_the_limits(
     start_gateway: Any, database: Database, valkey_url: str
 ) -> None:

@@ -1,0 +1,44 @@
+"""Bounds how many keys that do not exist one client network may present (GCRA, ITU-T I.371).
+
+Invariant: bounded memory, and a network whose keys are all valid is never refused.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from loraplex.platform.errors import TooManyUnknownKeys
+
+BURST: Final = 60
+REFILL_S: Final = 1.0
+MAX_NETWORKS: Final = 10_000
+
+
+class FailureBuckets:
+    """A bucket of `BURST` failures per network, which regains one every `REFILL_S` seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._full_at: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def take(self, network: str) -> None:
+        """Count one failure. Raises `TooManyUnknownKeys`."""
+        now = self._clock()
+        full_at = max(now, self._full_at.get(network, now)) + REFILL_S
+        if full_at - now > BURST * REFILL_S:
+            raise TooManyUnknownKeys("This address presented too many API keys that do not exist; try again.")
+        self._full_at[network] = full_at
+        self._full_at.move_to_end(network)
+        if len(self._full_at) > MAX_NETWORKS:
+            self._full_at.popitem(last=False)
+
+    def give_back(self, network: str) -> None:
+        """Undo one `take`: it was no failure."""
+        if network in self._full_at:
+            self._full_at[network] -= REFILL_S
+            if self._full_at[network] <= self._clock():
+                del self._full_at[network]

@@ -1,0 +1,135 @@
+"""Bounds the sequences in progress in a gateway, shared by all tenants (longest queue drop, for requests in place of packets).
+
+Invariant: at most `total` sequences are in progress, and at most half of them are of one tenant. A request gives way only to
+a tenant that has fewer sequences than its own, and only before the engine has started it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from loraplex.platform.errors import InvalidParameter, Overloaded
+
+
+class InFlightRequest:
+    """The place of one request among those in progress, until `release`."""
+
+    def __init__(self, requests: "InFlightRequests", tenant_id: UUID, sequences: int) -> None:
+        self.tenant_id = tenant_id
+        self.sequences = sequences
+        self._requests = requests
+        self._deadline: asyncio.Timeout | None = None
+        self._started = False
+        self._revoked = False
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether the request is running `until_started` and the engine has not started it."""
+        return self._deadline is not None and not self._started and not self._revoked
+
+    @asynccontextmanager
+    async def until_started(self) -> AsyncIterator[None]:
+        """Run a block that ends with `started`. An error of the block frees the place.
+
+        Cancels the block and raises `Overloaded` when the request gives way.
+        """
+        try:
+            async with asyncio.timeout(None) as self._deadline:
+                yield
+        except TimeoutError:
+            self.release()
+            if not self._deadline or not self._deadline.expired():
+                raise
+            raise _given_way() from None
+        except BaseException:
+            self.release()
+            raise
+
+    def started(self) -> None:
+        """Keep the place until `release`. Raises `Overloaded` when the request has just given way."""
+        if self._revoked:
+            raise _given_way()
+        self._started = True
+
+    def give_way(self) -> None:
+        """Free the place at once and cancel the block of `until_started`."""
+        self.release()
+        self._revoked = True
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+
+    def release(self) -> None:
+        """Free the place. May be repeated."""
+        self._requests.remove(self)
+
+
+class InFlightRequests:
+    """The requests in progress in one gateway, on its event loop."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._per_tenant = max(1, total // 2)
+        self._by_tenant: dict[UUID, dict[InFlightRequest, None]] = {}
+        self._sequences: Counter[UUID] = Counter()
+
+    def add(self, tenant_id: UUID, sequences: int) -> InFlightRequest:
+        """Add a request of `sequences`, its prompts times `n`. Larger tenants' newest requests give way where it needs room.
+
+        Raises `Overloaded`, or `InvalidParameter` for a request that never fits.
+        """
+        if sequences > self._per_tenant:
+            raise InvalidParameter(
+                f"prompts x `n` is {sequences}, but must be at most {self._per_tenant}.", param="n"
+            )
+        own = self._sequences[tenant_id] + sequences
+        if own > self._per_tenant:
+            raise Overloaded(
+                f"This tenant may have {self._per_tenant} sequences in progress, and this request has {sequences}; try again."
+            )
+        for each in self._giving_way(own, self._sequences.total() + sequences - self._total):
+            each.give_way()
+        request = InFlightRequest(self, tenant_id, sequences)
+        self._by_tenant.setdefault(tenant_id, {})[request] = None
+        self._sequences[tenant_id] = own
+        return request
+
+    def remove(self, request: InFlightRequest) -> None:
+        """Remove a request; one that is not here has no effect."""
+        requests = self._by_tenant.get(request.tenant_id, {})
+        if request not in requests:
+            return
+        del requests[request]
+        self._sequences[request.tenant_id] -= request.sequences
+        if not requests:
+            del self._by_tenant[request.tenant_id], self._sequences[request.tenant_id]
+
+    def _giving_way(self, own: int, missing: int) -> list[InFlightRequest]:
+        """Choose requests that free `missing` sequences, each the newest of the largest tenant that has more than `own`.
+
+        Raises `Overloaded` when there are not enough.
+        """
+        if missing <= 0:
+            return []
+        sizes = {tenant_id: size for tenant_id, size in self._sequences.items() if size > own}
+        waiting = {
+            tenant_id: [each for each in self._by_tenant[tenant_id] if each.may_give_way]
+            for tenant_id in sizes
+        }
+        chosen: list[InFlightRequest] = []
+        while missing > 0:
+            larger = [tenant_id for tenant_id, size in sizes.items() if size > own and waiting[tenant_id]]
+            if not larger:
+                raise Overloaded("The server has as many sequences in progress as it can; try again.")
+            newest = waiting[max(larger, key=sizes.__getitem__)].pop()
+            chosen.append(newest)
+            sizes[newest.tenant_id] -= newest.sequences
+            missing -= newest.sequences
+        return chosen
+
+
+def _given_way() -> Overloaded:
+    return Overloaded(
+        "The server is full, and this request gave way to one of a tenant with fewer; try again."
+    )

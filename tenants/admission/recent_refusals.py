@@ -1,0 +1,94 @@
+"""Remembers callers that were just refused for their requests per minute, so that repeating the refusal asks no store.
+
+Invariant: a refusal is repeated only while the counters would certainly repeat it: until the bucket can have regained one
+request, and only under the policy that refused.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from loraplex.tenants.admission.rejections import limit_error
+from loraplex.tenants.counters.counter_replies import Decision, Denied, wait
+from loraplex.tenants.errors import LimitExceeded
+from loraplex.tenants.quotas.reservation import CounterReservation
+from loraplex.tenants.rate_state import Rate, RateState
+
+MAX_SUBJECTS: Final = 10_000
+MAX_SECONDS: Final = 60.0
+SHARED_LEVELS: Final = (("tenant",), ("tenant", "key"))
+"""The levels whose limits all requests of a tenant share, and those that all requests of a key share."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRefusal:
+    """A decision against any request of a tenant or a key, from `asked_at` until `until`.
+
+    `at`: the counters' time. `tested`: the limits of the same denial that all these requests share.
+    """
+
+    decision: Decision
+    tested: tuple[Decision, ...]
+    at: datetime
+    policy_epoch: int
+    asked_at: float
+    until: float
+
+    def error(self, now: float) -> LimitExceeded:
+        """Build the error with the times that are left at `now`."""
+        error, elapsed = limit_error(self.decision, self.tested), now - self.asked_at
+        if error.retry_after_s is not None:
+            error.retry_after_s = max(0.0, error.retry_after_s - elapsed)
+        if error.rate is not None:
+            error.rate = RateState(_later(error.rate.requests, elapsed), _later(error.rate.tokens, elapsed))
+        return error
+
+
+class RecentRefusals:
+    """The recent refusals of one gateway, by tenant and by key. Adapters have none: a caller may name another one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._refusals: OrderedDict[UUID, RecentRefusal] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._refusals)
+
+    def now(self) -> float:
+        """Return the time; take it before the counters are asked, since their wait begins when they reply."""
+        return self._clock()
+
+    def remember(self, request: CounterReservation, denied: Denied, asked_at: float) -> None:
+        """Remember the denial of a request, for every tenant or key that has no request left."""
+        for subject, levels in zip(request.subjects, SHARED_LEVELS, strict=False):
+            tested = tuple(each for each in denied.decisions if each.level in levels)
+            failed = [each for each in tested if each.name == "requests_per_minute" and not each.passed]
+            if not failed or failed[-1].level != subject.level:
+                continue
+            until = asked_at + min(wait(failed[-1]), MAX_SECONDS)
+            self._refusals[subject.id] = RecentRefusal(
+                failed[-1], tested, denied.at, request.policy_epoch, asked_at, until
+            )
+            self._refusals.move_to_end(subject.id)
+            if len(self._refusals) > MAX_SUBJECTS:
+                self._refusals.popitem(last=False)
+
+    def find(self, tenant_id: UUID, api_key_id: UUID, policy_epoch: int) -> RecentRefusal | None:
+        """Return a refusal that still holds for this caller."""
+        for subject_id in (tenant_id, api_key_id):
+            found = self._refusals.get(subject_id)
+            if found is None:
+                continue
+            if found.policy_epoch == policy_epoch and self._clock() < found.until:
+                return found
+            if found.policy_epoch <= policy_epoch:
+                del self._refusals[subject_id]
+        return None
+
+
+def _later(rate: Rate | None, elapsed: float) -> Rate | None:
+    return None if rate is None else replace(rate, reset_s=max(0.0, rate.reset_s - elapsed))

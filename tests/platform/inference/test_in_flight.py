@@ -1,0 +1,168 @@
+"""The sequences in progress are bounded, and the largest tenants give way: by example and against random arrivals."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraplex.platform.errors import InvalidParameter, Overloaded
+from loraplex.platform.inference.in_flight import InFlightRequest, InFlightRequests
+
+BIG, SMALL, THIRD = UUID(int=1), UUID(int=2), UUID(int=3)
+ARRIVALS = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "arrive", "arrive", "start", "end"]),
+        st.integers(0, 4),
+        st.integers(1, 40),
+    ),
+    max_size=80,
+)
+
+
+async def wait(request: InFlightRequest) -> None:
+    """Wait for an engine that does not start the request."""
+    async with request.until_started():
+        await asyncio.Event().wait()
+
+
+async def waiting(requests: InFlightRequests, tenant_id: UUID, sequences: int) -> "asyncio.Task[None]":
+    task = asyncio.create_task(wait(requests.add(tenant_id, sequences)))
+    await asyncio.sleep(0)
+    return task
+
+
+async def outcome(task: "asyncio.Task[None]") -> BaseException | None:
+    """The error that ended a request, None while it waits."""
+    await asyncio.wait((task,), timeout=0.01)
+    return task.exception() if task.done() else None
+
+
+async def cancel(*tasks: "asyncio.Task[None]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_newest_request_of_the_largest_tenant_gives_way() -> None:
+    requests = InFlightRequests(10)
+    older, newer = await waiting(requests, BIG, 2), await waiting(requests, BIG, 3)
+    others = await waiting(requests, THIRD, 4)
+    small = requests.add(SMALL, 2)
+    assert isinstance(await outcome(newer), Overloaded)
+    assert await outcome(older) is None and await outcome(others) is None
+    small.release()
+    await cancel(older, others)
+    assert not requests._sequences and not requests._by_tenant
+
+
+async def test_what_the_engine_has_started_does_not_give_way() -> None:
+    requests = InFlightRequests(4)
+    async with AsyncExitStack() as stack:
+        started = requests.add(BIG, 2)
+        await stack.enter_async_context(started.until_started())
+        started.started()
+        others = await waiting(requests, THIRD, 2)
+        assert requests.add(SMALL, 1).sequences == 1
+        assert isinstance(await outcome(others), Overloaded)
+
+
+async def test_nobody_gives_way_to_a_tenant_as_large() -> None:
+    requests = InFlightRequests(4)
+    others = await waiting(requests, BIG, 2), await waiting(requests, THIRD, 2)
+    with pytest.raises(Overloaded, match="server has as many"):
+        requests.add(SMALL, 2)
+    assert [await outcome(each) for each in others] == [None, None]
+    await cancel(*others)
+
+
+async def test_one_tenant_has_half_at_most() -> None:
+    requests = InFlightRequests(8)
+    first = requests.add(BIG, 3)
+    with pytest.raises(Overloaded, match="This tenant may have 4"):
+        requests.add(BIG, 2)
+    with pytest.raises(InvalidParameter, match="must be at most 4") as never:
+        requests.add(SMALL, 5)
+    assert never.value.param == "n"
+    for _ in range(2):
+        first.release()
+    requests.add(BIG, 4)
+
+
+async def test_a_request_that_gave_way_just_before_it_started_does_not_start() -> None:
+    requests = InFlightRequests(2)
+    request = requests.add(BIG, 1)
+    with pytest.raises(Overloaded, match="gave way"):
+        async with request.until_started():
+            request.give_way()
+            request.started()
+
+
+async def test_errors_of_the_request_itself_pass_and_free_its_place() -> None:
+    requests = InFlightRequests(2)
+    for error in (ZeroDivisionError, TimeoutError):
+        with pytest.raises(error):
+            async with requests.add(BIG, 1).until_started():
+                raise error
+    assert not requests._sequences
+
+
+@given(st.integers(10, 60), ARRIVALS)
+def test_a_tenant_below_its_share_is_refused_only_for_requests_that_have_started(
+    total: int, steps: list[tuple[str, int, int]]
+) -> None:
+    """Its share: the total by the tenants in flight and one more."""
+    asyncio.run(play(total, steps))
+
+
+async def play(total: int, steps: list[tuple[str, int, int]]) -> None:
+    requests, placed = InFlightRequests(total), list[PlacedRequest]()
+    for kind, number, sequences in steps:
+        placed = [each for each in placed if not each.gone(requests)]
+        if kind == "arrive":
+            placed += await arrive(requests, placed, UUID(int=number), min(sequences, total // 2), total)
+        elif placed and kind == "start":
+            placed[number % len(placed)].request.started()
+        elif placed:
+            await cancel(placed[number % len(placed)].task)
+        sizes = requests._sequences
+        assert sizes.total() <= total and all(size <= total // 2 for size in sizes.values())
+    await cancel(*(each.task for each in placed))
+    assert not requests._sequences and not requests._by_tenant
+
+
+@dataclass(frozen=True)
+class PlacedRequest:
+    """A request in flight and the task that waits for the engine."""
+
+    request: InFlightRequest
+    task: "asyncio.Task[None]"
+
+    def gone(self, requests: InFlightRequests) -> bool:
+        return self.request not in requests._by_tenant.get(self.request.tenant_id, {})
+
+
+async def arrive(
+    requests: InFlightRequests, placed: list[PlacedRequest], tenant_id: UUID, sequences: int, total: int
+) -> list[PlacedRequest]:
+    """The new request, or none if it was refused."""
+    before = dict(requests._sequences)
+    own = before.get(tenant_id, 0) + sequences
+    try:
+        request = requests.add(tenant_id, sequences)
+    except Overloaded:
+        assert dict(requests._sequences) == before
+        larger = [each.request for each in placed if before[each.request.tenant_id] > own]
+        if own <= total / (len(before | {tenant_id: 0}) + 1):
+            assert any(not each.may_give_way for each in larger)
+        return []
+    gone = [each for each in placed if each.gone(requests)]
+    assert all(before[each.request.tenant_id] > own for each in gone)
+    task = asyncio.create_task(wait(request))
+    await asyncio.sleep(0)
+    for each in gone:
+        assert isinstance(await outcome(each.task), Overloaded)
+    return [PlacedRequest(request, task)]
