@@ -5,6 +5,7 @@ Invariant: everything that was opened is closed, however the start or the run en
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,6 +48,7 @@ from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
 from loraplex.platform.server.components import (
+    adapter_limits,
     open_admission_control,
     open_compile_checks,
     open_lifecycle,
@@ -81,6 +83,8 @@ class OpenGateway:
     database: Database
     adapters: LocalAdapterStore
     served_model_name: str
+    stores_lost: Future[str]
+    """Gets the reason when embedded servers cannot be kept running."""
 
 
 @asynccontextmanager
@@ -119,7 +123,13 @@ async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnSt
     on_stage("checking the database's schema")
     embedded = addresses.embedded_database
     with _as_settings_error():
-        await asyncio.to_thread(ensure_schema, addresses.database_url, migrate=embedded, migrate_empty=True)
+        await asyncio.to_thread(
+            ensure_schema,
+            addresses.database_url,
+            migrate=embedded,
+            migrate_empty=True,
+            embedded_in=settings.data_dir if embedded else None,
+        )
     return addresses
 
 
@@ -143,7 +153,7 @@ async def _assemble(
 ) -> OpenGateway:
     info = engines.info()
     served_name = settings.served_model_name or default_served_name(model or info.model_path)
-    database = Database(addresses.database_url)
+    database = Database(addresses.database_url, limits=settings.default_limits)
     stack.push_async_callback(database.close)
     client = valkey.open_valkey(addresses.redis_url)
     stack.push_async_callback(client.aclose)
@@ -206,7 +216,7 @@ async def _assemble(
         config=limits,
         addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
         key_use=await stack.enter_async_context(writing_use(database)),
-        uploads=blobs.uploads(database, lifecycle),
+        uploads=blobs.uploads(database, lifecycle, await asyncio.to_thread(adapter_limits, settings, info)),
     )
     stack.push_async_callback(dependencies.background_tasks.join)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
@@ -225,6 +235,7 @@ async def _assemble(
         database=database,
         adapters=blobs.local,
         served_model_name=served_name,
+        stores_lost=addresses.lost,
     )
 
 

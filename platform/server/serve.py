@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 import structlog
 from fastapi import FastAPI
 
-from loraplex.platform.config import Settings
+from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import open_lone_engine
 from loraplex.platform.observability.exposition import metrics_router
@@ -25,7 +25,7 @@ from loraplex.platform.server.uvicorn_server import (
     serve_until_stopped,
     serving,
 )
-from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
+from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 
 LOG = structlog.get_logger("loraplex.serve")
@@ -84,6 +84,8 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             metrics_socket = sockets.enter_context(
                 bind(settings.host, settings.metrics_port, "--metrics-port")
             )
+        if settings.exposes_plain_http:
+            LOG.warning(PLAIN_HTTP, host=settings.host)
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         model = None if settings.role == "gateway" else await _model(settings, demo)
         async with AsyncExitStack() as stack:
@@ -101,6 +103,8 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
                 print(f"Serving metrics at {base_url(metrics_socket)}/metrics", flush=True)
                 await stack.enter_async_context(_serving_metrics(settings, gateway, metrics_socket))
             freeze_gc()
+            lost = asyncio.wrap_future(gateway.stores_lost)
+            lost.add_done_callback(lambda _: shutdown.drain.set())
             await serve_until_stopped(
                 gateway.app,
                 _bounded(settings, gateway, listener),
@@ -109,6 +113,8 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
                 shutdown,
                 settings.drain_s,
             )
+            if lost.done():
+                raise DependencyFailed(f"the embedded servers could not be kept running: {lost.result()}")
 
 
 def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> HttpListener:

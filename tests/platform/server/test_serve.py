@@ -25,6 +25,7 @@ from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.grammar.child_process import PYTHON
 from loraplex.platform.config import load_settings
+from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
@@ -295,6 +296,70 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
         serve.process.kill()
         serve.process.wait()
         until(lambda: not any(lives(pid) for pid in pids), 5)
+
+
+def children_running(serve: Serve, program: str) -> list[int]:
+    """The processes that `serve` itself has started from the file `program`."""
+    status = {pid: Path(f"/proc/{pid}/status") for pid in descendants(serve.process.pid)}
+    return [
+        pid
+        for pid, file in status.items()
+        if (path := executable(pid)) is not None
+        and path.name == program
+        and f"PPid:\t{serve.process.pid}\n" in file.read_text()
+    ]
+
+
+def served(serve: Serve, key: str) -> bool:
+    """Whether inference and a call that reads the database succeed."""
+    headers = {"authorization": f"Bearer {key}"}
+    me = httpx.get(f"{serve.url}/tenant/v1/me", headers=headers, timeout=20)
+    ready = httpx.get(f"{serve.url}/readyz")
+    return [chat(serve.url, key).status_code, me.status_code, ready.status_code] == [200] * 3
+
+
+def test_killed_stores_are_restarted_with_their_data(tmp_path: Path, model_folder: Path) -> None:
+    with serving(tmp_path / "s", model_folder, script()) as serve:
+        facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
+        key = make_key(facts["database_url"])
+        assert served(serve, key)
+        for program in ("valkey-server", "postgres"):
+            (before,) = children_running(serve, program)
+            os.kill(before, signal.SIGKILL)
+            until(lambda before=before: not lives(before), 5)  # type: ignore[misc]
+            until(lambda: served(serve, key), 20)
+        with psycopg.connect(facts["database_url"]) as connection:
+            connection.execute("SET ROLE app_operator")
+            rows = connection.execute("SELECT count(*) FROM usage_records").fetchone()
+        assert rows is not None and rows[0] >= 3
+
+
+def test_a_second_server_takes_the_stores_over(tmp_path: Path, model_folder: Path) -> None:
+    with serving(tmp_path / "s", model_folder, script()) as owner:
+        facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
+        key = make_key(facts["database_url"])
+        with serving(tmp_path / "s", model_folder, script()) as second:
+            assert served(second, key)
+            owner.process.kill()
+            owner.process.wait()
+            until(lambda: children_running(second, "postgres"), 20)
+            until(lambda: served(second, key), 20)
+            pids = descendants(second.process.pid)
+            second.process.send_signal(signal.SIGTERM)
+            assert second.process.wait(30) == 0
+            until(lambda: not any(lives(pid) for pid in pids), 5)
+
+
+@pytest.mark.long
+def test_stores_that_cannot_be_restarted_end_the_process_by_name(tmp_path: Path, model_folder: Path) -> None:
+    with serving(tmp_path / "s", model_folder, script()) as serve:
+        configuration = tmp_path / "s" / "data" / "embedded" / "postgres" / "postgresql.conf"
+        configuration.write_text(configuration.read_text() + "\nno_such_setting = 1\n")
+        os.kill(children_running(serve, "postgres")[0], signal.SIGKILL)
+        assert serve.process.wait(90) == 1
+        errors = (serve.folder / "stderr").read_text()
+    assert "the embedded servers could not be kept running: PostgreSQL" in errors
+    assert "no_such_setting" in errors
 
 
 def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, stores: dict[str, str]) -> None:
