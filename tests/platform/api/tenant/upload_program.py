@@ -23,6 +23,7 @@ from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, UploadHome
 from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.limits import UploadConfig
 from loraplex.platform.api.app import error_response
+from loraplex.platform.api.body_budget import BodyBudget
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
 from loraplex.platform.api.request_id import RequestIds
 from loraplex.platform.api.tenant.uploads import uploads_router
@@ -46,6 +47,7 @@ def upload_app(database: Database, home: UploadHome) -> FastAPI:
         database=database, derive_key=partial(derive, b"secret"), policy_publisher=None
     )
     app = FastAPI()
+    app.state.body_budget = BodyBudget(1 << 20)
     router = uploads_router(ManagementEndpoint(dependencies), Authenticator(database, 0), home.uploads)
     app.include_router(router, prefix="/tenant/v1")
     for error in (GatewayError, AdaptersError, TenantsError):
