@@ -176,7 +176,8 @@ def _rewrite_draft_4(made: dict[str, Any]) -> None:
     for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if made.get(flag) is True and bound in made:
             made[flag] = made.pop(bound)
-        elif isinstance(made.get(flag), bool):
+        elif isinstance(made.get(flag), bool | int | float):
+            # A number is draft 6's form of this keyword.
             del made[flag]
     if "id" in made:
         made["$id"] = made.pop("id")

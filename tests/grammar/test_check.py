@@ -139,3 +139,30 @@ def test_an_unexpected_error_is_a_refusal_too(checker: Checker, monkeypatch: pyt
 def test_a_number_that_python_does_not_read_is_in_a_schema_not_in_the_line(checker: Checker) -> None:
     [case] = read_cases(['{"schema": {"minimum": ' + "1" * 5_000 + '}, "documents": []}'])
     assert checker.check(case).refused_at == "/minimum"
+
+
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$schema": DRAFT_7, "definitions": {"a": {"$id": "#a", "type": "null"}}, "items": {"$ref": "#a"}},
+        {"$schema": DRAFT_7, "$id": "http://e.test/a.json#", "items": {"$id": "#/items", "type": "null"}},
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "id": "#",
+            "items": {"id": "#b", "type": "null"},
+        },
+        {
+            "$schema": "https://json-schema.org/draft-07/schema",
+            "$id": "http://e.test/#a",
+            "items": {"type": "null"},
+        },
+        {"$schema": "http://json-schema.org/schema#", "items": {"type": "null"}},
+        {"$id": "#", "items": {"$id": "#a", "type": "null"}},
+    ],
+)
+def test_harmless_fragments_are_accepted(checker: Checker, schema: Any) -> None:
+    report = checker.check(Case(schema, ("[null]", "[1]")))
+    assert (report.enforcement, report.accepted) == ("full", (True, False))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from tests.grammar.grammar_walks import Walks
 from tests.grammar.hostile_schemas import hostile_case, wrong_types
@@ -51,6 +51,7 @@ class Run:
 
     def check(self, seed: int) -> None:
         """Check one schema with documents of the test, and with documents that its grammar writes."""
+        note(f"seed {seed}")
         case = hostile_case(Random(seed))
         report = self._checked(case)
         self.enforcements[report.enforcement] += 1

@@ -49,6 +49,7 @@ DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
         (DRAFT_2019, {"not": {"$id": "#a"}}, None),
         (NEWEST, {"not": {"$id": "#a"}, "$id": "#"}, {"not": {"$id": "#a"}}),
         # Keywords that a draft does not know.
+        (DRAFT_4, {"minimum": 1, "exclusiveMinimum": 5}, {"minimum": 1}),
         (DRAFT_4, {"const": 1, "contains": False, "propertyNames": False}, {}),
         (DRAFT_6, {"contains": True, "minContains": 0}, {"contains": True}),
         (DRAFT_7, {"not": {"unevaluatedProperties": False, "dependentRequired": {"a": []}}}, {"not": {}}),
