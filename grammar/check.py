@@ -1,14 +1,15 @@
 """Checks a list of schemas as a request would, without a model: how each is enforced and which documents it accepts.
 
 Invariant: a document is accepted if the grammar accepts exactly its text, token by token, and the validator, where
-one is used, accepts its value. Creating a `Checker` imports the backends.
+one is used, accepts its value. Any error that a schema causes is a refusal. Creating a `Checker` imports the backends.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from loraplex.grammar.backends.emit_llguidance import emit as emit_llguidance
 from loraplex.grammar.backends.emit_xgrammar import emit as emit_xgrammar
@@ -16,7 +17,14 @@ from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.constraints import JsonSchemaValue, SchemaLimits
 from loraplex.grammar.enforcement.enforcement_plan import EnforcementPlan
 from loraplex.grammar.enforcement.planner import PREFERENCE, plan_enforcement
-from loraplex.grammar.errors import GrammarRefused, SchemaNotSatisfied
+from loraplex.grammar.errors import (
+    AnalysisFailed,
+    GrammarError,
+    GrammarInvalid,
+    GrammarRefused,
+    MatcherFailed,
+    SchemaNotSatisfied,
+)
 from loraplex.grammar.json_schema.validator import Validator
 from loraplex.grammar.spec import Backend, GrammarSpec, encode_spec
 from loraplex.grammar.tree import JsonValue
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
     Mask: TypeAlias = LlguidanceMask | XgrammarMask
 
 NAMESPACE = b"check"
+_MOST_DIGITS: Final = 4_300
 
 
 class BadLine(ValueError):
@@ -46,8 +55,8 @@ class Case:
 class SchemaReport:
     """The result for one schema.
 
-    `refused_at` is the JSON Pointer of the reason for a refusal, if it has one, and `reason` its text. `compile_ms`
-    includes planning and compiling.
+    `refused_at` is the JSON Pointer of the reason for a refusal, empty for the whole schema, and `reason` its text.
+    `is_unexpected`: the reason is a defect here or in a library. `compile_ms` includes planning and compiling.
     """
 
     enforcement: Literal["full", "validated", "refused"]
@@ -56,6 +65,7 @@ class SchemaReport:
     compile_ms: float
     accepted: tuple[bool, ...]
     reason: str | None = None
+    is_unexpected: bool = False
 
     def as_line(self) -> dict[str, Any]:
         """Return the line that `loraplex grammar check` writes."""
@@ -72,10 +82,13 @@ class Checker:
     """Checks schemas against one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, limits: SchemaLimits | None = None) -> None:
+        import torch
+
         from loraplex.grammar.backends.compiler import MaskCompiler
 
         self._compiler = MaskCompiler(vocabulary)
         self._limits = limits or SchemaLimits()
+        self._bitmask = torch.zeros((1, vocabulary.bitmask_words), dtype=torch.int32)
         self._tokenizer = vocabulary.tokenizer
         # A document may contain the text of a control token; a model would write it as ordinary text.
         self._tokenizer.encode_special_tokens = True
@@ -84,13 +97,20 @@ class Checker:
         """Plan, compile and try one schema. A refusal is a result, not an error."""
         started = perf_counter()
         try:
-            plan = plan_enforcement(case.schema, strict=strict, param="schema", limits=self._limits)
-            backend = next(backend for backend in PREFERENCE if backend in plan.backends)
-            start = self._start(plan, backend)
-        except GrammarRefused as error:
-            return self._refused(case, error, started)
+            return self._checked(case, strict, started)
+        except (MemoryError, KeyboardInterrupt, SystemExit):
+            raise
+        # A panic of a Rust library is not an `Exception`.
+        except BaseException as error:  # noqa: BLE001
+            return _refused(case, error, started)
+
+    def _checked(self, case: Case, strict: bool, started: float) -> SchemaReport:
+        plan = plan_enforcement(case.schema, strict=strict, param="schema", limits=self._limits)
+        backend = next(backend for backend in PREFERENCE if backend in plan.backends)
+        start = self._start(plan, backend)
         validator = None if plan.validation_schema is None else Validator(plan.validation_schema)
         elapsed = (perf_counter() - started) * 1e3
+        self._check_first_mask(start)
         accepted = tuple(
             self._accepts(start, text) and _satisfies(validator, text) for text in case.documents
         )
@@ -101,15 +121,11 @@ class Checker:
         spec = GrammarSpec(backend=backend, source=emit(JsonValue(plan.schema)))
         return self._compiler.compile(NAMESPACE, encode_spec(spec))
 
-    def _refused(self, case: Case, error: GrammarRefused, started: float) -> SchemaReport:
-        return SchemaReport(
-            enforcement="refused",
-            backend="none",
-            refused_at=error.pointer,
-            compile_ms=(perf_counter() - started) * 1e3,
-            accepted=(False,) * len(case.documents),
-            reason=str(error),
-        )
+    def _check_first_mask(self, start: "Mask") -> None:
+        """Raises `GrammarInvalid` for a grammar without any text, as a compile check does."""
+        start.fork().fill(self._bitmask, 0)
+        if not self._bitmask.count_nonzero():
+            raise GrammarInvalid("no text satisfies the grammar")
 
     def _accepts(self, start: "Mask", text: str) -> bool:
         try:
@@ -119,6 +135,22 @@ class Checker:
         mask = start.fork()
         tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
         return all(mask.accept(token) for token in tokens) and mask.is_complete()
+
+
+def _refused(case: Case, error: BaseException, started: float) -> SchemaReport:
+    is_expected = isinstance(error, GrammarRefused | MatcherFailed) and not isinstance(error, AnalysisFailed)
+    refused_at = error.pointer if isinstance(error, GrammarRefused) else None
+    return SchemaReport(
+        enforcement="refused",
+        backend="none",
+        refused_at=refused_at or "",
+        compile_ms=(perf_counter() - started) * 1e3,
+        accepted=(False,) * len(case.documents),
+        reason=str(error)
+        if isinstance(error, GrammarError)
+        else f"unexpected {type(error).__name__}: {error}",
+        is_unexpected=not is_expected,
+    )
 
 
 def _satisfies(validator: Validator | None, text: str) -> bool:
@@ -140,7 +172,7 @@ def read_cases(lines: Iterable[str]) -> Iterator[Case]:
 
 def _read_case(line: str, number: int) -> Case:
     try:
-        found = json.loads(line)
+        found = json.loads(line, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise BadLine(f"line {number}: not JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict) or found.keys() != {"schema", "documents"}:
@@ -151,3 +183,8 @@ def _read_case(line: str, number: int) -> Case:
     if not isinstance(documents, list) or not all(isinstance(text, str) for text in documents):
         raise BadLine(f"line {number}: documents must be a list of texts, each the JSON text of a document")
     return Case(schema, tuple(documents))
+
+
+def _integer(text: str) -> int | float:
+    """Parse an integer; one that Python does not read is infinite, which no schema may contain."""
+    return int(text) if len(text) <= _MOST_DIGITS else math.inf

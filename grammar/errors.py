@@ -5,6 +5,7 @@ GrammarError
 │   ├── GrammarTooLarge       a limit on bytes, depth, nodes, enum or pattern is exceeded
 │   ├── SchemaNotEnforceable  `strict`, and a keyword that neither backend enforces; names it by JSON Pointer
 │   ├── GrammarInvalid        not a schema, a regular expression or a grammar
+│   ├── AnalysisFailed        an unexpected error, of which only the class is named: a defect here or in a library
 │   └── GrammarTooCostly      the compile check exceeded its deadline, CPU time or memory
 ├── WorkersUnavailable        a worker process is down or its queue is full
 ├── SchemaNotSatisfied        a finished value does not satisfy its schema
@@ -36,6 +37,10 @@ class SchemaNotEnforceable(GrammarRefused):
 
 class GrammarInvalid(GrammarRefused):
     pass
+
+
+class AnalysisFailed(GrammarRefused):
+    """The message has the class of the unexpected error; its text may quote the schema."""
 
 
 class GrammarTooCostly(GrammarRefused):

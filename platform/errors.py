@@ -47,6 +47,11 @@ class ErrorRow:
     retry_after_s: int | None = None
     repeatable: bool = True
 
+    @property
+    def is_logged(self) -> bool:
+        """Whether the error may be a fault of this server: any 500, and a grammar that failed after its compile check."""
+        return self.status == 500 or self.code == engine_errors.GrammarFailed.code
+
 
 class GatewayError(Exception):
     """Base of all errors that a client sees. `param` names the field of the request at fault."""
@@ -169,6 +174,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     grammar_errors.GrammarTooLarge: ErrorRow(400, _INVALID, "schema_too_large"),
     grammar_errors.GrammarTooCostly: ErrorRow(400, _INVALID, "schema_too_costly"),
     grammar_errors.SchemaNotEnforceable: ErrorRow(400, _INVALID, "unsupported_schema"),
+    grammar_errors.AnalysisFailed: ErrorRow(400, _INVALID, "unsupported_schema"),
     grammar_errors.WorkersUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=1),
     grammar_errors.SchemaNotSatisfied: ErrorRow(422, _INVALID, "schema_not_satisfied"),
     adapters_errors.ValidationUnavailable: ErrorRow(503, _SERVER, "overloaded", retry_after_s=30),
@@ -210,7 +216,7 @@ ENGINE_TABLE: Final[dict[str, ErrorRow]] = {
     engine_errors.NamespaceForgotten.code: ErrorRow(403, _PERMISSION, "tenant_deleted"),
     engine_errors.NonFiniteLogits.code: ErrorRow(500, _SERVER, "non_finite_logits"),
     engine_errors.NothingAllowed.code: ErrorRow(400, _INVALID, "nothing_allowed"),
-    engine_errors.GrammarFailed.code: ErrorRow(500, _SERVER, "grammar_failed"),
+    engine_errors.GrammarFailed.code: ErrorRow(400, _INVALID, "grammar_failed"),
     engine_errors.GrammarTooSlow.code: ErrorRow(400, _INVALID, "grammar_too_slow"),
     engine_errors.AdapterError.code: ErrorRow(500, _SERVER, "adapter_error"),
     engine_errors.AdapterLoadFailed.code: ErrorRow(500, _SERVER, "adapter_load_failed"),

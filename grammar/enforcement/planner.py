@@ -1,7 +1,7 @@
 """Plans how a schema is enforced: by a backend that enforces all of it, or relaxed and validated.
 
 Invariants: `full` means that only valid documents can be written; the decision uses the schema alone, never a
-compiler.
+compiler. Whatever an analysis or a library raises becomes a refusal of the schema.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,18 @@ from loraplex.grammar.constraints import JsonSchemaValue, SchemaLimits
 from loraplex.grammar.enforcement.enforcement_plan import EnforcementPlan, UnenforcedKeyword
 from loraplex.grammar.enforcement.relaxation import Relaxed, relax
 from loraplex.grammar.enforcement.rewrite import Rewriter
-from loraplex.grammar.errors import GrammarInvalid, SchemaNotEnforceable
-from loraplex.grammar.json_schema.bounds import check_bounds
+from loraplex.grammar.errors import (
+    AnalysisFailed,
+    GrammarInvalid,
+    GrammarRefused,
+    SchemaNotEnforceable,
+)
+from loraplex.grammar.json_schema.bounds import check_bounds, check_keywords
 from loraplex.grammar.json_schema.cycles import recursive_groups
 from loraplex.grammar.json_schema.dialect import to_newest
 from loraplex.grammar.json_schema.formats import FORMATS, HINTS, VALIDATED_FORMATS
-from loraplex.grammar.json_schema.metaschema import check_is_schema, check_stays_inside
-from loraplex.grammar.json_schema.references import References
+from loraplex.grammar.json_schema.metaschema import check_is_schema, check_references
+from loraplex.grammar.json_schema.references import References, Target
 from loraplex.grammar.json_schema.satisfiable import KnownTypes, types_of_definitions, without_empty_parts
 from loraplex.grammar.json_schema.values import allowed_types
 from loraplex.grammar.json_schema.walk import walk
@@ -38,16 +43,23 @@ def plan_enforcement(
 ) -> EnforcementPlan:
     """Choose the backends and the schema to compile. `backends` are the candidates, `param` is the request field.
 
-    Raises `GrammarTooLarge`; `GrammarInvalid`, also for a schema that no document satisfies; and with `strict`
-    `SchemaNotEnforceable`.
+    Raises `GrammarTooLarge`; `GrammarInvalid`, also for a schema that no document satisfies; with `strict`
+    `SchemaNotEnforceable`; and `AnalysisFailed` in place of any unexpected error.
     """
-    check_bounds(schema, limits=limits, param=param)
-    newest = to_newest(schema, param=param)
-    check_is_schema(newest, param=param)
-    references = References(newest)
-    check_stays_inside(references, param=param)
-    if strict:
-        _refuse_unknown_formats(newest, param)
+    try:
+        return _plan(schema, strict, param, limits, backends)
+    except (GrammarRefused, MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    # A panic of a Rust library is not an `Exception`.
+    except BaseException as error:
+        reason = f"this schema cannot be analysed: {type(error).__name__}"
+        raise AnalysisFailed(reason, param=param, pointer="") from error
+
+
+def _plan(
+    schema: JsonSchemaValue, strict: bool, param: str, limits: SchemaLimits, backends: frozenset[Backend]
+) -> EnforcementPlan:
+    references = _checked(schema, strict, param, limits)
     found = {backend: relaxed for backend, relaxed in _each(references, param, limits) if backend in backends}
     exact = [backend for backend, relaxed in found.items() if not relaxed.unenforced]
     if exact:
@@ -61,9 +73,26 @@ def plan_enforcement(
         enforcement="validated",
         backends=frozenset({"llguidance"}),
         schema=relaxed.schema,
-        validation_schema=newest,
+        validation_schema=references.root,
         unenforced=relaxed.unenforced,
     )
+
+
+def _checked(schema: JsonSchemaValue, strict: bool, param: str, limits: SchemaLimits) -> References:
+    """Return the references of the schema in the newest draft, once each part that has a meaning is checked."""
+    check_bounds(schema, limits=limits, param=param)
+    newest = to_newest(schema, param=param)
+    check_is_schema(newest, param=param)
+    references = References(newest)
+    outside = references.outside()
+    for place in outside:
+        check_is_schema(place.schema, param=param, pointer=place.pointer)
+        check_keywords(place.schema, limits=limits, param=param, pointer=place.pointer)
+    check_references(references, param=param)
+    if strict:
+        for place in (references.at_root(), *outside):
+            _refuse_unknown_formats(place, param)
+    return references
 
 
 def _each(references: References, param: str, limits: SchemaLimits) -> Iterator[tuple[Backend, Relaxed]]:
@@ -109,13 +138,13 @@ def _without_closing(schema: Any) -> Any:
     }
 
 
-def _refuse_unknown_formats(schema: JsonSchemaValue, param: str) -> None:
+def _refuse_unknown_formats(checked: Target, param: str) -> None:
     """Refuse formats that are unknown and so would assert nothing under `strict`.
 
     Allowed are formats that state the width of a number, and those of a text whose pattern spells them out, as zod
     writes.
     """
-    for pointer, node in walk(schema):
+    for pointer, node in walk(checked.schema, checked.pointer):
         name = node.get("format") if isinstance(node, dict) else None
         if not isinstance(name, str) or name in FORMATS or name in VALIDATED_FORMATS or name in HINTS:
             continue

@@ -14,7 +14,7 @@ from loraplex.grammar.enforcement.keywords import KEYWORDS, Site, is_exact
 from loraplex.grammar.enforcement.rewrite import Rewriter, Rewritten
 from loraplex.grammar.errors import GrammarTooLarge
 from loraplex.grammar.json_schema.pattern import translate
-from loraplex.grammar.json_schema.references import Target, is_metaschema, unresolved
+from loraplex.grammar.json_schema.references import Target
 from loraplex.grammar.json_schema.satisfiable import contradicts_itself
 from loraplex.grammar.json_schema.values import listed_values, type_of
 from loraplex.grammar.json_schema.walk import escaped
@@ -48,7 +48,7 @@ def relax(
     Without `whole` the work stops at the first unenforced keyword: `unenforced` is then incomplete and the schema
     unusable.
 
-    Raises `GrammarInvalid` for an unresolved reference, `GrammarTooLarge` beyond `max_nodes` subschemas.
+    The schema has passed `check_references`. Raises `GrammarTooLarge` beyond `max_nodes` subschemas.
     """
     return _Relaxation(rewriter, groups, backend, param, max_nodes, whole).run()
 
@@ -213,8 +213,7 @@ class _Relaxation:
     def _refer(self, node: _Subschema, reference: str) -> None:
         target = self._references.resolve(reference, node.place.base)
         if target is None:
-            if not is_metaschema(reference):
-                raise unresolved(reference, pointer=node.place.pointer, param=self._param)
+            # A document of the standard, which the validator contains: `check_references` refuses all others.
             self._unenforced[UnenforcedKeyword("$ref", f"{node.place.pointer}/$ref")] = None
             return
         key = (target.pointer, node.merged)

@@ -101,7 +101,8 @@ def _asserts(keyword: str, schema: dict[str, Any]) -> bool:
         return ("if" if keyword in ("then", "else") else "contains") in schema
     if keyword == "format":
         return format_pattern(schema[keyword]) is not None or schema[keyword] in VALIDATED_FORMATS
-    return keyword in KEYWORDS
+    # `$format` is a name of this module, and means nothing in a request.
+    return keyword in KEYWORDS and keyword != "$format"
 
 
 def _rename(made: dict[str, Any], old: str, new: str) -> None:

@@ -23,6 +23,8 @@ COUNTS: Final = (
     "minLength",
     "minProperties",
 )
+_MOST_BITS: Final = 8_192
+"""Python converts no number of more than 4,300 digits to text."""
 _BRACES: Final = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
@@ -36,9 +38,14 @@ def check_bounds(schema: JsonSchemaValue, *, limits: SchemaLimits, param: str) -
         raise GrammarTooLarge(
             f"{param} has {size} bytes, at most {limits.max_bytes} are allowed", param=param, pointer=""
         )
-    for pointer, node in walk(schema):
+    check_keywords(schema, limits=limits, param=param)
+
+
+def check_keywords(schema: JsonSchemaValue, *, limits: SchemaLimits, param: str, pointer: str = "") -> None:
+    """Test the counts, enums and patterns of the schema at `pointer`. Raises `GrammarTooLarge`."""
+    for place, node in walk(schema, pointer):
         if isinstance(node, dict):
-            _check_keywords(node, pointer, limits, param)
+            _check_keywords(node, place, limits, param)
 
 
 def check_together(schemas: Iterable[tuple[JsonSchemaValue, str]], *, limits: SchemaLimits) -> None:
@@ -114,6 +121,10 @@ def _check_scalar(value: object, pointer: str, param: str) -> None:
         _check_text(value, pointer, param)
     elif isinstance(value, float) and not math.isfinite(value):
         raise GrammarInvalid(f"{param} holds a number that is not finite", param=param, pointer=pointer)
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise GrammarTooLarge(
+            f"{param} holds a number of more than {_MOST_BITS} bits", param=param, pointer=pointer
+        )
     elif value is not None and not isinstance(value, bool | int | float):
         raise GrammarInvalid(f"{param} holds a value that is not JSON", param=param, pointer=pointer)
 

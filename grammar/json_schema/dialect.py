@@ -3,23 +3,37 @@
 Invariant: the result means under 2020-12 what the schema means under the draft of its `$schema`.
 """
 
+import re
 from typing import Any, Final
 
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.errors import GrammarInvalid
-from loraplex.grammar.json_schema.walk import LISTS, MAPS, SINGLE, is_schema, walk
+from loraplex.grammar.json_schema.references import References, Target
+from loraplex.grammar.json_schema.walk import LISTS, MAPS, SINGLE, escaped, is_schema
 
 NEWEST: Final = "https://json-schema.org/draft/2020-12/schema"
-# Dialect -> the number by which drafts are compared.
+_UNSTATED: Final = 10
+"""The newest draft, which the schema does not name: `$id` may have a fragment, as older drafts allow."""
+# Dialect without its scheme -> the number by which drafts are compared.
 DIALECTS: Final = {
-    "http://json-schema.org/draft-04/schema": 4,
-    "http://json-schema.org/draft-06/schema": 6,
-    "http://json-schema.org/draft-07/schema": 7,
-    "https://json-schema.org/draft/2019-09/schema": 8,
-    NEWEST: 9,
+    "json-schema.org/draft-04/schema": 4,
+    "json-schema.org/draft-06/schema": 6,
+    "json-schema.org/draft-07/schema": 7,
+    "json-schema.org/draft/2019-09/schema": 8,
+    "json-schema.org/draft/2020-12/schema": 9,
+    "json-schema.org/schema": _UNSTATED,
 }
 # Validation keywords of older drafts that the validator does not support.
 _FORGOTTEN: Final = ("disallow", "divisibleBy", "extends")
+# Keywords that assert something -> the draft that introduced them; before it they had no meaning.
+_SINCE: Final = {
+    **dict.fromkeys(("const", "contains", "propertyNames"), 6),
+    **dict.fromkeys(("if", "then", "else"), 7),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "maxContains", "minContains"), 8),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), 8),
+    **dict.fromkeys(("$dynamicRef", "prefixItems"), 9),
+}
+_ANCHOR: Final = re.compile("[A-Za-z_][-A-Za-z0-9._]*")
 
 
 def to_newest(schema: JsonSchemaValue, *, param: str) -> JsonSchemaValue:
@@ -27,21 +41,22 @@ def to_newest(schema: JsonSchemaValue, *, param: str) -> JsonSchemaValue:
     if isinstance(schema, bool):
         return schema
     draft = _draft(schema, param)
-    nodes = list(walk(schema))
-    for pointer, node in nodes:
-        if isinstance(node, dict):
-            _refuse_unknown(node, pointer, param)
-    if draft == 9 and not any("dependencies" in node for _, node in nodes if isinstance(node, dict)):
-        return schema
-    rewritten: dict[str, Any] = _rewrite(schema, draft)
-    if "$schema" in rewritten:
-        rewritten["$schema"] = NEWEST
-    return rewritten
+    reached: frozenset[str] = frozenset()
+    while True:
+        rewriting = _Rewriting(draft, reached, param)
+        newest: dict[str, Any] = rewriting.schema(schema, "", draft)
+        outside = References(newest).outside()
+        more = reached.union(place.pointer for place in outside)
+        if more == reached:
+            break
+        reached = more
+    for place in outside:
+        rewriting.check_rewritten(place)
+    return schema if newest == schema else newest
 
 
 def _draft(schema: dict[str, Any], param: str) -> int:
-    named = schema.get("$schema", NEWEST)
-    draft = DIALECTS.get(named.removesuffix("#")) if isinstance(named, str) else None
+    draft = _dialect(schema["$schema"]) if "$schema" in schema else _UNSTATED
     if draft is None:
         raise GrammarInvalid(
             f"{param}: $schema must be one of {', '.join(DIALECTS)}", param=param, pointer="/$schema"
@@ -49,32 +64,102 @@ def _draft(schema: dict[str, Any], param: str) -> int:
     return draft
 
 
-def _refuse_unknown(node: dict[str, Any], pointer: str, param: str) -> None:
-    for keyword in _FORGOTTEN:
-        if keyword in node:
-            raise GrammarInvalid(
-                f"{param}: {keyword} belongs to a draft before 4", param=param, pointer=f"{pointer}/{keyword}"
-            )
-    if node.get("$recursiveAnchor") is True:
-        raise GrammarInvalid(
-            f"{param}: $recursiveAnchor is not supported", param=param, pointer=f"{pointer}/$recursiveAnchor"
-        )
-    nested = node.get("$schema")
-    if pointer and isinstance(nested, str) and nested.removesuffix("#") not in DIALECTS:
-        raise GrammarInvalid(
-            f"{param}: $schema below the root is not known", param=param, pointer=f"{pointer}/$schema"
-        )
+def _dialect(named: object) -> int | None:
+    if not isinstance(named, str):
+        return None
+    scheme, _, rest = named.partition("#")[0].partition("://")
+    return DIALECTS.get(rest) if scheme in ("http", "https") else None
 
 
-def _rewrite(node: Any, draft: int) -> Any:
-    if not isinstance(node, dict):
-        return node
-    if draft <= 7 and "$ref" in node:
-        # Up to draft 7 the siblings of a reference are ignored; definitions stay as possible targets.
-        node = {key: node[key] for key in ("$schema", "$ref", "definitions", "$defs") if key in node}
-    made = {keyword: _rewrite_value(keyword, value, draft) for keyword, value in node.items()}
-    if draft <= 6:
-        for keyword in ("if", "then", "else"):
+class _Rewriting:
+    """Rewrites subschemas, also those at `reached`: JSON Pointers to where only references expect subschemas."""
+
+    def __init__(self, draft: int, reached: frozenset[str], param: str) -> None:
+        self._draft = draft
+        self._param = param
+        self._reached = reached
+        self._above = {place[:end] for place in reached for end, letter in enumerate(place) if letter == "/"}
+        self._rewritten: set[str] = set()
+
+    def check_rewritten(self, place: Target) -> None:
+        """Raises `GrammarInvalid` for a target that cannot be rewritten, since it is also a value or a map."""
+        if place.pointer in self._rewritten:
+            return
+        if self.schema(place.schema, place.pointer, self._draft) != place.schema:
+            raise self._refused("an older draft's keywords cannot be referred to here", place.pointer)
+
+    def schema(self, node: Any, pointer: str, draft: int) -> Any:
+        """Rewrite a subschema, given the draft of the subschema around it. Raises `GrammarInvalid`."""
+        if not isinstance(node, dict):
+            return node
+        draft = self._checked_draft(node, pointer, draft)
+        if draft <= 7 and "$ref" in node:
+            # Up to draft 7 the siblings of a reference are ignored; definitions stay as possible targets.
+            node = {key: node[key] for key in ("$schema", "$ref", "definitions", "$defs") if key in node}
+        made = {
+            keyword: self._value(keyword, value, f"{pointer}/{escaped(keyword)}", draft)
+            for keyword, value in node.items()
+        }
+        if draft <= 8:
+            _rewrite_older(made, draft)
+        if isinstance(made.get("$schema"), str):
+            made["$schema"] = NEWEST
+        if isinstance(made.get("$id"), str):
+            _rewrite_id(made, draft, is_root=not pointer)
+        if isinstance(made.get("dependencies"), dict):
+            _rewrite_dependencies(made)
+        return made
+
+    def _value(self, keyword: str, value: Any, pointer: str, draft: int) -> Any:
+        if keyword in MAPS and isinstance(value, dict):
+            return {
+                name: self.schema(member, f"{pointer}/{escaped(name)}", draft)
+                for name, member in value.items()
+            }
+        if keyword in LISTS and isinstance(value, list):
+            return [self.schema(member, f"{pointer}/{index}", draft) for index, member in enumerate(value)]
+        if keyword in SINGLE and is_schema(value):
+            return self.schema(value, pointer, draft)
+        return value if keyword in ("const", "enum") else self._outside(value, pointer, draft)
+
+    def _outside(self, value: Any, pointer: str, draft: int) -> Any:
+        """Rewrite only what is reached."""
+        if pointer in self._reached:
+            self._rewritten.add(pointer)
+            return self.schema(value, pointer, draft)
+        if pointer not in self._above:
+            return value
+        if isinstance(value, list):
+            return [self._outside(member, f"{pointer}/{index}", draft) for index, member in enumerate(value)]
+        return {
+            name: self._outside(member, f"{pointer}/{escaped(name)}", draft) for name, member in value.items()
+        }
+
+    def _checked_draft(self, node: dict[str, Any], pointer: str, draft: int) -> int:
+        """Return the draft of the subschema; only one with an identifier may name its own."""
+        named = node.get("$schema")
+        own = _dialect(named) if pointer else None
+        if pointer and isinstance(named, str) and own is None:
+            raise self._refused("$schema below the root is not known", f"{pointer}/$schema")
+        if own is not None and ("$id" in node or "id" in node):
+            draft = own
+        for keyword in _FORGOTTEN:
+            if keyword in node:
+                raise self._refused(f"{keyword} belongs to a draft before 4", f"{pointer}/{keyword}")
+        if node.get("$recursiveAnchor") is True:
+            raise self._refused("$recursiveAnchor is not supported", f"{pointer}/$recursiveAnchor")
+        if draft == 8 and "$recursiveRef" in node and (node["$recursiveRef"] != "#" or "$ref" in node):
+            raise self._refused("$recursiveRef must be # and alone", f"{pointer}/$recursiveRef")
+        return draft
+
+    def _refused(self, reason: str, pointer: str) -> GrammarInvalid:
+        return GrammarInvalid(f"{self._param}: {reason}", param=self._param, pointer=pointer)
+
+
+def _rewrite_older(made: dict[str, Any], draft: int) -> None:
+    """Rewrite the keywords of a draft before 2020-12 that mean something else there."""
+    for keyword, since in _SINCE.items():
+        if draft < since:
             made.pop(keyword, None)
     if draft == 4:
         _rewrite_draft_4(made)
@@ -83,36 +168,51 @@ def _rewrite(node: Any, draft: int) -> Any:
         if "additionalItems" in made:
             made["items"] = made["additionalItems"]
     made.pop("additionalItems", None)
-    if draft == 8 and made.get("$recursiveRef") == "#":
+    if draft == 8 and "$recursiveRef" in made:
         made["$ref"] = made.pop("$recursiveRef")
-    if isinstance(made.get("dependencies"), dict):
-        _rewrite_dependencies(made)
-    return made
-
-
-def _rewrite_value(keyword: str, value: Any, draft: int) -> Any:
-    if keyword in MAPS and isinstance(value, dict):
-        return {name: _rewrite(member, draft) for name, member in value.items()}
-    if keyword in LISTS and isinstance(value, list):
-        return [_rewrite(member, draft) for member in value]
-    return _rewrite(value, draft) if keyword in SINGLE and is_schema(value) else value
 
 
 def _rewrite_draft_4(made: dict[str, Any]) -> None:
     for flag, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if made.get(flag) is True and bound in made:
             made[flag] = made.pop(bound)
-        elif isinstance(made.get(flag), bool):
+        elif isinstance(made.get(flag), bool | int | float):
+            # A number is draft 6's form of this keyword.
             del made[flag]
     if "id" in made:
         made["$id"] = made.pop("id")
 
 
+def _rewrite_id(made: dict[str, Any], draft: int, *, is_root: bool) -> None:
+    """Remove an identifier of a fragment only: an empty one names nothing, and up to draft 7 a name is an anchor.
+
+    A JSON Pointer names nothing either, since references read it as a pointer. A root's URI may have a fragment, too.
+    """
+    uri, _, fragment = made["$id"].partition("#")
+    if fragment and (draft in (8, 9) or (uri and not is_root)):
+        return  # the metaschema refuses it
+    if uri:
+        made["$id"] = uri
+    else:
+        del made["$id"]
+    if _ANCHOR.fullmatch(fragment):
+        made.setdefault("$anchor", fragment)
+
+
 def _rewrite_dependencies(made: dict[str, Any]) -> None:
     found = made.pop("dependencies")
-    names = {key: value for key, value in found.items() if isinstance(value, list)}
-    schemas = {key: value for key, value in found.items() if is_schema(value)}
-    if names:
-        made["dependentRequired"] = {**made.get("dependentRequired", {}), **names}
-    if schemas:
-        made["dependentSchemas"] = {**made.get("dependentSchemas", {}), **schemas}
+    schemas = {name: value for name, value in found.items() if is_schema(value)}
+    names = {name: value for name, value in found.items() if name not in schemas}
+    for keyword, wanted in (("dependentRequired", names), ("dependentSchemas", schemas)):
+        known = made.get(keyword, {})
+        if wanted and isinstance(known, dict):
+            made[keyword] = known | {
+                name: _both(known[name], value) if name in known else value for name, value in wanted.items()
+            }
+
+
+def _both(first: Any, second: Any) -> Any:
+    """Join two values of one name: lists of names or subschemas."""
+    if isinstance(first, list) and isinstance(second, list):
+        return first + [name for name in second if name not in first]
+    return {"allOf": [first, second]}

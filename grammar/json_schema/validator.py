@@ -11,6 +11,7 @@ import jsonschema_rs
 
 from loraplex.grammar.constraints import JsonSchemaValue
 from loraplex.grammar.errors import GrammarInvalid, SchemaNotSatisfied
+from loraplex.grammar.json_schema.references import ROOT
 from loraplex.grammar.json_schema.walk import escaped
 
 _BACKTRACKING_STEPS: Final = 100_000
@@ -29,6 +30,7 @@ class Validator:
                 schema,
                 validate_formats=True,
                 offline=True,
+                base_uri=ROOT,
                 pattern_options=jsonschema_rs.FancyRegexOptions(
                     backtrack_limit=_BACKTRACKING_STEPS, size_limit=_PATTERN_BYTES
                 ),
@@ -36,7 +38,7 @@ class Validator:
         except jsonschema_rs.ValidationError as error:
             raise invalid_schema(error, param) from error
         except (ValueError, jsonschema_rs.ReferencingError) as error:
-            raise GrammarInvalid(f"not a JSON schema: {str(error)[:200]}", param=param) from error
+            raise GrammarInvalid(f"not a JSON schema: {str(error)[:200]}", param=param, pointer="") from error
 
     def validate(self, value_text: str) -> None:
         """Validate the whole output text. Raises `SchemaNotSatisfied` with the keyword and the place in the value."""
@@ -97,9 +99,14 @@ def _refuse_constant(name: str) -> Any:
     raise SchemaNotSatisfied(f"{name} is not JSON")
 
 
-def invalid_schema(error: jsonschema_rs.ValidationError, param: str | None) -> GrammarInvalid:
-    """Return the error with reason and place; its message quotes at most 200 characters of the schema."""
-    pointer = pointer_to(error.instance_path)
+def invalid_schema(
+    error: jsonschema_rs.ValidationError, param: str | None, above: str = ""
+) -> GrammarInvalid:
+    """Return the error with reason and place; its message quotes at most 200 characters of the schema.
+
+    `above` is the JSON Pointer of the part that was validated.
+    """
+    pointer = above + pointer_to(error.instance_path)
     return GrammarInvalid(
         f"not a JSON schema at {pointer!r}: {error.message[:200]}", param=param, pointer=pointer
     )

@@ -8,12 +8,14 @@ missed it is killed.
 import asyncio
 import os
 from asyncio.subprocess import Process
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
+import structlog
 
 from loraplex.grammar.child_process import end_child, spawn_child
 from loraplex.grammar.errors import SchemaNotSatisfied, WorkersUnavailable
@@ -44,6 +46,8 @@ class ValueValidators:
         self._slots = asyncio.Semaphore(options.processes)
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._idle: list[Process] = []
+        self._failures: Counter[str] = Counter()
+        self._log = structlog.get_logger("loraplex.validation")
 
     async def validate(self, namespace: bytes, schema: str, value: str) -> None:
         """Validate `value` against `schema`, both JSON texts.
@@ -95,6 +99,9 @@ class ValueValidators:
                 self._idle.append(process)
             else:
                 await end_child(process)
+        if result.broken is not None:
+            self._failures[result.broken] += 1
+            self._log.error("validation failed", error=result.broken, count=self._failures[result.broken])
         return result.violation
 
     async def _start(self) -> Process:

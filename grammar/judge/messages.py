@@ -13,9 +13,10 @@ class ValidationRequest(msgspec.Struct, frozen=True):
 
 
 class ValueResult(msgspec.Struct, frozen=True):
-    """`violation` None: the value satisfies the schema."""
+    """`violation` None: the value satisfies the schema. `broken`: the class of an unexpected error."""
 
     violation: str | None
+    broken: str | None = None
 
 
 encode: Final = msgspec.json.Encoder().encode

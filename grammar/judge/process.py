@@ -39,11 +39,16 @@ def main(parent_pid: int) -> None:
 
 
 def validate_value(request: ValidationRequest) -> ValueResult:
-    """Return whether the value satisfies the schema."""
+    """Return whether the value satisfies the schema. Raises `MemoryError` only: then this process ends."""
     try:
         Validator(json.loads(request.schema)).validate(request.value)
     except (SchemaNotSatisfied, GrammarInvalid) as error:
         return ValueResult(str(error))
+    except MemoryError:
+        raise
+    # A panic of a Rust library is not an `Exception`; the text of either may quote the value.
+    except BaseException as error:  # noqa: BLE001
+        return ValueResult("the value could not be validated", type(error).__name__)
     return ValueResult(None)
 
 

@@ -77,7 +77,7 @@ class ErrorBoundary:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     client_error = describe(error)
-    if client_error.row.status == 500:
+    if client_error.row.is_logged:
         LOG.error(
             "request failed",
             request_id=request_id_of(request.scope),

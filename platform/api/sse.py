@@ -87,7 +87,7 @@ class EventStream(Response):
 
     async def _fail(self, error: Exception, send: Send) -> None:
         client_error = describe(error)
-        if client_error.row.status == 500:
+        if client_error.row.is_logged:
             LOG.error("stream failed", code=client_error.row.code, exc_info=error)
         await self._send(send, error_event(client_error))
         await self._send(send, b"", more=False)

@@ -42,7 +42,7 @@ def check(
 
 def _run(checker: Checker, cases: Iterator[Case], strict: bool) -> None:
     counts: Counter[str] = Counter()
-    accepted = documents = 0
+    accepted = documents = unexpected = 0
     for case in cases:
         report = checker.check(case, strict=strict)
         typer.echo(json.dumps(report.as_line()))
@@ -51,8 +51,11 @@ def _run(checker: Checker, cases: Iterator[Case], strict: bool) -> None:
         counts[report.enforcement] += 1
         accepted += sum(report.accepted)
         documents += len(report.accepted)
+        unexpected += report.is_unexpected
     kinds = ", ".join(f"{counts[kind]} {kind}" for kind in ("full", "validated", "refused"))
     typer.echo(f"{counts.total()} schemas: {kinds}; {accepted} of {documents} documents accepted", err=True)
+    if unexpected:
+        typer.echo(f"{unexpected} refused by an unexpected error: please report them", err=True)
 
 
 def _lines(jsonl: Path) -> Iterator[str]:

@@ -21,6 +21,7 @@ REFUSALS: Final[dict[str, type[Refused]]] = {
         InvalidBody,
         InvalidParameter,
         GrammarRefused,
+        grammar_errors.AnalysisFailed,
         grammar_errors.GrammarInvalid,
         grammar_errors.GrammarTooCostly,
         grammar_errors.GrammarTooLarge,

@@ -91,3 +91,78 @@ def test_a_bad_line_is_named(line: str, message: str) -> None:
 
 def test_blank_lines_are_skipped(tmp_path: Path) -> None:
     assert list(read_cases(["\n", '{"schema": true, "documents": ["1"]}\n', ""])) == [Case(True, ("1",))]
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused_at", "reason"),
+    [
+        ({"allOf": [{"$ref": "#/x/y"}], "x": {"y": {"items": [{}]}}}, "/x/y/items", "not a JSON schema"),
+        ({"minimum": 10**3_000}, "/minimum", "more than 8192 bits"),
+        ({"$dynamicRef": "#none"}, "/$dynamicRef", "refers to no single subschema"),
+        ({"$ref": "http://json-schema.org/draft-07/schema#"}, "/$ref", "refers to no single subschema"),
+        (
+            {"anyOf": [{"$ref": "#"}, {"minLength": 1, "maxLength": 5, "format": "ipv4", "type": "string"}]},
+            "",
+            "no text",
+        ),
+        ({"$id": "mailto:x", "$defs": {"a": {"$id": "b"}}, "uniqueItems": True}, "", "Failed to resolve 'b'"),
+    ],
+)
+def test_what_an_analysis_or_a_registry_does_not_bear(
+    checker: Checker, schema: Any, refused_at: str, reason: str
+) -> None:
+    report = checker.check(Case(schema, ("1", "[]")))
+    assert (report.enforcement, report.backend, report.refused_at) == ("refused", "none", refused_at)
+    assert reason in (report.reason or "") and report.accepted == (False, False)
+
+
+def test_a_grammar_that_fails_only_while_a_document_is_read(checker: Checker) -> None:
+    schema = {"type": "string", "pattern": "^.*a.{2000}$"}
+    assert checker.check(Case(schema, ('"abc"',))).enforcement == "full"
+    report = checker.check(Case(schema, ('"abc"', json.dumps("abc" * 1_000))))
+    assert (report.enforcement, report.refused_at, report.accepted) == ("refused", "", (False, False))
+    assert "lexer error" in (report.reason or "") and not report.is_unexpected
+
+
+def test_an_unexpected_error_is_a_refusal_too(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("inside a library")
+
+    monkeypatch.setattr(checker, "_accepts", fail)
+    report = checker.check(Case(True, ("1",)))
+    assert report.is_unexpected and report.refused_at == "" and "KeyError" in (report.reason or "")
+    monkeypatch.setattr("loraplex.grammar.enforcement.planner.recursive_groups", fail)
+    report = checker.check(Case(True, ()))
+    assert report.is_unexpected and "KeyError" in (report.reason or "")
+
+
+def test_a_number_that_python_does_not_read_is_in_a_schema_not_in_the_line(checker: Checker) -> None:
+    [case] = read_cases(['{"schema": {"minimum": ' + "1" * 5_000 + '}, "documents": []}'])
+    assert checker.check(case).refused_at == "/minimum"
+
+
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$schema": DRAFT_7, "definitions": {"a": {"$id": "#a", "type": "null"}}, "items": {"$ref": "#a"}},
+        {"$schema": DRAFT_7, "$id": "http://e.test/a.json#", "items": {"$id": "#/items", "type": "null"}},
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "id": "#",
+            "items": {"id": "#b", "type": "null"},
+        },
+        {
+            "$schema": "https://json-schema.org/draft-07/schema",
+            "$id": "http://e.test/#a",
+            "items": {"type": "null"},
+        },
+        {"$schema": "http://json-schema.org/schema#", "items": {"type": "null"}},
+        {"$id": "#", "items": {"$id": "#a", "type": "null"}},
+    ],
+)
+def test_harmless_fragments_are_accepted(checker: Checker, schema: Any) -> None:
+    report = checker.check(Case(schema, ("[null]", "[1]")))
+    assert (report.enforcement, report.accepted) == ("full", (True, False))

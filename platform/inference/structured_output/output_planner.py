@@ -5,12 +5,15 @@ only once for the concurrent requests of a tenant with the same constraints.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import partial
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Final
 from weakref import WeakValueDictionary
+
+import structlog
 
 from loraplex.grammar.constraints import (
     Choice,
@@ -21,7 +24,7 @@ from loraplex.grammar.constraints import (
     SchemaLimits,
     StructuralTag,
 )
-from loraplex.grammar.errors import GrammarTooLarge, WorkersUnavailable
+from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge, WorkersUnavailable
 from loraplex.grammar.tenant_cache import TenantCache
 from loraplex.grammar.tools.call_syntax import ToolStyle
 from loraplex.platform.inference.dependencies import CompileChecks, RequestAnalysis, ValueValidation
@@ -57,20 +60,30 @@ class OutputPlanner:
             CACHE_BYTES, TENANT_CACHE_BYTES, attrgetter("size_bytes")
         )
         self._tenant_locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._failures: Counter[str] = Counter()
+        self._log = structlog.get_logger("loraplex.structured_output")
 
     async def plan(
         self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle
     ) -> ConstrainedOutput:
         """Build the output plan and check its grammar. Raises `GrammarRefused`, or `WorkersUnavailable`."""
-        if constraints_size(constraints, INLINE_SIZE) <= INLINE_SIZE:
-            cached = build_plan(constraints, style, self._limits, self._control_tokens)
-        else:
-            cached = await self._large(namespace, constraints, style)
+        try:
+            cached = await self._built(namespace, constraints, style)
+        except AnalysisFailed as error:
+            reason = str(error)
+            self._failures[reason] += 1
+            self._log.error("analysis failed", reason=reason, param=error.param, count=self._failures[reason])
+            raise
         spec, param = cached.plan.spec, _param(constraints)
         if spec is not None:
             await self._compile_checks.check(namespace, spec, param=param)
         validate = partial(self._value_validation.validate, namespace)
         return ConstrainedOutput(cached.plan, validate, param)
+
+    async def _built(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
+        if constraints_size(constraints, INLINE_SIZE) <= INLINE_SIZE:
+            return build_plan(constraints, style, self._limits, self._control_tokens)
+        return await self._large(namespace, constraints, style)
 
     async def _large(self, namespace: bytes, constraints: OutputConstraints, style: ToolStyle) -> CachedPlan:
         lock = self._tenant_locks.setdefault(namespace, asyncio.Lock())

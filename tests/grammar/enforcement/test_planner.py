@@ -10,7 +10,7 @@ import pytest
 from loraplex.grammar.constraints import SchemaLimits
 from loraplex.grammar.enforcement.enforcement_plan import EnforcementPlan
 from loraplex.grammar.enforcement.planner import plan_enforcement
-from loraplex.grammar.errors import GrammarInvalid, GrammarTooLarge, SchemaNotEnforceable
+from loraplex.grammar.errors import AnalysisFailed, GrammarInvalid, GrammarTooLarge, SchemaNotEnforceable
 
 WEATHER = {
     "type": "object",
@@ -155,3 +155,75 @@ def test_no_schema_takes_long(schema: Any) -> None:
     plan_enforcement(schema, strict=False, param="s", limits=SchemaLimits())
     # Some tenths on an idle machine; work that grows faster than the schema would take minutes.
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("part", "pointer"),
+    [
+        ({"items": [{"type": "null"}]}, "/x/y/items"),
+        ({"properties": 5}, "/x/y/properties"),
+        ({"type": 7}, "/x/y/type"),
+        ({"type": {"a": 1}}, "/x/y/type"),
+        ({"required": "a"}, "/x/y/required"),
+        ({"$ref": 3}, "/x/y/$ref"),
+        ({"format": []}, "/x/y/format"),
+        ({"minimum": "a"}, "/x/y/minimum"),
+        ({"not": {"pattern": "("}}, "/x/y/not/pattern"),
+        ({"maxItems": 10**9}, "/x/y/maxItems"),
+        ({"items": {"$ref": "#/x/z"}}, "/x/z/enum"),
+    ],
+)
+def test_a_target_where_no_keyword_expects_a_schema_is_checked(part: Any, pointer: str) -> None:
+    schema = {"allOf": [{"$ref": "#/x/y"}], "x": {"y": part, "z": {"enum": 5}, "unreached": {"type": 7}}}
+    with pytest.raises((GrammarInvalid, GrammarTooLarge)) as caught:
+        plan_for(schema)
+    assert (caught.value.param, caught.value.pointer) == ("schema", pointer)
+
+
+def test_a_format_of_such_a_target_is_held_to_strict() -> None:
+    with pytest.raises(SchemaNotEnforceable) as caught:
+        plan_for({"$ref": "#/x/y", "x": {"y": {"type": "string", "format": "none"}}}, strict=True)
+    assert caught.value.pointer == "/x/y/format"
+
+
+def test_an_older_drafts_keywords_there_mean_what_they_meant() -> None:
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    part = {"items": [{"type": "null"}], "additionalItems": False, "dependencies": {"a": ["b"]}}
+    plan = plan_for({**draft, "allOf": [{"$ref": "#/x/y"}], "x": {"y": part}})
+    assert [(each.keyword, each.pointer) for each in plan.unenforced] == [
+        ("dependentRequired", "/x/y/dependentRequired")
+    ]
+    assert plan.schema["$defs"]["d0"] == {"prefixItems": [{"type": "null"}], "items": False}  # type: ignore[index]
+
+
+class Panic(BaseException):
+    """As the bindings of a Rust library raise it."""
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), RecursionError("secret"), Panic("secret")])
+def test_an_unexpected_error_is_a_refusal_with_its_class(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("loraplex.grammar.enforcement.planner.recursive_groups", fail)
+    with pytest.raises(AnalysisFailed) as caught:
+        plan_for(WEATHER)
+    assert (caught.value.param, caught.value.pointer) == ("schema", "")
+    assert str(caught.value) == f"this schema cannot be analysed: {type(error).__name__}"
+
+
+def test_a_lack_of_memory_is_not_blamed_on_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("loraplex.grammar.enforcement.planner.recursive_groups", fail)
+    with pytest.raises(MemoryError):
+        plan_for(WEATHER)
+
+
+@pytest.mark.parametrize("value", [5, "^a$", "("])
+def test_the_rewriters_own_keyword_means_nothing_in_a_request(value: object) -> None:
+    plan = plan_for({"$format": value, "type": "string"}, strict=True)
+    assert plan.enforcement == "full" and plan.schema == {"type": "string"}

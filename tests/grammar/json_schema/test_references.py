@@ -8,7 +8,7 @@ from loraplex.grammar.constraints import SchemaLimits
 from loraplex.grammar.enforcement.planner import plan_enforcement
 from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.json_schema.cycles import recursive_groups
-from loraplex.grammar.json_schema.references import References
+from loraplex.grammar.json_schema.references import ROOT, References
 
 SCHEMA = {
     "$id": "http://example.com/root.json",
@@ -89,3 +89,73 @@ def test_a_long_chain_of_references_exhausts_no_stack() -> None:
     schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d1500": {"type": "null"}}}
     plan = plan_enforcement(schema, strict=True, param="schema", limits=SchemaLimits())
     assert plan.enforcement == "full"
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "#/allOf/%C2%B2",  # a digit that `int` does not read
+        "#/allOf/" + "1" * 5_000,
+        "#/allOf/-",
+        "#/allOf/%FF",
+        "#%61",
+        "?",
+        "//",
+        "http://[",
+        "twice",
+        "#two",
+    ],
+)
+def test_no_single_target(reference: str) -> None:
+    twice = {"$id": "twice", "$anchor": "a"}
+    schema = {
+        "allOf": [True, {"$anchor": "two"}, {"$dynamicAnchor": "two"}],
+        "$defs": {"a": twice, "b": twice},
+    }
+    found = References(schema)
+    assert found.resolve(reference, ROOT) is None
+    assert found.resolve("#/allOf/0", ROOT) is not None
+
+
+def test_a_name_of_both_kinds_and_an_empty_identifier_are_no_second_name() -> None:
+    schema = {"$defs": {"a": {"$anchor": "x", "$dynamicAnchor": "x"}, "b": {"$id": "#"}, "c": {"$id": ""}}}
+    found = References(schema)
+    assert found.resolve("#x", ROOT) is not None and found.resolve("#", ROOT) == found.at_root()
+
+
+def test_a_dynamic_reference_may_lead_to_each_anchor_of_its_name() -> None:
+    schema = {
+        "$dynamicRef": "#a",
+        "$defs": {
+            "here": {"$dynamicAnchor": "a"},
+            "inner": {"$id": "inner", "$dynamicAnchor": "a", "items": {"$ref": "#/none"}},
+            "other": {"$dynamicAnchor": "b", "items": {"$ref": "#/none"}},
+        },
+    }
+    places = [each.place.pointer for each in References(schema).followed]
+    assert places == ["", "/$defs/inner/items"]
+
+
+def test_what_only_references_make_a_subschema() -> None:
+    schema: Any = {
+        "items": {"$dynamicRef": "#/x-own/a~1b/0"},
+        "x-own": {"a/b": [{"not": {"$ref": "#/enum/0"}, "$anchor": "nameless"}]},
+        "enum": [{"$ref": "#/items"}, {"$ref": "#/x-own/unreached"}],
+        "$defs": {"unused": {"$ref": "#/x-own/unused"}},
+    }
+    found = References(schema)
+    assert {place.pointer for place in found.outside()} == {"/x-own/a~1b/0", "/enum/0"}
+    assert found.resolve("#nameless", ROOT) is None
+    assert {(each.place.pointer, each.keyword) for each in found.followed} == {
+        ("/items", "$dynamicRef"),
+        ("/x-own/a~1b/0/not", "$ref"),
+        ("/enum/0", "$ref"),
+    }
+
+
+@pytest.mark.parametrize("value", [None, 5, "a", [5], {"a": 5}, {"$id": 5, "$ref": 5, "$anchor": []}])
+def test_any_json_is_indexed(value: Any) -> None:
+    schema = {
+        keyword: value for keyword in ("$id", "$anchor", "$dynamicAnchor", "$ref", "allOf", "properties", "x")
+    }
+    assert References({**schema, "not": {"$ref": "#/x"}}).followed

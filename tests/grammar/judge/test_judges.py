@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from tests.grammar.process_table import alive, children, command_line
 
 from loraplex.grammar.errors import SchemaNotSatisfied, WorkersUnavailable
 from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
+from loraplex.grammar.judge.messages import ValidationRequest, ValueResult, encode
+from loraplex.grammar.judge.process import validate_value
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 UNIQUE = json.dumps({"type": "array", "uniqueItems": True})
@@ -157,3 +160,25 @@ async def test_without_a_process_validation_is_unavailable(monkeypatch: pytest.M
     with pytest.raises(WorkersUnavailable) as raised:
         await ValueValidators(ValidatorPoolConfig(environment={})).validate(ONE, UNIQUE, "[]")
     assert "/" not in str(raised.value)
+
+
+async def test_an_unexpected_error_is_an_invalid_value_and_is_logged_by_class(
+    validators: ValueValidators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("secret")
+
+    monkeypatch.setattr("loraplex.grammar.judge.process.Validator", fail)
+    result = validate_value(ValidationRequest(UNIQUE, "[]"))
+    assert result == ValueResult("the value could not be validated", "KeyError")
+
+    async def exchange(*_: object) -> bytes:
+        return encode(result)
+
+    await validators.validate(ONE, UNIQUE, "[1, 2]")
+    monkeypatch.setattr("loraplex.grammar.judge.judges._exchange", exchange)
+    with capture_logs() as logs, pytest.raises(SchemaNotSatisfied, match="could not be validated"):
+        await validators.validate(ONE, UNIQUE, "[1, 2]")
+    assert [(line["event"], line["error"], line["count"]) for line in logs] == [
+        ("validation failed", "KeyError", 1)
+    ]

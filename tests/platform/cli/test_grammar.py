@@ -70,3 +70,16 @@ def test_missing_files(tmp_path: Path, jsonl: Path) -> None:
     assert run(tmp_path / "none.jsonl")[0] == 1
     code, _, message = run(jsonl, "--tokenizer", str(tmp_path / "none"))
     assert code == 1 and "tokenizer.json" in message
+
+
+def test_an_unexpected_error_ends_no_command_and_is_counted(
+    jsonl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("inside")
+
+    monkeypatch.setattr("loraplex.grammar.enforcement.planner.recursive_groups", fail)
+    code, lines, summary = run(jsonl)
+    assert code == 0 and [line["enforcement"] for line in lines] == ["refused"] * 3
+    assert "schema 1: this schema cannot be analysed: KeyError" in summary
+    assert "3 refused by an unexpected error" in summary

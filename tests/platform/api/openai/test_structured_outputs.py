@@ -20,6 +20,8 @@ UNIQUE = {
     "required": ["tags"],
     "additionalProperties": False,
 }
+# A reference leads where no keyword expects a schema, to a form that 2020-12 does not have.
+UNCHECKED = {"type": "object", "allOf": [{"$ref": "#/x-own/y"}], "x-own": {"y": {"items": [{}]}}}
 GOOD = ('{"tags": ', '["a", ', '"b"]}')
 BAD = ('{"tags": ', '["a", ', '"a"]}')
 TOOL: Any = {"type": "function", "function": {"name": "label", "parameters": UNIQUE}}
@@ -139,6 +141,24 @@ async def test_a_truncated_value_is_not_validated(start_gateway: Any) -> None:
             "invalid_schema",
             "response_format.json_schema.schema",
             ["the value is not valid"],
+        ),
+        (
+            {"response_format": json_schema(UNCHECKED)},
+            "invalid_schema",
+            "response_format.json_schema.schema",
+            ["/x-own/y/items"],
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "label", "parameters": UNCHECKED}}]},
+            "invalid_schema",
+            "tools[0].function.parameters",
+            ["/x-own/y/items"],
+        ),
+        (
+            {"response_format": json_schema({**UNCHECKED, "description": "d" * 1_000})},
+            "invalid_schema",
+            "response_format.json_schema.schema",
+            ["/x-own/y/items"],
         ),
         (
             {"response_format": json_schema({"enum": [str(i) for i in range(10_001)]})},

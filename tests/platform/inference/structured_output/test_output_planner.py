@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from loraplex.grammar.constraints import (
     Choice,
@@ -21,12 +22,15 @@ from loraplex.grammar.constraints import (
     StructuralTag,
     Tool,
 )
-from loraplex.grammar.errors import GrammarTooLarge, WorkersUnavailable
+from loraplex.grammar.errors import AnalysisFailed, GrammarTooLarge, WorkersUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.grammar.tools.call_syntax import ToolStyle
+from loraplex.platform.errors import describe
 from loraplex.platform.inference.structured_output.output_planner import OutputPlanner
 from loraplex.platform.parameters.json_object import BodyLimits
+from loraplex.platform.preparation.composed import CachedPlan, build_plan
 from loraplex.platform.preparation.messages import Setup
+from loraplex.platform.preparation.packed_form import unpack_constraints
 from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 
 ONE, OTHER = b"1" * 32, b"2" * 32
@@ -219,3 +223,29 @@ async def test_tools_and_a_format_are_one_grammar_named_tools(make_planner: Make
     form = OutputConstraints(format=JsonObject(), tools=(tool,), tool_choice="auto")
     await make_planner(compile_checks).plan(ONE, form, ToolStyle.HERMES)
     assert [param for *_, param in compile_checks.checked] == ["tools"]
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, LARGE])
+async def test_an_unexpected_error_is_logged_by_class_and_counted(
+    make_planner: MakeComposer, preparer: RequestAnalyzer, monkeypatch: pytest.MonkeyPatch, schema: Any
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("secret")
+
+    async def plan(namespace: bytes, packed: bytes) -> CachedPlan:
+        return build_plan(*unpack_constraints(packed), SchemaLimits(), CONTROL_TOKENS)
+
+    monkeypatch.setattr("loraplex.grammar.enforcement.planner.recursive_groups", fail)
+    monkeypatch.setattr(preparer, "plan", plan)
+    planner = make_planner(FakeCompileChecks())
+    with capture_logs() as logs:
+        for _ in range(2):
+            with pytest.raises(AnalysisFailed) as refused:
+                await planner.plan(ONE, form_of(schema), ToolStyle.GENERIC)
+    assert refused.value.param == "response_format.json_schema.schema" and refused.value.pointer == ""
+    assert describe(refused.value).row.status == 400
+    assert [(line["event"], line["count"]) for line in logs] == [
+        ("analysis failed", 1),
+        ("analysis failed", 2),
+    ]
+    assert "KeyError" in logs[0]["reason"] and "secret" not in str(logs)
