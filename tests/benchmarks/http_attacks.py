@@ -6,7 +6,6 @@ Invariant: every attack has one signature and reconnects until its time is over,
 import asyncio
 import socket
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -28,7 +27,7 @@ class AttackResult:
     opened: int = 0
     refused: int = 0
     sent_bytes: int = 0
-    statuses: Counter[int] = field(default_factory=Counter)
+    statuses: dict[int, int] = field(default_factory=dict)
     lifetimes_s: list[float] = field(default_factory=list)
 
 
@@ -46,7 +45,8 @@ class _Connection:
     async def read_status(self) -> None:
         line = await self.reader.readline()
         if line:
-            self.result.statuses[int(line.split()[1])] += 1
+            status = int(line.split()[1])
+            self.result.statuses[status] = self.result.statuses.get(status, 0) + 1
 
 
 Attack: TypeAlias = Callable[[str, str, float, int], Awaitable[AttackResult]]

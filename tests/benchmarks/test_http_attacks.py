@@ -56,5 +56,5 @@ async def test_an_attack_ends_in_time_and_reports(base_url: str, name: str, stat
     async with asyncio.timeout(10):
         result = await ATTACKS[name](base_url, "key", 0.4, 12)
     assert result.opened >= 12
-    assert status is None or result.statuses[status] > 0
+    assert status is None or status in result.statuses
     assert (result.sent_bytes > 0) == (name != "idle connections")
