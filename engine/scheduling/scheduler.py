@@ -32,7 +32,7 @@ from loraplex.engine.messages import EngineRequest, FinishReason, TokenLogprob
 from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
 from loraplex.engine.scheduling.fairness import Policy
 from loraplex.engine.scheduling.grammar_advance import advance_grammar
-from loraplex.engine.scheduling.in_flight_steps import InFlightSteps
+from loraplex.engine.scheduling.in_flight_steps import InFlightStep, InFlightSteps
 from loraplex.engine.scheduling.request_limits import DeadlineKind, Deadlines, RequestValidator, new_sequences
 from loraplex.engine.scheduling.running_batch import RunningBatch
 from loraplex.engine.scheduling.stop_conditions import finish_reason
@@ -195,7 +195,7 @@ class Scheduler:
         outputs: list[StepOutput] = []
         for row in plan.rows:
             if self._in_flight.complete_row(step, row):
-                outputs += self._complete_row(row.sequence, sampled.get(row.sequence))
+                outputs += self._complete_row(step, row, sampled.get(row.sequence))
         return outputs
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -325,8 +325,12 @@ class Scheduler:
         if not sequence.num_preemptions:
             self._policy.charge_prompt(sequence, sequence.num_uncomputed_tokens)
 
-    def _complete_row(self, sequence: Sequence, token: SampledToken | None) -> list[StepOutput]:
+    def _complete_row(
+        self, step: InFlightStep, row: PlannedRow, token: SampledToken | None
+    ) -> list[StepOutput]:
         """Process a completed row: its token, if it has one, and full blocks."""
+        sequence = row.sequence
+        is_lost = self._in_flight.is_lost(step, row)
         if token is not None and not token.finite:
             self._fail_row(sequence, token.failure)
             return []
@@ -337,7 +341,7 @@ class Scheduler:
             self.fail(sequence, error)
             return []
         fresh = len(sequence.token_ids) - known
-        if token is not None and not fresh:
+        if is_lost and not fresh:
             # Logits that gave no token are gone: the row's last token is computed again.
             self._in_flight.forget(sequence)
             sequence.num_computed_tokens -= 1
