@@ -388,11 +388,11 @@ def test_a_batch_full_of_one_tenants_long_responses_does_not_keep_others_out(
 
 
 def test_blocks_of_long_contexts_do_not_keep_others_out(simulation: "SimulationType") -> None:
-    run = simulation(max_num_seqs=8, num_blocks=60, max_num_batched_tokens=128)
+    run = simulation(max_num_seqs=8, num_blocks=130, max_num_batched_tokens=400, max_model_len=300)
     for start in range(2):
-        run.submit(prompt(90, 100 * start + 2), tenant="a", max_tokens=20)
+        run.submit(prompt(200, 200 * start + 2), tenant="a", max_tokens=60)
     run.step()
-    other = run.submit(prompt(40, 500), tenant="b", max_tokens=3)[0]
+    other = run.submit(prompt(140, 500), tenant="b", max_tokens=3)[0]
     while other.finish_reason is None:
         run.step()
     assert run.now < 3.0
