@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class SchedulerConfig:
     """Limits of one step and of the queue.
 
-    `overlap` "on" prepares a step while the previous one computes; "auto" does so where the device is not the host.
+    `overlap` "on" prepares a step while the previous one computes; "auto" does so where the device is not the host. A tenant
+    without a row in the batch takes the place of another tenant's newest one after `max_slot_wait_s`.
     """
 
     max_num_seqs: int = 64
@@ -15,6 +16,7 @@ class SchedulerConfig:
     max_adapters_per_step: int = 64
     max_waiting: int = 1024
     max_adapter_wait_s: float = 10.0
+    max_slot_wait_s: float = 1.0
     chunked_prefill: bool = True
     overlap: str = "auto"
 

@@ -34,8 +34,8 @@ from loraplex.engine.model_loading import LoadedModel
 from loraplex.engine.runner.cuda_graphs.buckets import MAX_ROWS
 from loraplex.engine.runner.cuda_graphs.capture import capture_decodes
 from loraplex.engine.runner.cuda_graphs.static_inputs import StaticShape
-from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.runner.model_runner import ModelRunner
+from loraplex.engine.runner.step_isolation import IsolatedStep, StepIsolation
 from loraplex.engine.sampling.sampler import Sampler
 from loraplex.engine.scheduling.fairness import FairShare, Policy
 from loraplex.engine.scheduling.scheduler import Scheduler
@@ -107,7 +107,8 @@ class Engine:
         self._uncompiled: dict[int, list[Sequence]] = {}
         self.runner = _runner(model, config, self.adapters, self._masks)
         self._overlaps = overlaps(config.scheduler.overlap, model.device)
-        self._in_flight: LaunchedStep | None = None
+        self._isolation = StepIsolation(self.runner, self.scheduler.sampling_rows)
+        self._in_flight: IsolatedStep | None = None
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._steps = self._corrupted = self._aborted = 0
         self._step_seconds = 0.0
@@ -174,7 +175,8 @@ class Engine:
     def step(self) -> StepResult:
         """Install loaded adapters and masks, plan and launch a step, and complete the step whose results are due.
 
-        That is the same step or, with overlap, the previous one: the device computes while the host processes results.
+        That is the same step or, with overlap, the previous one: the device computes while the host processes results. An
+        exception of the computation fails its rows. Raises it if the engine cannot go on, and exceptions of the scheduling.
         """
         self.adapters.poll()
         self._take_masks()
@@ -186,12 +188,15 @@ class Engine:
         launched = None if plan is None else self._launch(plan, rows)
         outputs = [] if before is None else self._complete_step(before)
         if launched is not None:
+            if before is not None and before.has_failed:
+                launched.follow(before)
             late = launched.sample(self.scheduler.sampling_rows(launched.plan) if rows is None else rows)
-            self.scheduler.expect(launched.plan, launched.sampled_sequences, late)
-            if self._overlaps:
+            if not launched.has_failed:
+                self.scheduler.expect(launched.plan, launched.sampled_sequences, late)
+            if self._overlaps and not launched.has_failed:
                 self._in_flight = launched
             else:
-                outputs = self._complete_step(launched)
+                outputs += self._complete_step(launched)
         ran = before is not None or launched is not None
         self.numeric_check.advance()
         failures = self._failures()
@@ -251,14 +256,14 @@ class Engine:
         if self._compilation is not None:
             self._compilation.close()
 
-    def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> LaunchedStep:
+    def _launch(self, plan: StepPlan, rows: list[PlannedRow] | None) -> IsolatedStep:
         """Launch a plan. `rows` are the rows to sample; None while a step in flight may still end some of them."""
         self._steps += 1
         self._step_tokens += plan.num_tokens
         self._step_tokens_histogram[bisect_left(STEP_TOKEN_BOUNDS, plan.num_tokens)] += 1
-        return self.runner.launch(plan, rows)
+        return self._isolation.launch(plan, rows)
 
-    def _complete_step(self, handle: LaunchedStep) -> list[StepOutput]:
+    def _complete_step(self, handle: IsolatedStep) -> list[StepOutput]:
         outputs = self.scheduler.complete(handle.plan, handle.collect())
         for output in outputs:
             self._count(output)

@@ -11,6 +11,7 @@ EngineError
 ├── RequestTimeout          a deadline of the request passed
 ├── NamespaceForgotten      the request's tenant was deleted while it waited or ran
 ├── NonFiniteLogits         this row's logits held NaN or infinity; other rows went on
+├── StepFailed              the computation of this row raised an exception; other rows went on
 ├── NothingAllowed          the request's grammar and other constraints left no token to go on with
 ├── GrammarFailed           the request's grammar could not be compiled here, or its matcher broke down
 │   └── GrammarTooSlow      one mask of it took longer than the bound, or the work it may cause is spent
@@ -80,6 +81,10 @@ class NamespaceForgotten(EngineError):
 
 class NonFiniteLogits(EngineError):
     code = "non_finite_logits"
+
+
+class StepFailed(EngineError):
+    """Reported as any defect of the engine."""
 
 
 class NothingAllowed(EngineError):

@@ -33,6 +33,7 @@ class Sequence:
     1 while a launched step samples a token that is not in `token_ids` yet. Rows planned in an earlier `epoch` are dropped.
     `num_launched` counts its rows that are not completed, `num_departures` the pins they still need. `num_prefilled_tokens`
     are the prompt tokens that were computed or found in the cache before it left the batch, also if they are recomputed.
+    `queued_at`: since when it has waited for nothing but a place in the batch.
     """
 
     request: EngineRequest
@@ -63,6 +64,7 @@ class Sequence:
     num_departures: int = 0
     epoch: int = 0
     planned_block_table: tuple[int, ...] = ()
+    queued_at: float = 0.0
     adapter_wait_since: float | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None

@@ -5,9 +5,9 @@ decodes leave, and follow every decoding row: how a row is computed does not dep
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from loraplex.engine.batch.sequence import Sequence
+from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.errors import EngineError, NonFiniteLogits, NothingAllowed
 from loraplex.engine.messages import AdapterRef, FinishReason, TokenLogprob
 
@@ -40,6 +40,11 @@ class PlannedRow:
         return self.start + len(self.token_ids)
 
     @property
+    def is_live(self) -> bool:
+        """Whether the sequence still runs in the epoch of the row."""
+        return self.epoch == self.sequence.epoch and self.sequence.status is SequenceStatus.RUNNING
+
+    @property
     def decodes(self) -> bool:
         """Whether its tokens, all of a response, decode each on its own; otherwise they are a chunk."""
         return self.start >= self.sequence.num_prompt_tokens and len(self.token_ids) <= MAX_DECODES
@@ -58,6 +63,10 @@ class PlannedRow:
             stop == len(sequence.token_ids),
             sequence.epoch,
         )
+
+    def resolved(self) -> "PlannedRow":
+        """Return the row with its unknown token filled in, once every earlier step is completed."""
+        return replace(self, token_ids=tuple(self.sequence.token_ids[self.start : self.stop]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,12 @@ from loraplex.engine.kernels.group_rows import every_path, group_rows
 from loraplex.engine.kernels.sgmv import sgmv
 from loraplex.engine.lora.batch import LoraBatch
 from loraplex.engine.lora.pool import AdapterPool
+from loraplex.engine.messages import EngineRequest
 from loraplex.engine.models.decoder import Decoder
 from loraplex.engine.runner.cuda_graphs.decode_graphs import DecodeGraphs
 from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.sampling.sampler import Sampler
+from loraplex.engine.sampling_params import SamplingParams
 from loraplex.engine.structured_output.bitmask_filling import BitmaskFiller
 
 
@@ -91,6 +93,21 @@ class ModelRunner:
         if rows is not None:
             sgmv(x, x.new_zeros(1, site.outputs), site, rows)
 
+    def require_device(self) -> None:
+        """Raise the error of a lost device, with which every later call fails too. Waits for the device."""
+        if self._decoder.device.type == "cuda":
+            torch.cuda.synchronize(self._decoder.device)
+
+    def check(self) -> None:
+        """Run a step of one token that belongs to no request, and leave the KV cache as it was. Raises what is broken."""
+        plan = StepPlan((_row_without_request(),))
+        kept = [layer[0].clone() for layer in self._kv_cache]
+        step = self.launch(plan, list(plan.rows))
+        step.sample(list(plan.rows))
+        step.collect()
+        for layer, block in zip(self._kv_cache, kept, strict=True):
+            layer[0] = block
+
     def replay(self, graphs: DecodeGraphs) -> None:
         """Replay decode steps from now on, if they were captured."""
         self._graphs = graphs
@@ -98,6 +115,15 @@ class ModelRunner:
     def forget(self, sequence: Sequence) -> None:
         """Drop what the sampler remembers of an ended sequence."""
         self._sampler.forget(sequence)
+
+
+def _row_without_request() -> PlannedRow:
+    """Token 0 as the prompt of a response of one random token, in block 0."""
+    request = EngineRequest(
+        request_id="", namespace=b"", prompt_token_ids=[0], sampling=SamplingParams(max_tokens=1)
+    )
+    sequence = Sequence(request=request, choice=0, arrival=0.0, seed=0, token_ids=[0])
+    return PlannedRow(sequence, 0, (0,), (0,), None, samples=True)
 
 
 def _one_token(

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from loraplex.engine.batch.sequence import Sequence, SequenceStatus
+from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 
 
@@ -43,7 +43,7 @@ class InFlightSteps:
         return [
             row
             for row in plan.rows
-            if row.samples and is_live(row) and row.stop == len(row.sequence.token_ids)
+            if row.samples and row.is_live and row.stop == len(row.sequence.token_ids)
         ]
 
     def expect(self, plan: StepPlan, sampled: Collection[Sequence], late: Collection[Sequence]) -> None:
@@ -71,7 +71,7 @@ class InFlightSteps:
         while sequence.num_departures and not sequence.num_launched:
             sequence.num_departures -= 1
             self._release_adapter(sequence)
-        if not is_live(row):
+        if not row.is_live:
             return False
         computed = len(row.token_ids)
         if step.late and sequence in step.late:
@@ -96,6 +96,11 @@ class InFlightSteps:
         sequence.num_in_flight = 0
         sequence.num_unknown = 0
 
+    def is_lost(self, step: InFlightStep, row: PlannedRow) -> bool:
+        """Whether a completed row was to choose a token: without one, its logits are gone."""
+        is_late = step.late is not None and row.sequence in step.late
+        return row.samples and row.stop == len(row.sequence.token_ids) and not is_late
+
     def is_expected(self, plan: StepPlan) -> bool:
         """Whether `expect` was called for this step."""
         return self._of(plan).late is not None
@@ -105,8 +110,3 @@ class InFlightSteps:
             if step.plan is plan:
                 return step
         raise ValueError("the step was not planned here, or has been completed")
-
-
-def is_live(row: PlannedRow) -> bool:
-    """Whether the row's sequence still runs in the epoch of the row."""
-    return row.epoch == row.sequence.epoch and row.sequence.status is SequenceStatus.RUNNING

@@ -5,6 +5,7 @@ preempted for it.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 
 from loraplex.engine.batch.sequence import Sequence, SequenceStatus
 from loraplex.engine.batch.step_plan import StepRows
@@ -60,6 +61,21 @@ class RunningBatch:
         insort(self._running, sequence, key=_order)
         return True
 
+    def displace(self, sequence: Sequence) -> bool:
+        """Let a sequence join, if necessary in place of the newest rows of the tenants with the most for their weight.
+
+        False when its tenant has a row already, or when it does not fit although no tenant is left with more than one.
+        """
+        namespace = sequence.request.namespace
+        if any(row.request.namespace == namespace for row in self._running):
+            return False
+        while not (self.num_free and self.join(sequence)):
+            victim = self._newest_surplus()
+            if victim is None:
+                return False
+            self._preempt(victim)
+        return True
+
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ends or is preempted. The caller gives its blocks back."""
         # Launched rows count: the device computes them, whether or not their results are used.
@@ -69,7 +85,8 @@ class RunningBatch:
         self._in_flight.depart(sequence)
 
     def plan_decodes(self, step: StepRows) -> tuple[list[Sequence], list[Sequence]]:
-        """Add every sequence with one token to compute; return those with more, oldest first, and the preempted ones.
+        """Add every sequence with one token to compute; return those with more, oldest first, and those preempted since the
+        last call.
 
         Blocks are taken for all of them, oldest first, so that a preempted sequence is never planned.
         """
@@ -102,6 +119,16 @@ class RunningBatch:
             if victim is sequence:
                 return False
         return True
+
+    def _newest_surplus(self) -> Sequence | None:
+        """Return the newest row of the tenant with the most for its weight, of those with several. O(rows)."""
+        rows = Counter(sequence.request.namespace for sequence in self._running)
+        several = (sequence for sequence in self._running if rows[sequence.request.namespace] > 1)
+
+        def load(sequence: Sequence) -> tuple[float, int]:
+            return (rows[sequence.request.namespace] / sequence.request.weight, sequence.order)
+
+        return max(several, key=load, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence. A token that a launched step samples for it is lost; the same one will be sampled again."""

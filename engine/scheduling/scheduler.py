@@ -32,7 +32,7 @@ from loraplex.engine.messages import EngineRequest, FinishReason, TokenLogprob
 from loraplex.engine.scheduling.adapter_scheduler import AdapterScheduler
 from loraplex.engine.scheduling.fairness import Policy
 from loraplex.engine.scheduling.grammar_advance import advance_grammar
-from loraplex.engine.scheduling.in_flight_steps import InFlightSteps
+from loraplex.engine.scheduling.in_flight_steps import InFlightStep, InFlightSteps
 from loraplex.engine.scheduling.request_limits import DeadlineKind, Deadlines, RequestValidator, new_sequences
 from loraplex.engine.scheduling.running_batch import RunningBatch
 from loraplex.engine.scheduling.stop_conditions import finish_reason
@@ -163,6 +163,7 @@ class Scheduler:
         """
         self._expire()
         self._wake()
+        self._admit_starved()
         step = StepRows(self.config.max_num_batched_tokens)
         started, preempted = self._batch.plan_decodes(step)
         for sequence in preempted:
@@ -195,7 +196,7 @@ class Scheduler:
         outputs: list[StepOutput] = []
         for row in plan.rows:
             if self._in_flight.complete_row(step, row):
-                outputs += self._complete_row(row.sequence, sampled.get(row.sequence))
+                outputs += self._complete_row(step, row, sampled.get(row.sequence))
         return outputs
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -258,7 +259,7 @@ class Scheduler:
         ready, failed = self._adapters.advance(self._batch.num_free)
         for sequence in ready:
             sequence.status = SequenceStatus.WAITING
-            self._policy.push(sequence)
+            self._push(sequence)
         for sequence, error in failed:
             self.fail(sequence, error)
 
@@ -267,9 +268,28 @@ class Scheduler:
         if not self._is_ready(sequence):
             self._unready[sequence] = None
         elif self._adapters.admits(sequence):
-            self._policy.push(sequence)
+            self._push(sequence)
         else:
             self._adapters.queue(sequence)
+
+    def _push(self, sequence: Sequence) -> None:
+        sequence.queued_at = self._clock()
+        self._policy.push(sequence)
+
+    def _admit_starved(self) -> None:
+        """Admit the policy's next sequence in place of others, once it has waited `max_slot_wait_s` and its tenant has no row.
+
+        Without this, a tenant with a batch full of long responses would keep all others out until they end.
+        """
+        sequence, now = self._policy.peek(), self._clock()
+        if sequence is None or now - sequence.queued_at < self.config.max_slot_wait_s:
+            return
+        if not self._adapters.admits(sequence):
+            return
+        if self._batch.displace(sequence):
+            self._leave_queue(sequence)
+        else:
+            sequence.queued_at = now
 
     def _fill(self, step: StepRows, started: list[Sequence], room: bool) -> StepPlan | None:
         """Complete the step with what fits besides its single tokens. After a preemption no sequence is admitted, so that
@@ -307,12 +327,12 @@ class Scheduler:
             sequence = self._policy.peek()
         if sequence is None or not self._batch.join(sequence):
             return None
-        self._policy.remove(sequence)
-        self._count_admission(sequence)
+        self._leave_queue(sequence)
         return sequence
 
-    def _count_admission(self, sequence: Sequence) -> None:
+    def _leave_queue(self, sequence: Sequence) -> None:
         """Count the first admission of a choice. Recomputation after a preemption is charged to no tenant."""
+        self._policy.remove(sequence)
         request = self._requests[sequence.request_id]
         if not request.admitted:
             request.admitted = True
@@ -325,8 +345,12 @@ class Scheduler:
         if not sequence.num_preemptions:
             self._policy.charge_prompt(sequence, sequence.num_uncomputed_tokens)
 
-    def _complete_row(self, sequence: Sequence, token: SampledToken | None) -> list[StepOutput]:
+    def _complete_row(
+        self, step: InFlightStep, row: PlannedRow, token: SampledToken | None
+    ) -> list[StepOutput]:
         """Process a completed row: its token, if it has one, and full blocks."""
+        sequence = row.sequence
+        is_lost = self._in_flight.is_lost(step, row)
         if token is not None and not token.finite:
             self._fail_row(sequence, token.failure)
             return []
@@ -337,7 +361,7 @@ class Scheduler:
             self.fail(sequence, error)
             return []
         fresh = len(sequence.token_ids) - known
-        if token is not None and not fresh:
+        if is_lost and not fresh:
             # Logits that gave no token are gone: the row's last token is computed again.
             self._in_flight.forget(sequence)
             sequence.num_computed_tokens -= 1

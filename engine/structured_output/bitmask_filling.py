@@ -148,7 +148,8 @@ class BitmaskFiller:
             raise ValueError("a sequence without a grammar has no mask")
         threads = self._threads_for(sequence.mask_seconds)
         awaited = Countdown(1) if threads is self._slow else self._countdown
-        job = BitmaskJob(sequence.token_mask, self._row(), awaited, threads)
+        namespace = sequence.request.namespace
+        job = BitmaskJob(namespace, sequence.token_mask, self._row(), awaited, threads)
         if sequence.token_mask.family in stuck:
             job.error = GrammarTooSlow("a mask of this request's grammar never came to an end")
         return job

@@ -1,11 +1,10 @@
-"""`BitmaskThreads`: side threads that fill masks in the order of their submission.
+"""`BitmaskThreads`: side threads that fill masks. Tenants take turns; those of one tenant are filled in their order.
 
 Invariant: a thread whose mask takes too long is abandoned and replaced; its later output is never read.
 """
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -13,6 +12,7 @@ from queue import SimpleQueue
 from torch import Tensor
 
 from loraplex.engine.errors import EngineError, GrammarFailed
+from loraplex.engine.structured_output.tenant_queue import TenantQueue
 from loraplex.engine.threads import lower_priority, start_side_thread
 from loraplex.engine.token_mask import TokenMask
 
@@ -35,6 +35,7 @@ class BitmaskJob:
     time.
     """
 
+    namespace: bytes
     mask: TokenMask
     row: Tensor
     countdown: Countdown
@@ -63,13 +64,16 @@ class BitmaskThreads:
         self._cores = cores
         self._clock = clock
         self._work_clock = work_clock
-        self._waiting: deque[BitmaskJob] = deque()
+        self._lock = threading.Lock()
+        self._waiting: TenantQueue[BitmaskJob] = TenantQueue()
         self._calls: SimpleQueue[bool] = SimpleQueue()
         self._threads: dict[int, threading.Thread] = {}
 
     def put(self, fills: Collection[BitmaskJob]) -> None:
         """Queue these jobs. One call for all: a thread woken for the first would take the interpreter from the rest."""
-        self._waiting.extend(fills)
+        with self._lock:
+            for fill in fills:
+                self._waiting.put(fill.namespace, fill)
         if fills and self._threads:
             self._calls.put(True)
         elif fills:
@@ -107,14 +111,16 @@ class BitmaskThreads:
     def _run(self) -> None:
         """Fill queued masks, then wait for a call. An abandoned thread ends."""
         while True:
-            try:
-                fill = self._waiting.popleft()
-            except IndexError:
+            fill = self._next()
+            if fill is None:
                 if not self._calls.get():
                     return
-                continue
-            if not self._fill(fill):
+            elif not self._fill(fill):
                 return
+
+    def _next(self) -> BitmaskJob | None:
+        with self._lock:
+            return self._waiting.pop() if self._waiting else None
 
     def _fill(self, fill: BitmaskJob) -> bool:
         """Fill one mask. False if it took so long that another thread has replaced this one."""

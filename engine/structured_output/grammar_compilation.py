@@ -8,11 +8,11 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from loraplex.engine.errors import GrammarFailed
+from loraplex.engine.structured_output.tenant_queue import TenantQueue
 from loraplex.engine.threads import join_all, start_side_thread
 from loraplex.engine.token_mask import TokenMask, TokenMaskFactory
 
@@ -34,7 +34,7 @@ class GrammarCompilation:
         self._clock = clock
         self._cores = os.sched_getaffinity(0)
         self._changed = threading.Condition()
-        self._queues: OrderedDict[bytes, deque[tuple[int, bytes]]] = OrderedDict()
+        self._waiting: TenantQueue[tuple[int, bytes, bytes]] = TenantQueue()
         self._done: SimpleQueue[tuple[int, TokenMask | GrammarFailed]] = SimpleQueue()
         self._awaited: set[int] = set()
         self._running: list[threading.Thread] = []
@@ -47,7 +47,7 @@ class GrammarCompilation:
         """Queue one grammar. Every `ticket` is used only once."""
         self._awaited.add(ticket)
         with self._changed:
-            self._queues.setdefault(namespace, deque()).append((ticket, grammar))
+            self._waiting.put(namespace, (ticket, namespace, grammar))
             self._changed.notify()
         if len(self._running) < self._threads:
             self._running.append(start_side_thread("mask-compilation", self._run, self._cores, NICENESS))
@@ -58,12 +58,7 @@ class GrammarCompilation:
             return
         self._awaited.discard(ticket)
         with self._changed:
-            for namespace, queue in list(self._queues.items()):
-                kept = deque(job for job in queue if job[0] != ticket)
-                if kept:
-                    self._queues[namespace] = kept
-                else:
-                    del self._queues[namespace]
+            self._waiting.discard(lambda job: job[0] == ticket)
 
     def take(self) -> list[tuple[int, TokenMask | GrammarFailed]]:
         """Return (ticket, mask at its start or error) for what was compiled since the last call. Costs nothing while none
@@ -90,19 +85,11 @@ class GrammarCompilation:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._queues)
+                self._changed.wait_for(lambda: self._closed or self._waiting)
                 if self._closed:
                     return
-                namespace, ticket, grammar = self._next()
+                ticket, namespace, grammar = self._waiting.pop()
             self._done.put((ticket, self._compile(namespace, grammar)))
-
-    def _next(self) -> tuple[bytes, int, bytes]:
-        """Remove and return the oldest grammar of the tenant whose turn it is."""
-        namespace, queue = self._queues.popitem(last=False)
-        ticket, grammar = queue.popleft()
-        if queue:
-            self._queues[namespace] = queue
-        return namespace, ticket, grammar
 
     def _compile(self, namespace: bytes, grammar: bytes) -> TokenMask | GrammarFailed:
         began = self._clock()

@@ -1,5 +1,6 @@
 """Grammars through the real engine on a tiny random Llama: a row's grammar affects that row only."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from loraplex.engine.batch.step_plan import StepPlan
 from loraplex.engine.config import CacheConfig, EngineConfig, GrammarConfig, SchedulerConfig
 from loraplex.engine.engine import Engine
 from loraplex.engine.errors import AdapterLoadFailed
@@ -349,3 +351,37 @@ def test_running_ahead_of_the_device_changes_no_answer(
     ]
     assert (ahead.engine.stats().preemptions > 0) == (num_blocks == 24)
     assert {ahead.outputs[f"closed 0 {logprobs}", 0][-1] for logprobs in (None, 1)} == {9}
+
+
+def raise_fault(*_: Any) -> Any:
+    raise RuntimeError("a scripted fault")
+
+
+@pytest.mark.parametrize("stage", ["launch", "sample", "collect"])
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_a_late_mask_in_a_repeated_step_costs_no_token(
+    harness: Callable[..., Harness], scripted_mask: "MaskType", stage: str, overlap: str
+) -> None:
+    """Every fifth step raises, and some masks take longer than a step waits for them."""
+    outputs = []
+    for raises in (False, True):
+        run, steps = harness(overlap=overlap), itertools.count()
+
+        def launch_or_raise(
+            plan: StepPlan, rows: Any = None, launch: Any = run.engine.runner.launch, steps: Any = steps
+        ) -> Any:
+            step = launch(plan, rows)
+            if next(steps) % 5 == 4:
+                if stage == "launch":
+                    raise_fault()
+                setattr(step, stage, raise_fault)
+            return step
+
+        if raises:
+            run.engine.runner.launch = launch_or_raise  # type: ignore[method-assign]
+        run.add("slow", scripted_mask(DOCUMENTS, slow_at={0: 0.05, 2: 0.05, 3: 0.05}))
+        run.add("free")
+        run.run()
+        assert not run.failures and (not raises or next(steps) > 10)
+        outputs.append(run.outputs)
+    assert outputs[0] == outputs[1]

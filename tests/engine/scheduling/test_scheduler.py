@@ -362,3 +362,48 @@ def test_a_preempted_sequence_keeps_the_count_of_its_computed_prompt(simulation:
     run.run()
     assert first.num_prefilled_tokens == 9
     run.check_idle()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_batch_full_of_one_tenants_long_responses_does_not_keep_others_out(
+    simulation: "SimulationType", overlap: bool
+) -> None:
+    run = simulation(max_num_seqs=4, num_blocks=400, overlap=overlap)
+    alone = simulation(max_num_seqs=4, num_blocks=400, overlap=overlap)
+    for each in (run, alone):
+        for start in range(8):
+            each.submit(prompt(5, 10 * start + 2), tenant="a", max_tokens=200)
+    for _ in range(3):
+        run.step()
+    others = [run.submit(prompt(3, 90), tenant=tenant, max_tokens=3)[0] for tenant in "bcd"]
+    run.submit(prompt(3, 90), tenant="b", max_tokens=3)
+    while any(other.finish_reason is None for other in others):
+        run.step()
+    assert run.now < 3.0, "seconds: one until a row gives way, and a few steps"
+    assert 1 <= run.scheduler.num_preemptions <= 3
+    run.run()
+    alone.run()
+    assert [s.token_ids for s in run.sequences[:8]] == [s.token_ids for s in alone.sequences]
+    run.check_idle()
+
+
+def test_blocks_of_long_contexts_do_not_keep_others_out(simulation: "SimulationType") -> None:
+    run = simulation(max_num_seqs=8, num_blocks=130, max_num_batched_tokens=400, max_model_len=300)
+    for start in range(2):
+        run.submit(prompt(200, 200 * start + 2), tenant="a", max_tokens=60)
+    run.step()
+    other = run.submit(prompt(140, 500), tenant="b", max_tokens=3)[0]
+    while other.finish_reason is None:
+        run.step()
+    assert run.now < 3.0
+    run.run()
+    run.check_idle()
+
+
+def test_the_only_row_of_a_tenant_keeps_its_place(simulation: "SimulationType") -> None:
+    run = simulation(max_num_seqs=2)
+    for tenant in "abc":
+        run.submit(prompt(5), tenant=tenant, max_tokens=50)
+    run.run()
+    assert run.scheduler.num_preemptions == 0
+    run.check_idle()

@@ -39,9 +39,20 @@ class Blocked:
         bitmask[row] = -1
 
 
-def row(mask: Any) -> Sequence:
+class Recorded:
+    """A mask that notes when it is filled."""
+
+    def __init__(self, name: str, filled: list[str]) -> None:
+        self.name, self.filled, self.family = name, filled, self
+
+    def fill(self, bitmask: torch.Tensor, row: int) -> None:
+        self.filled.append(self.name)
+        bitmask[row] = -1
+
+
+def row(mask: Any, tenant: bytes = b"") -> Sequence:
     request = EngineRequest(
-        request_id="r", namespace=b"", prompt_token_ids=[2], sampling=SamplingParams(max_tokens=9)
+        request_id="r", namespace=tenant, prompt_token_ids=[2], sampling=SamplingParams(max_tokens=9)
     )
     return Sequence(request, 0, 0.0, 0, [2], token_mask=mask)
 
@@ -109,6 +120,22 @@ def test_a_grammar_whose_work_is_spent_ends_its_row_as_too_slow(
     spent, fine = row(scripted_mask([(5,)], spent="fill")), row(scripted_mask([(6,)]))
     masks = collect(filler, [spent, fine])
     assert isinstance(masks.errors[spent], GrammarTooSlow) and fine in masks.rows
+
+
+def test_the_masks_of_one_tenant_delay_those_of_another_by_one_each(patient: BitmaskFiller) -> None:
+    filled: list[str] = []
+    blocked = Blocked()
+    names = [*(f"a{index}" for index in range(20)), "b0", "b1", "c0"]
+    rows = [row(blocked, b"a"), *(row(Recorded(name, filled), name[:1].encode()) for name in names)]
+    masks = collect(patient, rows, timeout_s=0.05)
+    deadline = time.monotonic() + LONG_S
+    while len(filled) < len(names):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert filled[:5] == ["b0", "c0", "a0", "b1", "a1"]
+    assert rows[0] not in masks.rows
+    blocked.gate.set()
+    poll(patient)
 
 
 def test_a_broken_mask_fails_its_row_alone(filler: BitmaskFiller, scripted_mask: "MaskType") -> None:
