@@ -16,7 +16,8 @@ AdaptersError
 └── StorageError
     ├── BlobMissing         no stored adapter under this tenant and digest
     ├── BlobCorrupt         a stored adapter whose content does not match its digest
-    └── BlobStoreUnavailable  the folder or bucket of blobs cannot be read or written now
+    ├── BlobStoreUnavailable  the folder or bucket of blobs cannot be read or written now
+    └── StorageFull         the disk is full, or its free space is at the floor
 """
 
 from typing import TYPE_CHECKING
@@ -108,4 +109,8 @@ class BlobCorrupt(StorageError):
 
 
 class BlobStoreUnavailable(StorageError):
+    pass
+
+
+class StorageFull(StorageError):
     pass

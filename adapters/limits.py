@@ -21,7 +21,7 @@ DEFAULT_LIMITS = AdapterLimits()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadConfig:
     """Uploads: `max_open` per tenant; `max_in_flight` bodies at once per gateway, `max_in_flight_per_tenant` of one
-    tenant.
+    tenant. No upload writes to a file system with less than `storage_floor_bytes` free; 0 is no floor.
 
     A body is refused if it stalls for `stall_s`, takes longer than `body_s`, or is slower than `min_bytes_per_s` on
     average after `grace_s`. Parts are assembled within `completion_s`. A request that works on an upload leases it
@@ -39,3 +39,4 @@ class UploadConfig:
     min_bytes_per_s: int = 4096
     completion_s: float = 900.0
     lease_s: float = 60.0
+    storage_floor_bytes: int = 0

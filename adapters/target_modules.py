@@ -1,6 +1,6 @@
 """The modules of a base model that an adapter may change: PEFT's path, the engine's name and the shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from loraplex.engine.models.config import ModelConfig
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+FLOAT32_BYTES = 4
+HEADER_LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,13 @@ class AdaptableModule:
     @property
     def is_embedding(self) -> bool:
         return self.name == "embed_tokens"
+
+
+def max_weights_bytes(modules: Collection[AdaptableModule], max_rank: int, max_header_bytes: int) -> int:
+    """The largest weights file of any adapter: all modules at `max_rank` in float32, and PEFT's copies of vocabulary rows."""
+    lora = sum(max_rank * (module.in_features + module.out_features) for module in modules)
+    copies = sum(module.in_features * module.out_features for module in modules if module.layer is None)
+    return HEADER_LENGTH_BYTES + max_header_bytes + FLOAT32_BYTES * (lora + copies)
 
 
 def adaptable_modules(model: "ModelConfig") -> Mapping[str, AdaptableModule]:

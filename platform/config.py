@@ -23,6 +23,7 @@ from loraplex.engine.config import CacheConfig, EngineConfig, LoraConfig, Schedu
 from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.billing.pricing import MAX_PRICE, Price
+from loraplex.tenants.database import DefaultLimits
 
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"
@@ -70,6 +71,10 @@ class Settings(BaseSettings):
     upload_expiry_s: float = Field(default=86_400.0, gt=0, le=604_800)
     upload_body_s: float = Field(default=3600.0, gt=0, le=86_400)
     upload_stall_s: float = Field(default=30.0, gt=0, le=3600)
+    storage_floor_bytes: int = Field(default=GIB, ge=0, le=1 << 50)
+    default_max_adapters: int = Field(default=10_000, ge=0, le=1 << 30)
+    default_max_adapter_bytes: int = Field(default=16 * GIB, ge=0, le=1 << 50)
+    default_max_keys: int = Field(default=10_000, ge=1, le=1 << 30)
     max_open_uploads: int = Field(default=16, ge=1, le=1000)
     max_uploads_in_flight: int = Field(default=32, ge=1, le=1024)
 
@@ -183,6 +188,15 @@ class Settings(BaseSettings):
         """The price of tokens. Without a price of their own, cached prompt tokens cost as much as others."""
         cached = self.price_prompt if self.price_cached_prompt is None else self.price_cached_prompt
         return Price(prompt=self.price_prompt, cached_prompt=cached, completion=self.price_completion)
+
+    @property
+    def default_limits(self) -> DefaultLimits:
+        """The limits of tenants whose own are null."""
+        return DefaultLimits(
+            max_adapters=self.default_max_adapters,
+            max_adapter_bytes=self.default_max_adapter_bytes,
+            max_keys=self.default_max_keys,
+        )
 
     def engine_config(self, model: str) -> EngineConfig:
         """The engine's part of the settings, for the model at `model`."""

@@ -161,6 +161,7 @@ ERROR_TABLE: Final[dict[type[Exception], ErrorRow]] = {
     adapters_errors.ChecksumMismatch: ErrorRow(400, _INVALID, "checksum_mismatch"),
     adapters_errors.PartsMissing: ErrorRow(409, _INVALID, "parts_missing"),
     adapters_errors.BlobStoreUnavailable: ErrorRow(503, _SERVER, "store_unavailable", retry_after_s=5),
+    adapters_errors.StorageFull: ErrorRow(507, _SERVER, "storage_full", retry_after_s=60),
     adapters_errors.BlobMissing: ErrorRow(503, _SERVER, "adapter_unavailable", retry_after_s=5),
     tenants_errors.InvalidApiKey: ErrorRow(401, _AUTHENTICATION, "invalid_api_key"),
     tenants_errors.TenantSuspended: ErrorRow(403, _PERMISSION, "tenant_suspended"),

@@ -4,6 +4,8 @@ role bound by row-level security; the connecting user's own rights are never use
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from sqlalchemy import URL, make_url, text
@@ -33,6 +35,29 @@ TAKE_ROLE = text("SELECT set_config('role', :role, true), set_config('app.tenant
 BYPASSES = text("SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user")
 
 
+_DEFAULT_LIMITS: Final = "default_limits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultLimits:
+    """The installation's defaults: the limits of a tenant whose own are null. `max_adapter_bytes` in bytes."""
+
+    max_adapters: int = 10_000
+    max_adapter_bytes: int = 16 << 30
+    max_keys: int = 10_000
+
+    def in_force(self, name: str, own: int | None) -> int:
+        """The limit `name` of a tenant whose own limit is `own`."""
+        default: int = getattr(self, name)
+        return default if own is None else own
+
+
+def default_limits(session: AsyncSession) -> DefaultLimits:
+    """The defaults of the `Database` that opened the session."""
+    limits = session.info.get(_DEFAULT_LIMITS)
+    return limits if isinstance(limits, DefaultLimits) else DefaultLimits()
+
+
 def parse_database_url(url: str) -> URL:
     """The SQLAlchemy URL of a `postgres://`, `postgresql://` or `postgresql+psycopg://` address."""
     scheme = url.partition(":")[0]
@@ -47,9 +72,11 @@ def parse_database_url(url: str) -> URL:
 
 
 class Database:
-    """A pool of connections; repositories get their session from `transaction`."""
+    """A pool of connections; repositories get their session, and with it the default limits, from a transaction."""
 
-    def __init__(self, url: str, *, pool_size: int = POOL_SIZE) -> None:
+    def __init__(
+        self, url: str, *, pool_size: int = POOL_SIZE, limits: DefaultLimits = DefaultLimits()
+    ) -> None:
         self.url = url
         timeouts = (
             f"-c statement_timeout={STATEMENT_MILLISECONDS} "
@@ -64,7 +91,9 @@ class Database:
             hide_parameters=True,
             connect_args={"connect_timeout": CONNECT_SECONDS, "options": timeouts},
         )
-        self._sessions = async_sessionmaker(self._engine, expire_on_commit=False)
+        self._sessions = async_sessionmaker(
+            self._engine, expire_on_commit=False, info={_DEFAULT_LIMITS: limits}
+        )
 
     def as_tenant(self, tenant_id: UUID) -> AbstractAsyncContextManager[AsyncSession]:
         """A transaction that sees and writes the rows of one tenant."""

@@ -14,7 +14,14 @@ from uuid import UUID
 import structlog
 
 from loraplex.adapters.digest import adapter_digest
-from loraplex.adapters.errors import BlobCorrupt, BlobMissing, StorageError, UploadTooLarge
+from loraplex.adapters.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    BlobStoreUnavailable,
+    StorageError,
+    StorageFull,
+    UploadTooLarge,
+)
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
 from loraplex.adapters.storage.hashing_writer import WrittenFile, write_chunks
 from loraplex.adapters.storage.local_cache import (
@@ -154,19 +161,27 @@ class BlobStore:
 
     async def _fetch(self, bucket: ObjectStore, tenant_id: UUID, digest: str) -> Path:
         async with self._fetching:
-            staged = await on_thread(self.storage.make_staged)
             try:
-                config = await self._download(bucket, tenant_id, digest, CONFIG_FILE, staged)
-                weights = await self._download(bucket, tenant_id, digest, WEIGHTS_FILE, staged)
-                content = await on_thread((staged / CONFIG_FILE).read_bytes)
-                sha256 = bytes.fromhex(weights.sha256)
-                if config.size == 0 or adapter_digest(content, sha256, self._base_model_digest) != digest:
-                    raise BlobCorrupt(f"adapter {digest}: what the bucket holds is not its content")
-                mark_fetched(staged)
-                return await on_thread(self.storage.put, tenant_id, digest, staged)
+                return await self._fetch_to_disk(bucket, tenant_id, digest)
+            except StorageFull as error:
+                # The caller is no upload: it may succeed on another machine, or after the next eviction.
+                raise BlobStoreUnavailable(f"adapter {digest}: no disk space for a copy") from error
             finally:
                 self._has_grown.set()
-                await on_thread(remove_staged, staged)
+
+    async def _fetch_to_disk(self, bucket: ObjectStore, tenant_id: UUID, digest: str) -> Path:
+        staged = await on_thread(self.storage.make_staged)
+        try:
+            config = await self._download(bucket, tenant_id, digest, CONFIG_FILE, staged)
+            weights = await self._download(bucket, tenant_id, digest, WEIGHTS_FILE, staged)
+            content = await on_thread((staged / CONFIG_FILE).read_bytes)
+            sha256 = bytes.fromhex(weights.sha256)
+            if config.size == 0 or adapter_digest(content, sha256, self._base_model_digest) != digest:
+                raise BlobCorrupt(f"adapter {digest}: what the bucket holds is not its content")
+            mark_fetched(staged)
+            return await on_thread(self.storage.put, tenant_id, digest, staged)
+        finally:
+            await on_thread(remove_staged, staged)
 
     async def _download(
         self, bucket: ObjectStore, tenant_id: UUID, digest: str, file: str, staged: Path

@@ -1,15 +1,18 @@
-"""A new private file that is counted and hashed while it is written. Invariant: it never exceeds its limit."""
+"""A new private file that is counted and hashed while it is written.
+
+Invariant: it never exceeds its limit, and begins no write that would leave less disk space free than its floor.
+"""
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from loraplex.adapters.errors import BlobStoreUnavailable, UploadTooLarge
+from loraplex.adapters.errors import UploadTooLarge
+from loraplex.adapters.storage.free_space import disk_errors, require_free
 from loraplex.adapters.storage.threads import on_thread
 
 WRITE_BYTES = 1 << 20
@@ -27,13 +30,14 @@ class WrittenFile:
 class HashedFile:
     """A context manager with blocking methods. `name` is the file's name in errors."""
 
-    def __init__(self, path: Path, max_bytes: int, name: str) -> None:
-        """Raises `BlobStoreUnavailable`, as all methods do when this machine cannot write."""
+    def __init__(self, path: Path, max_bytes: int, name: str, floor_bytes: int = 0) -> None:
+        """Raises `StorageFull` or `BlobStoreUnavailable`, as all methods do when this machine cannot write."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _disk_errors():
+        with disk_errors():
             self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
         self._max_bytes = max_bytes
         self._name = name
+        self._floor_bytes = floor_bytes
         self._size = 0
         self._sha256 = hashlib.sha256()
 
@@ -41,16 +45,17 @@ class HashedFile:
         """Raises `UploadTooLarge` before more than the limit is written."""
         if self._size + len(data) > self._max_bytes:
             raise UploadTooLarge(self._name, f"is larger than {self._max_bytes} bytes")
+        require_free(self._file.fileno(), self._floor_bytes, len(data))
         self._sha256.update(data)
         rest = memoryview(data)
-        with _disk_errors():
+        with disk_errors():
             while rest:
                 rest = rest[self._file.write(rest) :]
         self._size += len(data)
 
     def finish(self) -> WrittenFile:
         """Sync the file to disk and close it."""
-        with _disk_errors():
+        with disk_errors():
             os.fsync(self._file.fileno())
             self._file.close()
         return WrittenFile(self._size, self._sha256.hexdigest())
@@ -64,20 +69,14 @@ class HashedFile:
         self._file.close()
 
 
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BlobStoreUnavailable(f"this machine could not write the upload: {error.strerror}") from error
-
-
-async def write_chunks(chunks: AsyncIterator[bytes], path: Path, max_bytes: int, name: str) -> WrittenFile:
+async def write_chunks(
+    chunks: AsyncIterator[bytes], path: Path, max_bytes: int, name: str, floor_bytes: int = 0
+) -> WrittenFile:
     """Write `chunks` to a new file; about `WRITE_BYTES` or one chunk are in memory until they are written.
 
-    Raises `UploadTooLarge`, and what `chunks` raises; the caller removes the file.
+    Raises `UploadTooLarge`, `StorageFull`, and what `chunks` raises; the caller removes the file.
     """
-    with HashedFile(path, max_bytes, name) as file:
+    with HashedFile(path, max_bytes, name, floor_bytes) as file:
         gathered = bytearray()
         async for chunk in chunks:
             if not gathered and len(chunk) >= WRITE_BYTES:

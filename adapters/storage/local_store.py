@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 from loraplex.adapters.digest import adapter_digest
 from loraplex.adapters.errors import BlobCorrupt, BlobMissing, FolderRejected, StorageError
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.storage.free_space import disk_errors
 from loraplex.adapters.storage.safe_files import hash_regular, read_regular
 
 ADAPTERS_FOLDER = "adapters"
@@ -43,11 +44,12 @@ class LocalAdapterStore:
             remove_staged(folder)
 
     def make_staged(self) -> Path:
-        """Create such a folder; its owner removes it with `remove_staged`."""
-        make_private(self.root)
-        make_private(self.root / _STAGING)
+        """Create such a folder; its owner removes it with `remove_staged`. Raises `StorageFull`, `BlobStoreUnavailable`."""
         folder = self.root / _STAGING / uuid4().hex
-        folder.mkdir(mode=0o700)
+        with disk_errors():
+            make_private(self.root)
+            make_private(self.root / _STAGING)
+            folder.mkdir(mode=0o700)
         return folder
 
     def put(self, tenant_id: UUID, digest: str, staged: Path) -> Path:

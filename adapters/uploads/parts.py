@@ -12,6 +12,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from loraplex.adapters.errors import BlobMissing, ChecksumMismatch, PartRefused, PartsMissing
+from loraplex.adapters.storage.free_space import require_free
 from loraplex.adapters.storage.hashing_writer import WrittenFile, write_chunks
 from loraplex.adapters.storage.object_store import ObjectStore
 from loraplex.adapters.storage.threads import on_thread
@@ -60,10 +61,11 @@ def require_all(files: Sequence[DeclaredFile], part_bytes: int, received: Mappin
 
 
 class UploadParts:
-    """The parts of all tenants' uploads."""
+    """The parts of all tenants' uploads. `floor_bytes` of disk space stay free, where parts are received and assembled."""
 
-    def __init__(self, objects: ObjectStore) -> None:
+    def __init__(self, objects: ObjectStore, floor_bytes: int = 0) -> None:
         self._objects = objects
+        self._floor_bytes = floor_bytes
 
     async def receive(
         self,
@@ -75,12 +77,15 @@ class UploadParts:
         size: int,
         sha256: str | None,
     ) -> StoredPart:
-        """Stores a part of exactly `size` bytes. Raises `PartRefused`, `UploadTooLarge`, `ChecksumMismatch` and what
-        `chunks` raises; nothing is left then.
+        """Stores a part of exactly `size` bytes.
+
+        Raises `PartRefused`, `UploadTooLarge`, `ChecksumMismatch`, `StorageFull` and what `chunks` raises; nothing is
+        left then.
         """
         spooled = self._objects.spooled()
+        require_free(spooled.parent, self._floor_bytes, size)
         try:
-            written = await write_chunks(chunks, spooled, size, name)
+            written = await write_chunks(chunks, spooled, size, name, self._floor_bytes)
             _require(written, name, size, sha256)
             object_id = uuid4()
             await self._objects.take(spooled, _key(tenant_id, upload_id, object_id))
@@ -91,7 +96,8 @@ class UploadParts:
     async def assemble(
         self, tenant_id: UUID, upload_id: UUID, file: DeclaredFile, objects: Sequence[UUID], path: Path
     ) -> None:
-        """Write the new file `path` from its parts in order. Raises `ChecksumMismatch`, `PartsMissing`."""
+        """Write the new file `path` from its parts in order. Raises `ChecksumMismatch`, `PartsMissing`, `StorageFull`."""
+        require_free(path.parent, self._floor_bytes, file.size)
 
         async def chunks() -> AsyncIterator[bytes]:
             for number, object_id in enumerate(objects, 1):
@@ -101,7 +107,7 @@ class UploadParts:
                 except BlobMissing as error:
                     raise PartsMissing(file.name, f"part {number} was lost: send it again") from error
 
-        written = await write_chunks(chunks(), path, file.size, file.name)
+        written = await write_chunks(chunks(), path, file.size, file.name, self._floor_bytes)
         if written.sha256 != file.sha256:
             raise ChecksumMismatch(
                 file.name,

@@ -16,9 +16,15 @@ from uuid import UUID
 import structlog
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.errors import BlobStoreUnavailable, PartRefused, StorageError
+from loraplex.adapters.errors import BlobStoreUnavailable, PartRefused, StorageError, UploadTooLarge
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits, UploadConfig
-from loraplex.adapters.storage.local_store import LocalAdapterStore, remove_staged
+from loraplex.adapters.storage.free_space import require_free
+from loraplex.adapters.storage.local_store import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    LocalAdapterStore,
+    remove_staged,
+)
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.uploads.lease import UploadLease
 from loraplex.adapters.uploads.parts import StoredPart, UploadParts, part_size, require_all
@@ -26,9 +32,17 @@ from loraplex.adapters.versions.lifecycle import RegisteredVersion
 from loraplex.tenants.audit_log import Actor, AuditRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion, Upload, UploadPart
-from loraplex.tenants.registry.uploads import COMPLETED, DeclaredFile, UploadRepository, UploadTerms
+from loraplex.tenants.registry.uploads import (
+    COMPLETED,
+    DeclaredFile,
+    UploadRepository,
+    UploadTerms,
+    require_same,
+)
 
 Turn: TypeAlias = Callable[[UUID], AbstractAsyncContextManager[None]]
+Receive: TypeAlias = Callable[[Path], Awaitable[Sequence[DeclaredFile]]]
+"""Writes the files of a whole adapter to a staged folder, and returns them."""
 LOG = structlog.get_logger("loraplex.uploads")
 
 
@@ -93,24 +107,35 @@ class Uploads:
             self.limits.part_bytes, timedelta(seconds=self.limits.expiry_s), self.limits.max_open
         )
 
-    async def require_room(self, tenant_id: UUID, name: str, size_bytes: int, upload_id: UUID) -> None:
-        """Test the tenant's limits before the bytes of a whole folder are read, unless the call repeats an upload.
+    @property
+    def max_bytes(self) -> int:
+        """The most that the two files of an adapter of this model may have, in bytes."""
+        return self.adapter_limits.max_config_bytes + self.adapter_limits.max_weights_bytes
 
-        Raises `AdapterNotFound`, `CountReached`.
-        """
-        async with self._as_tenant(tenant_id) as session:
-            uploads = UploadRepository(session, tenant_id)
-            if not await uploads.exists(upload_id):
-                await uploads.check_room(name, size_bytes, self.terms)
+    def require_possible(self, files: Sequence[DeclaredFile]) -> None:
+        """Raise `UploadTooLarge` for a file larger than that of any adapter of this model."""
+        limits = self.adapter_limits
+        max_bytes = {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
+        for file in files:
+            if file.size > max_bytes[file.name]:
+                raise UploadTooLarge(
+                    file.name, f"has {file.size} bytes; at most {max_bytes[file.name]} fit this model"
+                )
+
+    async def require_space(self) -> None:
+        """Raise `StorageFull` while the disk has no more free space than its floor."""
+        await on_thread(require_free, self.storage.root.parent, self.limits.storage_floor_bytes)
 
     async def expected_size(self, tenant_id: UUID, upload_id: UUID, file: str, number: int) -> int:
         """Return the size in bytes of this part of an open upload.
 
-        Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`, `PartRefused`.
+        Raises `UploadNotFound`, `UploadEnded`, `UploadClaimed`, `PartRefused`, `UploadTooLarge`.
         """
         async with self._as_tenant(tenant_id) as session:
             upload = await UploadRepository(session, tenant_id).require_open(upload_id)
-        return part_size(_declared(upload, file), number, upload.part_size)
+        declared = _declared(upload, file)
+        self.require_possible([declared])
+        return part_size(declared, number, upload.part_size)
 
     async def receive_part(
         self,
@@ -125,7 +150,8 @@ class Uploads:
     ) -> StoredPart:
         """Store and record a part of `size` bytes in place of an earlier one of its number.
 
-        Raises `UploadRefused`, `BlobStoreUnavailable`, what `expected_size` does and what `chunks` raises.
+        Raises `UploadRefused`, `BlobStoreUnavailable`, `StorageFull`, what `expected_size` does and what `chunks`
+        raises.
         """
         stored = await self._parts.receive(tenant_id, upload_id, chunks, name=file, size=size, sha256=sha256)
         unused: UUID | None = stored.object_id
@@ -145,7 +171,7 @@ class Uploads:
         failure.
 
         Raises `PartsMissing`, `ChecksumMismatch`, `UploadNotFound`, `UploadEnded`, `UploadClaimed`,
-        `BlobStoreUnavailable`, `DatabaseUnavailable`.
+        `BlobStoreUnavailable`, `StorageFull`, `DatabaseUnavailable`.
         """
         async with self._as_tenant(tenant_id) as session:
             uploads, began = UploadRepository(session, tenant_id), _now()
@@ -169,37 +195,47 @@ class Uploads:
         self,
         tenant_id: UUID,
         name: str,
-        staged: Path,
-        files: Sequence[DeclaredFile],
+        receive: Receive,
         *,
+        size_bytes: int,
         actor: Actor,
         upload_id: UUID,
     ) -> AdapterVersion:
-        """Return the version of a staged folder that arrived whole; `staged` is taken over, also on failure.
+        """Return the version of a whole adapter, whose files `receive` writes after `size_bytes` are reserved for them.
 
-        The same `upload_id` with the same files gives the same version. Raises what `UploadRepository.open_whole`
-        does.
+        The same `upload_id` with the same files gives the same version. Raises what `UploadRepository.reserve_whole`,
+        `UploadRepository.declare` and `receive` do, `StorageFull`.
         """
-        try:
-            async with self._as_tenant(tenant_id) as session:
-                uploads, began = UploadRepository(session, tenant_id), _now()
-                upload = await uploads.open_whole(
-                    name, files, self.terms, actor.name, upload_id=upload_id, lease=self._lease_duration
-                )
-                known = await uploads.made_version(upload) if upload.state == COMPLETED else None
-        except BaseException:
-            await asyncio.shield(on_thread(remove_staged, staged))
-            raise
+        await self.require_space()
+        async with self._as_tenant(tenant_id) as session:
+            uploads, began = UploadRepository(session, tenant_id), _now()
+            upload = await uploads.reserve_whole(
+                name, size_bytes, self.terms, actor.name, upload_id=upload_id, lease=self._lease_duration
+            )
+            known = await uploads.made_version(upload) if upload.state == COMPLETED else None
         if known is not None:
-            await on_thread(remove_staged, staged)
+            await self._compare(upload, receive)
             return known
         lease = self._lease_of(upload, began)
+        staged: Path | None = None
         try:
             async with lease.renewed():
+                staged = await on_thread(self.storage.make_staged)
+                files = await receive(staged)
+                async with self._as_tenant(tenant_id) as session:
+                    await UploadRepository(session, tenant_id).declare(upload.id, files, lease.ends)
                 return await self._begin(upload, name, staged, actor, lease)
         except BaseException:
             await asyncio.shield(self._give_up(upload, staged, lease, end=True))
             raise
+
+    async def _compare(self, upload: Upload, receive: Receive) -> None:
+        """Receive the body that repeats a completed upload. Raises `IdempotencyMismatch` for other files."""
+        staged = await on_thread(self.storage.make_staged)
+        try:
+            require_same(upload, await receive(staged))
+        finally:
+            await asyncio.shield(on_thread(remove_staged, staged))
 
     async def discard(self, tenant_id: UUID, upload_id: UUID) -> None:
         """Delete the parts of an ended upload; what fails now, `UploadCleanup` deletes later."""
@@ -245,8 +281,9 @@ class Uploads:
         self._lifecycle.start(registered)
         return registered.record
 
-    async def _give_up(self, upload: Upload, staged: Path, lease: UploadLease, *, end: bool) -> None:
-        await on_thread(remove_staged, staged)
+    async def _give_up(self, upload: Upload, staged: Path | None, lease: UploadLease, *, end: bool) -> None:
+        if staged is not None:
+            await on_thread(remove_staged, staged)
         async with self._database.as_tenant(upload.tenant_id) as session:
             uploads = UploadRepository(session, upload.tenant_id)
             if await uploads.release(upload.id, lease.ends) and end:

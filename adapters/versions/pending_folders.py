@@ -14,6 +14,7 @@ from pathlib import Path
 from uuid import UUID
 
 from loraplex.adapters.errors import StorageError
+from loraplex.adapters.storage.free_space import disk_errors
 
 PENDING_FOLDER = ".validating"
 _LOCK_SUFFIX = ".lock"
@@ -51,18 +52,19 @@ class PendingFolders:
         self._root = root / PENDING_FOLDER
 
     def add(self, staged: Path, version_id: UUID) -> PendingFolder:
-        """Take a staged folder over in one step and lock it. Raises `StorageError` or `OSError`."""
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._root.is_symlink():
-            raise StorageError(f"{self._root} is a symbolic link")
-        pending = self._lock(version_id)
-        if pending is None:
-            raise StorageError("an upload of this version is pending already")
-        try:
-            staged.rename(pending.folder)
-        except OSError:
-            pending.discard()
-            raise
+        """Take a staged folder over in one step and lock it. Raises `StorageError`."""
+        with disk_errors():
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._root.is_symlink():
+                raise StorageError(f"{self._root} is a symbolic link")
+            pending = self._lock(version_id)
+            if pending is None:
+                raise StorageError("an upload of this version is pending already")
+            try:
+                staged.rename(pending.folder)
+            except OSError:
+                pending.discard()
+                raise
         return pending
 
     def abandoned(self) -> Iterator[PendingFolder]:

@@ -42,7 +42,7 @@ async def open_command_stores(data_dir: Path | None = None) -> AsyncIterator[Com
     settings = load_settings({"data_dir": data_dir})
     async with store_addresses(settings) as (url, embedded, redis_url):
         await asyncio.to_thread(ensure_schema, url, migrate=embedded)
-        database = Database(url, pool_size=2)
+        database = Database(url, pool_size=2, limits=settings.default_limits)
         try:
             yield CommandStores(database, redis_url)
         finally:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from loraplex.adapters.limits import UploadConfig
+from loraplex.adapters.limits import AdapterLimits, UploadConfig
 from loraplex.adapters.storage.blob_store import BlobStore
 from loraplex.adapters.storage.local_cache import LocalCacheConfig
 from loraplex.adapters.storage.local_store import ADAPTERS_FOLDER, LocalAdapterStore
@@ -32,12 +32,12 @@ class BlobStorage:
             base_model_digest,
             copy_limits=copy_limits(settings),
         )
-        self.parts = UploadParts(objects)
+        self.parts = UploadParts(objects, settings.storage_floor_bytes)
         self._limits = upload_limits(settings)
 
-    def uploads(self, database: Database, lifecycle: Lifecycle) -> Uploads:
+    def uploads(self, database: Database, lifecycle: Lifecycle, adapter_limits: AdapterLimits) -> Uploads:
         """The upload service of the routes."""
-        return Uploads(database, self.parts, self.local, lifecycle, self._limits)
+        return Uploads(database, self.parts, self.local, lifecycle, self._limits, adapter_limits)
 
     def cleaner(self, database: Database) -> UploadCleanup:
         """The cleanup of uploads; the gateway runs its `run` as a task."""
@@ -80,4 +80,5 @@ def upload_limits(settings: Settings) -> UploadConfig:
         max_in_flight_per_tenant=max(1, settings.max_uploads_in_flight // 4),
         stall_s=settings.upload_stall_s,
         body_s=settings.upload_body_s,
+        storage_floor_bytes=settings.storage_floor_bytes,
     )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -11,7 +12,8 @@ from uuid import UUID, uuid4
 import structlog
 
 from loraplex.adapters.errors import ValidationUnavailable
-from loraplex.adapters.target_modules import adaptable_modules
+from loraplex.adapters.limits import AdapterLimits
+from loraplex.adapters.target_modules import adaptable_modules, max_weights_bytes
 from loraplex.adapters.validation.result import ValidationResult
 from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifecycle
@@ -151,6 +153,18 @@ def refused_by_engines(engines: EnginePool) -> list[AdapterKey]:
     """List the adapters that some engine has quarantined, by its newest statistics."""
     snapshots = (engine.last_stats for engine in engines.engines)
     return [key for stats in snapshots if stats is not None for key in stats.quarantined_adapters]
+
+
+def adapter_limits(settings: Settings, info: EngineInfo) -> AdapterLimits:
+    """Bounds of one uploaded adapter: no file may be larger than that of the largest adapter of the engine's model."""
+    limits = AdapterLimits()
+    try:
+        modules = adaptable_modules(load_model_config(info.model_path)).values()
+    except ModelError:
+        # Nothing can be validated then, as `_validation` reports.
+        return limits
+    largest = max_weights_bytes(modules, settings.max_lora_rank, limits.max_header_bytes)
+    return replace(limits, max_weights_bytes=min(limits.max_weights_bytes, largest))
 
 
 def _validation(info: EngineInfo) -> Validation:

@@ -46,6 +46,7 @@ from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
 from loraplex.platform.server.components import (
+    adapter_limits,
     open_admission_control,
     open_compile_checks,
     open_lifecycle,
@@ -141,7 +142,7 @@ async def _assemble(
 ) -> OpenGateway:
     info = engines.info()
     served_name = settings.served_model_name or default_served_name(model or info.model_path)
-    database = Database(addresses.database_url)
+    database = Database(addresses.database_url, limits=settings.default_limits)
     stack.push_async_callback(database.close)
     client = valkey.open_valkey(addresses.redis_url)
     stack.push_async_callback(client.aclose)
@@ -190,7 +191,7 @@ async def _assemble(
         config=limits,
         addresses=ClientAddresses(tuple(map(parse_network, settings.trusted_proxies))),
         key_use=await stack.enter_async_context(writing_use(database)),
-        uploads=blobs.uploads(database, lifecycle),
+        uploads=blobs.uploads(database, lifecycle, await asyncio.to_thread(adapter_limits, settings, info)),
     )
     stack.push_async_callback(dependencies.background_tasks.join)
     write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))

@@ -15,6 +15,7 @@ from sqlalchemy.orm import selectinload
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, is_key_id, parse_key
 from loraplex.tenants.api_keys.networks import check_networks
 from loraplex.tenants.api_keys.scopes import check_scopes
+from loraplex.tenants.database import default_limits
 from loraplex.tenants.errors import (
     CountReached,
     ExpiredKey,
@@ -259,7 +260,8 @@ class KeyRepository:
         own = (Quota.tenant_id == tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
         if tenant_id is None:
             return
-        limit = key_limit(await self._session.scalar(select(Quota.max_keys).where(*own)))
+        set_limit = await self._session.scalar(select(Quota.max_keys).where(*own))
+        limit = default_limits(self._session).in_force("max_keys", set_limit)
         counts = select(func.count(), func.count().filter(ApiKey.replaced_by.is_(None)))
         found = await self._session.execute(
             counts.where(ApiKey.tenant_id == tenant_id, alive(datetime.now(UTC)))
@@ -341,11 +343,3 @@ def check_new_expiry(record: ApiKey, expires_at: datetime | None) -> datetime | 
     if record.replaced_by is not None and kept is not None and (end is None or end > kept):
         raise InvalidField("expires_at", f"key {record.key_id} was replaced: it ends at {kept.isoformat()}")
     return end
-
-
-DEFAULT_MAX_KEYS = 10_000
-
-
-def key_limit(own: int | None) -> int:
-    """The limit in force. `own`: the operator's setting."""
-    return DEFAULT_MAX_KEYS if own is None else own

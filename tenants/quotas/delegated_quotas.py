@@ -2,6 +2,7 @@
 A key or adapter without a row has no limits, and is read as an unchanged row.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
@@ -13,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.api_keys.key_format import is_key_id
 from loraplex.tenants.api_keys.keys import alive
+from loraplex.tenants.database import default_limits
 from loraplex.tenants.errors import InvalidField, KeyNotFound
 from loraplex.tenants.models import Adapter, ApiKey, Quota, Tenant
 from loraplex.tenants.quotas.limits import Level, QuotaLimits, Subject, wider
@@ -48,12 +50,11 @@ class QuotaState:
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceCounts:
-    """The counts for limits that only a tenant has, by their names."""
+class ResourceUse:
+    """A limit that only a tenant has: as in force, where null is the installation's default, and its use."""
 
-    max_adapters: int
-    max_adapter_bytes: int
-    max_keys: int
+    limit: int
+    used: int
 
 
 class QuotaRepository:
@@ -129,9 +130,9 @@ class QuotaRepository:
             setattr(row, name, value)
         await self._session.flush()
 
-    async def holdings(self) -> ResourceCounts:
+    async def resources(self) -> Mapping[str, ResourceUse]:
         """The tenant's adapters, their bytes with open uploads, and its working keys that were not replaced, as the limits
-        count them.
+        count them, by the limits' names.
         """
         adapters = select(func.count(Adapter.id)).where(
             Adapter.tenant_id == self._tenant_id, Adapter.deleted_at.is_(None)
@@ -142,9 +143,13 @@ class QuotaRepository:
             ApiKey.replaced_by.is_(None),
             ApiKey.expires_at.is_(None) | (ApiKey.expires_at > func.now()),
         )
-        counts = [await self._session.scalar(query) or 0 for query in (adapters, keys)]
-        used_bytes = await StorageQuota(self._session, self._tenant_id).used()
-        return ResourceCounts(max_adapters=counts[0], max_adapter_bytes=used_bytes, max_keys=counts[1])
+        used = {
+            "max_adapters": await self._session.scalar(adapters) or 0,
+            "max_adapter_bytes": await StorageQuota(self._session, self._tenant_id).used(),
+            "max_keys": await self._session.scalar(keys) or 0,
+        }
+        own, defaults = (await self.tenant()).limits, default_limits(self._session)
+        return {name: ResourceUse(defaults.in_force(name, own.get(name)), used[name]) for name in used}
 
     async def _row(
         self, api_key_id: UUID | None, adapter_id: UUID | None, *, locked: bool = False

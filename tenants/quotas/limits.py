@@ -57,7 +57,10 @@ MAXIMA: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Limits; None means unlimited. Budgets in micro-units of money. Raises `InvalidField` naming the limit and its range."""
+    """Limits; None means unlimited, or the installation's default for the last three (`DefaultLimits`).
+
+    Budgets in micro-units of money. Raises `InvalidField` naming the limit and its range.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -73,7 +76,7 @@ class QuotaLimits:
     def __post_init__(self) -> None:
         for name, value in self.items():
             if value is not None and not 0 <= value <= MAXIMA[name]:
-                raise InvalidField(name, f"{name} must be between 0 and {MAXIMA[name]}, or null for no limit")
+                raise InvalidField(name, f"{name} must be between 0 and {MAXIMA[name]}, or null")
 
     @classmethod
     def of(cls, quota: Quota | None) -> Self:

@@ -13,6 +13,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.database import default_limits
 from loraplex.tenants.errors import (
     AdapterNotFound,
     CountReached,
@@ -223,7 +224,8 @@ class AdapterRepository:
         name = func.hashtextextended(f"max_adapters:{self._tenant_id}", 0)
         await self._session.execute(select(func.pg_advisory_xact_lock(name)))
         own = (Quota.tenant_id == self._tenant_id, Quota.api_key_id.is_(None), Quota.adapter_id.is_(None))
-        limit = adapter_limit(await self._session.scalar(select(Quota.max_adapters).where(*own)))
+        set_limit = await self._session.scalar(select(Quota.max_adapters).where(*own))
+        limit = default_limits(self._session).in_force("max_adapters", set_limit)
         count = await self._session.scalar(select(func.count()).select_from(self._live().subquery()))
         if (count or 0) >= limit:
             raise CountReached("max_adapters", f"max_adapters of the tenant is {limit}: delete one first")
@@ -307,11 +309,3 @@ def profile_of(version: AdapterVersion) -> AdapterProfile:
 
 def set_profile(version: AdapterVersion, profile: AdapterProfile) -> None:
     version.tool_style, version.defaults = profile.tool_style, dict(profile.defaults)
-
-
-DEFAULT_MAX_ADAPTERS = 10_000
-
-
-def adapter_limit(own: int | None) -> int:
-    """The limit in force. `own`: the operator's setting."""
-    return DEFAULT_MAX_ADAPTERS if own is None else own

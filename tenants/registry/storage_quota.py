@@ -3,12 +3,13 @@
 Invariant: bytes are counted and reserved under one lock per tenant, so that no two uploads reserve the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.database import default_limits
 from loraplex.tenants.errors import CountReached
 from loraplex.tenants.models import Adapter, AdapterVersion, Quota, Upload
 
@@ -30,13 +31,10 @@ class StorageQuota:
 
     async def require(self, size_bytes: int, adapter_id: UUID) -> None:
         """Raise `CountReached` unless `size_bytes` more fit the limits of the tenant and the adapter."""
-        for quota in await self._quotas(adapter_id):
-            limit = quota.max_adapter_bytes
-            if limit is None:
-                continue
-            used = await self.used(quota.adapter_id)
+        for limited_id, limit in (await self._limits(adapter_id)).items():
+            used = await self.used(limited_id)
             if used + size_bytes > limit:
-                owner = "tenant" if quota.adapter_id is None else "adapter"
+                owner = "tenant" if limited_id is None else "adapter"
                 raise CountReached(
                     "max_adapter_bytes",
                     f"max_adapter_bytes of the {owner} is {limit}: {used} bytes are in use and {size_bytes} more were asked",
@@ -46,13 +44,18 @@ class StorageQuota:
         """Bytes of all the tenant's adapters, or of one. An upload's bytes count until it ends."""
         return await self._stored(adapter_id) + await self._uploading(adapter_id)
 
-    async def _quotas(self, adapter_id: UUID) -> Sequence[Quota]:
-        query = select(Quota).where(
+    async def _limits(self, adapter_id: UUID) -> Mapping[UUID | None, int]:
+        """The limit of the tenant (None), by default the installation's, and that of the adapter, if it has one."""
+        query = select(Quota.adapter_id, Quota.max_adapter_bytes).where(
             Quota.tenant_id == self._tenant_id,
             Quota.api_key_id.is_(None),
             or_(Quota.adapter_id.is_(None), Quota.adapter_id == adapter_id),
         )
-        return (await self._session.scalars(query)).all()
+        limits: dict[UUID | None, int] = {None: default_limits(self._session).max_adapter_bytes}
+        for limited_id, limit in await self._session.execute(query):
+            if limit is not None:
+                limits[limited_id] = limit
+        return limits
 
     async def _stored(self, adapter_id: UUID | None) -> int:
         query = (

@@ -51,7 +51,7 @@ class UploadRepository:
         self._session = session
         self._tenant_id = tenant_id
 
-    async def check_room(self, adapter: str, size_bytes: int, terms: UploadTerms) -> Adapter:
+    async def _check_room(self, adapter: str, size_bytes: int, terms: UploadTerms) -> Adapter:
         """The adapter, if an upload of so many bytes may begin. Raises what `open` does."""
         found = await AdapterRepository(self._session, self._tenant_id).get(adapter)
         await self._require_few(terms)
@@ -59,19 +59,24 @@ class UploadRepository:
         return found
 
     async def open(
-        self,
-        adapter: str,
-        files: Sequence[DeclaredFile],
-        terms: UploadTerms,
-        created_by: str | None,
-        upload_id: UUID | None = None,
+        self, adapter: str, files: Sequence[DeclaredFile], terms: UploadTerms, created_by: str | None
     ) -> Upload:
         """Open an upload and reserve its bytes. Raises `AdapterNotFound`, `CountReached`."""
         await StorageQuota(self._session, self._tenant_id).lock()
-        size_bytes = sum(file.size for file in files)
-        found = await self.check_room(adapter, size_bytes, terms)
+        return await self._add(adapter, files, _total(files), terms, created_by, uuid4())
+
+    async def _add(
+        self,
+        adapter: str,
+        files: Sequence[DeclaredFile],
+        size_bytes: int,
+        terms: UploadTerms,
+        created_by: str | None,
+        upload_id: UUID,
+    ) -> Upload:
+        found = await self._check_room(adapter, size_bytes, terms)
         upload = Upload(
-            id=upload_id or uuid4(),
+            id=upload_id,
             tenant_id=self._tenant_id,
             adapter_id=found.id,
             files=[asdict(file) for file in files],
@@ -85,45 +90,64 @@ class UploadRepository:
         await self._session.flush()
         return upload
 
-    async def open_whole(
+    async def reserve_whole(
         self,
         adapter: str,
-        files: Sequence[DeclaredFile],
+        size_bytes: int,
         terms: UploadTerms,
         created_by: str | None,
         *,
         upload_id: UUID,
         lease: timedelta,
     ) -> Upload:
-        """Open an upload whose files are all present, claimed for `lease`. A repetition gets the first one: completed, or
-        claimed again.
+        """Open an upload whose files arrive in one body of at most `size_bytes`, claimed for `lease`.
 
-        Raises what `open` does, `IdempotencyMismatch` for a repetition with other files, `IdempotencyInUse`.
+        A repetition gets the first one: completed, or claimed again. Raises what `open` does, `IdempotencyMismatch` for a
+        repetition with another adapter, `IdempotencyInUse`.
         """
-        await StorageQuota(self._session, self._tenant_id).lock()
+        quota = StorageQuota(self._session, self._tenant_id)
+        await quota.lock()
         query = self._own(upload_id).with_for_update()
         upload = (await self._session.scalars(query)).one_or_none()
         if upload is None:
-            upload = await self.open(adapter, files, terms, created_by, upload_id)
-        elif upload.files != [asdict(file) for file in files] or await self.adapter_name(upload) != adapter:
-            raise IdempotencyMismatch("the Idempotency-Key was used for other files")
+            upload = await self._add(adapter, (), size_bytes, terms, created_by, upload_id)
+        elif await self.adapter_name(upload) != adapter:
+            raise IdempotencyMismatch("the Idempotency-Key was used for another adapter")
         elif upload.state == COMPLETED:
             return upload
         elif _is_claimed(upload):
             raise IdempotencyInUse("the first upload with this Idempotency-Key is still running")
-        elif upload.state != OPEN:
-            upload.adapter_id = (await self.check_room(adapter, upload.size_bytes, terms)).id
+        elif upload.state == OPEN:
+            await quota.require(size_bytes - upload.size_bytes, upload.adapter_id)
+        else:
+            upload.adapter_id = (await self._check_room(adapter, size_bytes, terms)).id
             upload.state = OPEN
+        upload.size_bytes = size_bytes
         # If this process dies, the bytes are free when the claim ends.
         upload.expires_at = upload.claimed_until = datetime.now(UTC) + lease
         return upload
 
+    async def declare(
+        self, upload_id: UUID, files: Sequence[DeclaredFile], ends: Collection[datetime | None]
+    ) -> None:
+        """Record the files of a body that has arrived, and reserve their exact size.
+
+        Raises `UploadEnded`, `UploadClaimed` as `complete` does, `CountReached`, and `IdempotencyMismatch` if an earlier
+        attempt had other files.
+        """
+        quota = StorageQuota(self._session, self._tenant_id)
+        await quota.lock()
+        upload = await self._locked(upload_id)
+        if upload.state != OPEN:
+            raise _ended(upload)
+        _require_own(upload, ends)
+        require_same(upload, files)
+        await quota.require(_total(files) - upload.size_bytes, upload.adapter_id)
+        upload.files, upload.size_bytes = [asdict(file) for file in files], _total(files)
+
     async def get(self, upload_id: UUID) -> Upload:
         """Raises `UploadNotFound`."""
         return await self._one(self._own(upload_id))
-
-    async def exists(self, upload_id: UUID) -> bool:
-        return (await self._session.scalars(self._own(upload_id))).one_or_none() is not None
 
     async def require_open(self, upload_id: UUID) -> Upload:
         """Raises `UploadNotFound`, `UploadEnded`, or `UploadClaimed` while its parts are assembled."""
@@ -285,6 +309,16 @@ class ExpiredUploads:
         """Remove rows of uploads that ended and expired before a time; return their number."""
         statement = delete(Upload).where(Upload.state != OPEN, Upload.expires_at < before)
         return len((await self._session.execute(statement.returning(Upload.id))).all())
+
+
+def require_same(upload: Upload, files: Sequence[DeclaredFile]) -> None:
+    """Raise `IdempotencyMismatch` if an earlier attempt declared other files."""
+    if upload.files and upload.files != [asdict(file) for file in files]:
+        raise IdempotencyMismatch("the Idempotency-Key was used for other files")
+
+
+def _total(files: Sequence[DeclaredFile]) -> int:
+    return sum(file.size for file in files)
 
 
 def _require_open(upload: Upload) -> None:

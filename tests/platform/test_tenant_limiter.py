@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.api.management.test_endpoint import caller_of
+from tests.platform.api.tenant.upload_program import submit_whole
 from tests.platform.api.tenant.upload_server import CONFIG, UploadHome
 from tests.tenants.registry_records import make_tenant
 
@@ -133,9 +134,10 @@ async def test_a_bounded_number_waits_and_no_tenant_is_remembered() -> None:
 
 async def test_transactions_of_uploads_wait_for_a_slot(database: Database, tmp_path: Path) -> None:
     limiter, tenant_id = requests(), await make_tenant(database)
-    uploads = UploadHome(database, tmp_path).uploads.in_turns(limiter.slot)
+    home = UploadHome(database, tmp_path)
+    uploads = home.uploads = home.uploads.in_turns(limiter.slot)
     asked = (
-        uploads.require_room(tenant_id, "nobody", 1, uuid4()),
+        submit_whole(home, tenant_id, uuid4()),
         uploads.expected_size(tenant_id, uuid4(), CONFIG, 1),
         uploads.complete(tenant_id, uuid4(), Actor("key", "key")),
     )

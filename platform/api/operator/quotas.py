@@ -1,4 +1,4 @@
-"""`/operator/v1/tenants/{id}/quotas`: the limits of a tenant. Null is no limit; budgets are in micro-units of money."""
+"""`/operator/v1/tenants/{id}/quotas`: the limits of a tenant. Budgets are in micro-units of money."""
 
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from loraplex.tenants.quotas.tenant_quotas import TenantQuotas
 
 
 class TenantLimitsDocument(ResponseModel):
-    """The limits of a tenant as set. Where `max_keys` or `max_adapters` is null, 10,000 apply."""
+    """The limits of a tenant as set. Null: `max_adapters`, `max_adapter_bytes` and `max_keys` are the installation's defaults."""
 
     requests_per_minute: int | None
     tokens_per_minute: int | None
@@ -36,7 +36,9 @@ class TenantLimitsDocument(ResponseModel):
 
 
 class TenantQuotaUpdate(QuotaLimitFields):
-    """Fields that are absent stay unchanged. Null removes a limit; for `max_keys` and `max_adapters` it means 10,000."""
+    """Fields that are absent stay unchanged. Null removes a limit, or sets `max_adapters`, `max_adapter_bytes` or `max_keys`
+    to the installation's default.
+    """
 
     max_adapters: Count = None
     max_adapter_bytes: Count = None

@@ -1,6 +1,6 @@
 """Response schemas of limits, their use, refusals and threshold events. Budgets in micro-units of money, times in UTC."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Literal
 from uuid import UUID
@@ -10,9 +10,8 @@ from pydantic import Field
 from loraplex.platform.api.management.pagination import Listing
 from loraplex.platform.api.management.request_bodies import RequestModel
 from loraplex.platform.api.management.responses import ResponseModel, UtcTime
-from loraplex.tenants.api_keys.keys import key_limit
 from loraplex.tenants.counters.counter_replies import RETRY_S, Decision, Explanation, LimitUse, UnknownLimit
-from loraplex.tenants.quotas.delegated_quotas import QuotaState, ResourceCounts
+from loraplex.tenants.quotas.delegated_quotas import QuotaState, ResourceUse
 from loraplex.tenants.quotas.limits import (
     COUNTED,
     MAX_BUDGET,
@@ -23,7 +22,6 @@ from loraplex.tenants.quotas.limits import (
     QuotaLimits,
 )
 from loraplex.tenants.quotas.threshold_events import Event
-from loraplex.tenants.registry.adapters import adapter_limit
 
 Rate = Annotated[int | None, Field(ge=0, le=MAX_RATE)]
 Count = Annotated[int | None, Field(ge=0, le=MAX_INTEGER)]
@@ -121,15 +119,18 @@ class EventDocument(ResponseModel):
 
 
 def quota_response(
-    state: QuotaState, uses: Sequence[LimitUse], resource_counts: ResourceCounts | None
+    state: QuotaState, uses: Sequence[LimitUse], resources: Mapping[str, ResourceUse] | None
 ) -> QuotaDocument:
-    """Build the response of one subject. `uses` are its own; `resource_counts` are the tenant's, and None for other levels."""
+    """Build the response of one subject. `uses` are its own; `resources` are the tenant's, and None for other levels."""
     known = {use.name: use for use in uses}
     limits: dict[str, LimitDocument] = {
         name: _limit(state.limits.get(name), known.get(name)) for name in COUNTED
     }
-    if state.level == "tenant" and resource_counts is not None:
-        limits |= _resource_limits(state.limits, resource_counts)
+    if state.level == "tenant" and resources is not None:
+        limits |= {
+            name: LimitDocument(limit=each.limit, used=each.used, reserved=0, resets_at=None)
+            for name, each in resources.items()
+        }
     return QuotaDocument(level=state.level, name=state.name, revision=state.revision, limits=limits)
 
 
@@ -159,18 +160,6 @@ def event_response(event: Event) -> EventDocument:
         used=row.used,
         limit=row.limit_value,
     )
-
-
-def _resource_limits(limits: QuotaLimits, resource_counts: ResourceCounts) -> dict[str, LimitDocument]:
-    in_force = {
-        "max_adapters": adapter_limit(limits.max_adapters),
-        "max_adapter_bytes": limits.max_adapter_bytes,
-        "max_keys": key_limit(limits.max_keys),
-    }
-    return {
-        name: LimitDocument(limit=in_force[name], used=used, reserved=0, resets_at=None)
-        for name, used in asdict(resource_counts).items()
-    }
 
 
 def _limit(limit: int | None, use: LimitUse | None) -> LimitDocument:

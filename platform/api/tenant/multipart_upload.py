@@ -36,8 +36,9 @@ def boundary_of(content_type: str) -> bytes:
 class FolderReceiver:
     """Writes the parts of one body to files. A context manager whose methods block; its owner removes the folder."""
 
-    def __init__(self, boundary: bytes, folder: Path, limits: AdapterLimits) -> None:
+    def __init__(self, boundary: bytes, folder: Path, limits: AdapterLimits, floor_bytes: int = 0) -> None:
         self._folder = folder
+        self._floor_bytes = floor_bytes
         self._max_bytes = {CONFIG_FILE: limits.max_config_bytes, WEIGHTS_FILE: limits.max_weights_bytes}
         self._written: dict[str, WrittenFile] = {}
         self._name = ""
@@ -67,7 +68,7 @@ class FolderReceiver:
             self._file.__exit__(None, None, None)
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes. Raises `InvalidBody`, `InvalidParameter` naming the part, `UploadTooLarge`."""
+        """Parse the next bytes. Raises `InvalidBody`, `InvalidParameter` naming the part, `UploadTooLarge`, `StorageFull`."""
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -98,7 +99,9 @@ class FolderReceiver:
             raise InvalidParameter(
                 f"`{self._name}` must be sent without a transfer encoding.", param=self._name
             )
-        self._file = HashedFile(self._folder / self._name, self._max_bytes[self._name], self._name)
+        self._file = HashedFile(
+            self._folder / self._name, self._max_bytes[self._name], self._name, self._floor_bytes
+        )
 
     def _part_name(self) -> str:
         kind, options = parse_options_header(self._headers.get(_DISPOSITION))
@@ -125,10 +128,14 @@ class FolderReceiver:
 
 
 async def receive_folder(
-    chunks: AsyncIterator[bytes], content_type: str, folder: Path, limits: AdapterLimits
+    chunks: AsyncIterator[bytes],
+    content_type: str,
+    folder: Path,
+    limits: AdapterLimits,
+    floor_bytes: int = 0,
 ) -> dict[str, WrittenFile]:
     """Write the files of a multipart body to `folder`. Raises what `FolderReceiver` and `chunks` raise."""
-    with FolderReceiver(boundary_of(content_type), folder, limits) as receiver:
+    with FolderReceiver(boundary_of(content_type), folder, limits, floor_bytes) as receiver:
         gathered = bytearray()
         async for chunk in chunks:
             gathered += chunk

@@ -1,6 +1,6 @@
 """Routes of limits: limits and their use, narrower limits of keys and adapters, explanations of refusals, threshold events."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Annotated, Final
 from uuid import UUID
@@ -33,7 +33,7 @@ from loraplex.tenants.api_keys.delegation import KeyDelegation
 from loraplex.tenants.audit_log import AuditRepository
 from loraplex.tenants.counters.counter_replies import LimitUse
 from loraplex.tenants.errors import RefusalNotFound
-from loraplex.tenants.quotas.delegated_quotas import Place, QuotaRepository, QuotaState, ResourceCounts
+from loraplex.tenants.quotas.delegated_quotas import Place, QuotaRepository, QuotaState, ResourceUse
 from loraplex.tenants.quotas.limits import QuotaLimits
 from loraplex.tenants.quotas.threshold_events import Event, quota_events
 
@@ -75,19 +75,19 @@ def quotas_router(
     async def list_quotas(request: Request, caller: Annotated[Caller, reader]) -> Response:
         page = endpoint.page(request, caller, BY_PLACE)
 
-        async def find(session: AsyncSession) -> tuple[list[QuotaState], ResourceCounts | None]:
+        async def find(session: AsyncSession) -> tuple[list[QuotaState], Mapping[str, ResourceUse] | None]:
             quotas = QuotaRepository(session, caller.tenant_id)
-            resource_counts = await quotas.holdings() if page.after is None else None
-            return await quotas.page(page.after, page.fetch), resource_counts
+            resources = await quotas.resources() if page.after is None else None
+            return await quotas.page(page.after, page.fetch), resources
 
-        async def build(found: tuple[list[QuotaState], ResourceCounts | None]) -> ApiResponse:
-            states, resource_counts = found
+        async def build(found: tuple[list[QuotaState], Mapping[str, ResourceUse] | None]) -> ApiResponse:
+            states, resources = found
             used: dict[UUID, list[LimitUse]] = {}
             subjects = [state.subject for state in states[: page.limit]]
             for use in await admission_controller.quotas(caller.tenant_id, subjects):
                 used.setdefault(use.subject_id, []).append(use)
             listing = page.listing(
-                states, lambda state: quota_response(state, used.get(state.subject_id, ()), resource_counts)
+                states, lambda state: quota_response(state, used.get(state.subject_id, ()), resources)
             )
             return ApiResponse(
                 200, QuotasDocument(currency=currency, data=listing.data, next_cursor=listing.next_cursor)

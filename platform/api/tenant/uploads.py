@@ -3,8 +3,8 @@
 Invariant: bodies are streamed to disk, counted and hashed; a request that fails leaves no files behind.
 """
 
-import asyncio
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 from uuid import UUID, uuid4, uuid5
@@ -13,8 +13,6 @@ from fastapi import APIRouter, Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
-from loraplex.adapters.storage.local_store import remove_staged
-from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.uploads.service import Uploads
 from loraplex.platform.api.body_stream import body_chunks
 from loraplex.platform.api.management.endpoint import ManagementEndpoint
@@ -63,7 +61,7 @@ def _add_session_routes(
     @router.post(
         "/adapters/{name}/uploads",
         status_code=201,
-        responses=documented(409, 422, response=UploadDocument, status=201),
+        responses=documented(409, 422, 507, response=UploadDocument, status=201),
         openapi_extra=described(UploadBody, repeatable=True),
     )
     async def open_upload(
@@ -72,9 +70,13 @@ def _add_session_routes(
         caller: Annotated[Caller, writer],
         body: Annotated[UploadBody, request_model(UploadBody)],
     ) -> Response:
+        files = body.declared()
+        uploads.require_possible(files)
+        await uploads.require_space()
+
         async def work(session: AsyncSession, audit: AuditRepository) -> ApiResponse:
             repository = UploadRepository(session, caller.tenant_id)
-            upload = await repository.open(name, body.declared(), uploads.terms, caller.key_id)
+            upload = await repository.open(name, files, uploads.terms, caller.key_id)
             after = {"files": upload.files, "expires_at": upload.expires_at.isoformat()}
             await audit.record("upload.open", f"adapters/{name}/uploads/{upload.id}", None, after)
             location = {"location": f"/tenant/v1/uploads/{upload.id}"}
@@ -115,7 +117,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
     @router.post(
         "/adapters/{name}/versions",
         status_code=202,
-        responses=documented(409, 422, response=AcceptedVersion, status=202),
+        responses=documented(409, 422, 507, response=AcceptedVersion, status=202),
         openapi_extra={**described(repeatable=True), "requestBody": folder_body()},
     )
     async def upload_version(name: str, request: Request, caller: Annotated[Caller, writer]) -> Response:
@@ -123,7 +125,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
 
     @router.put(
         "/uploads/{upload_id}/{file}/parts/{number}",
-        responses=documented(409, response=PartDocument),
+        responses=documented(409, 507, response=PartDocument),
         openapi_extra={"requestBody": binary_body()},
     )
     async def upload_part(
@@ -135,7 +137,7 @@ def _add_body_routes(router: APIRouter, writer: Any, uploads: Uploads) -> None:
     @router.post(
         "/uploads/{upload_id}/complete",
         status_code=202,
-        responses=documented(409, response=AcceptedVersion, status=202),
+        responses=documented(409, 507, response=AcceptedVersion, status=202),
     )
     async def complete_upload(
         upload_id: str, request: Request, caller: Annotated[Caller, writer]
@@ -160,15 +162,13 @@ class _Receiver:
         uploads, key = self._uploads, idempotency_key(request)
         upload_id = uuid4() if key is None else uuid5(caller.api_key_id, key)
         async with self._limiter.slot(caller.tenant_id):
-            await uploads.require_room(caller.tenant_id, name, _min_bytes(request), upload_id)
-            staged = await on_thread(uploads.storage.make_staged)
-            try:
-                files = await self._receive_folder(request, staged)
-            except BaseException:
-                await asyncio.shield(on_thread(remove_staged, staged))
-                raise
             version = await uploads.submit(
-                caller.tenant_id, name, staged, files, actor=_actor(request, caller), upload_id=upload_id
+                caller.tenant_id,
+                name,
+                partial(self._receive_folder, request),
+                size_bytes=_declared_bytes(request, uploads.max_bytes),
+                actor=_actor(request, caller),
+                upload_id=upload_id,
             )
         return accepted_version(name, version)
 
@@ -185,11 +185,13 @@ class _Receiver:
         return part_response(file, number, stored.size, stored.sha256)
 
     async def _receive_folder(self, request: Request, staged: Path) -> list[DeclaredFile]:
-        limits = self._uploads.adapter_limits
-        max_bytes = limits.max_config_bytes + limits.max_weights_bytes + FRAME_BYTES
-        chunks = body_chunks(request, max_bytes, self._uploads.limits)
-        content_type = request.headers.get("content-type", "")
-        files = await receive_folder(chunks, content_type, staged, limits)
+        uploads = self._uploads
+        chunks = body_chunks(request, uploads.max_bytes + FRAME_BYTES, uploads.limits)
+        content_type, floor_bytes = (
+            request.headers.get("content-type", ""),
+            uploads.limits.storage_floor_bytes,
+        )
+        files = await receive_folder(chunks, content_type, staged, uploads.adapter_limits, floor_bytes)
         return [DeclaredFile(name, files[name].size, files[name].sha256) for name in sorted(files)]
 
 
@@ -197,10 +199,10 @@ def _actor(request: Request, caller: Caller) -> Actor:
     return Actor("key", caller.key_id, caller.address, request_id_of(request.scope))
 
 
-def _min_bytes(request: Request) -> int:
-    """Return the least size of the files according to the Content-Length."""
-    declared = request.headers.get("content-length", "0")
-    return max(0, int(declared[:20]) - FRAME_BYTES) if declared.isdecimal() else 0
+def _declared_bytes(request: Request, max_bytes: int) -> int:
+    """Return the size of the files by the Content-Length, less what may be frame; `max_bytes` without that header."""
+    declared = request.headers.get("content-length", "")
+    return max(0, min(int(declared[:20]) - FRAME_BYTES, max_bytes)) if declared.isdecimal() else max_bytes
 
 
 def _upload_id(text: str) -> UUID:

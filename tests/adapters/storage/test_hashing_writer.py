@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loraplex.adapters.errors import BlobStoreUnavailable, UploadTooLarge
+from loraplex.adapters.errors import BlobStoreUnavailable, StorageFull, UploadTooLarge
 from loraplex.adapters.storage.hashing_writer import WRITE_BYTES, HashedFile, write_chunks
 
 
@@ -58,6 +58,15 @@ def small_disk() -> Iterator[None]:
 async def test_a_disk_that_is_full_is_the_servers_fault(tmp_path: Path, small_disk: None) -> None:
     with pytest.raises(BlobStoreUnavailable, match="this machine could not write"):
         await write_chunks(sent([bytes(1 << 20)] * 33), tmp_path / "file", 64 << 20, "file")
+
+
+async def test_no_write_begins_below_the_floor(tmp_path: Path) -> None:
+    with pytest.raises(StorageFull):
+        await write_chunks(sent([b"x" * 1000]), tmp_path / "file", 1000, "file", floor_bytes=1 << 60)
+    assert (tmp_path / "file").stat().st_size == 0
+    assert (
+        await write_chunks(sent([b"x" * 1000]), tmp_path / "next", 1000, "file", floor_bytes=1)
+    ).size == 1000
 
 
 async def test_a_cancelled_writer_has_closed_its_file(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from loraplex.adapters.errors import StorageError
+from loraplex.adapters.errors import BlobStoreUnavailable, StorageError
 from loraplex.adapters.versions.pending_folders import PENDING_FOLDER, PendingFolders
 
 
@@ -67,7 +67,7 @@ def test_other_files_are_no_uploads(tmp_path: Path, folders: PendingFolders) -> 
 
 
 def test_a_folder_that_cannot_be_moved_leaves_no_lock(tmp_path: Path, folders: PendingFolders) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BlobStoreUnavailable):
         folders.add(tmp_path / "missing", uuid4())
     assert names(tmp_path) == []
 

@@ -165,6 +165,7 @@ async def start_gateway(
             fast_forward: bool = True,
             admissions: Any = None,
             served_model_name: str = BASE_MODEL,
+            home: UploadHome | None = None,
         ) -> Gateway:
             value_validation = ValueValidators(ValidatorPoolConfig(environment=os.environ))
             stack.push_async_callback(value_validation.close)
@@ -191,7 +192,7 @@ async def start_gateway(
                 adapter_path=adapter_path,
                 config=limits,
                 fast_forward=fast_forward,
-                uploads=UploadHome(other or database, tmp_path / "gateway").uploads,
+                uploads=(home or UploadHome(other or database, tmp_path / "gateway")).uploads,
             )
             app = create_app(dependencies)
             url = await stack.enter_async_context(served(app))

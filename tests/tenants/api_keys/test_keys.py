@@ -12,7 +12,7 @@ from tests.tenants.registry_records import make_tenant
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key, parse_key
 from loraplex.tenants.api_keys.keys import IssuedKey, KeyChange, KeyRepository
-from loraplex.tenants.database import Database
+from loraplex.tenants.database import Database, DefaultLimits
 from loraplex.tenants.errors import (
     CountReached,
     ExpiredKey,
@@ -258,18 +258,16 @@ async def test_pages_show_every_key_once(database: Database) -> None:
 
 
 @pytest.mark.parametrize("with_row", [False, True])
-async def test_keys_have_a_bound_where_no_operator_set_one(
-    database: Database, monkeypatch: pytest.MonkeyPatch, with_row: bool
-) -> None:
-    monkeypatch.setattr("loraplex.tenants.api_keys.keys.DEFAULT_MAX_KEYS", 2)
-    tenant_id = await make_tenant(database)
+async def test_keys_have_a_bound_where_no_operator_set_one(database: Database, with_row: bool) -> None:
+    tenant_id, limited = await make_tenant(database), Database(database.url, limits=DefaultLimits(max_keys=2))
     if with_row:
         async with database.as_operator() as session:
             session.add(Quota(tenant_id=tenant_id, requests_per_minute=5))
     for _ in range(2):
-        await issue(database, tenant_id, "inference")
+        await issue(limited, tenant_id, "inference")
     with pytest.raises(CountReached, match="may have 2 keys"):
-        await issue(database, tenant_id, "inference")
+        await issue(limited, tenant_id, "inference")
+    await limited.close()
 
 
 async def test_a_tenant_never_has_more_keys_than_its_quota(database: Database) -> None:

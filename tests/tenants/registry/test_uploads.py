@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 from tests.tenants.registry_records import add, make_tenant
 
-from loraplex.tenants.database import Database
+from loraplex.tenants.database import Database, DefaultLimits
 from loraplex.tenants.errors import (
     AdapterNotFound,
     CountReached,
@@ -226,8 +226,8 @@ async def test_an_adapter_of_the_same_name_gets_no_upload_of_the_deleted_one(dat
     tenant_id, upload_id = await prepare(database), uuid4()
     old = await begin(database, tenant_id)
     async with database.as_tenant(tenant_id) as session:
-        first = await UploadRepository(session, tenant_id).open_whole(
-            "support", FILES, TERMS, "key", upload_id=upload_id, lease=LEASE
+        first = await UploadRepository(session, tenant_id).reserve_whole(
+            "support", 30, TERMS, "key", upload_id=upload_id, lease=LEASE
         )
         assert await UploadRepository(session, tenant_id).release(upload_id, {first.claimed_until})
         await UploadRepository(session, tenant_id).abort(upload_id)
@@ -238,8 +238,8 @@ async def test_an_adapter_of_the_same_name_gets_no_upload_of_the_deleted_one(dat
         async with database.as_tenant(tenant_id) as session:
             await UploadRepository(session, tenant_id).complete(old.id, new, {old.claimed_until})
     async with database.as_tenant(tenant_id) as session:
-        again = await UploadRepository(session, tenant_id).open_whole(
-            "support", FILES, TERMS, "key", upload_id=upload_id, lease=LEASE
+        again = await UploadRepository(session, tenant_id).reserve_whole(
+            "support", 30, TERMS, "key", upload_id=upload_id, lease=LEASE
         )
         await UploadRepository(session, tenant_id).complete(upload_id, new, {again.claimed_until})
     assert (again.adapter_id, again.version) == (namesake.id, 1)
@@ -248,26 +248,61 @@ async def test_an_adapter_of_the_same_name_gets_no_upload_of_the_deleted_one(dat
 async def test_a_whole_upload_is_known_by_its_id(database: Database) -> None:
     tenant_id, upload_id = await prepare(database), uuid4()
 
-    async def whole(files: list[DeclaredFile]) -> Upload:
+    async def reserve() -> Upload:
         async with database.as_tenant(tenant_id) as session:
-            return await UploadRepository(session, tenant_id).open_whole(
-                "support", files, TERMS, "key", upload_id=upload_id, lease=LEASE
+            return await UploadRepository(session, tenant_id).reserve_whole(
+                "support", 40, TERMS, "key", upload_id=upload_id, lease=LEASE
             )
 
-    first = await whole(FILES)
+    async def declare(files: list[DeclaredFile], upload: Upload) -> None:
+        async with database.as_tenant(tenant_id) as session:
+            await UploadRepository(session, tenant_id).declare(upload_id, files, {upload.claimed_until})
+
+    first = await reserve()
     with pytest.raises(IdempotencyInUse):
-        await whole(FILES)
+        await reserve()
+    assert await used(database, tenant_id) == 40
+    await declare(FILES, first)
+    assert await used(database, tenant_id) == 30
     with pytest.raises(IdempotencyMismatch):
-        await whole(FILES[:1])
+        await declare(FILES[:1], first)
     async with database.as_tenant(tenant_id) as session:
         repository = UploadRepository(session, tenant_id)
         assert await repository.release(upload_id, {first.claimed_until})
         await repository.abort(upload_id)
-    reopened = await whole(FILES)
-    assert reopened.state == "open"
+    reopened = await reserve()
+    assert reopened.state == "open" and await used(database, tenant_id) == 40
+    with pytest.raises(UploadClaimed):
+        await declare(FILES, first)
+    with pytest.raises(IdempotencyMismatch):
+        await declare(FILES[:1], reopened)
     async with database.as_tenant(tenant_id) as session:
         await UploadRepository(session, tenant_id).complete(
             upload_id, made(reopened, 4), {reopened.claimed_until}
         )
-    again = await whole(FILES)
+    again = await reserve()
     assert (again.state, again.version) == ("completed", 4)
+
+
+async def test_a_body_that_is_larger_than_its_reservation_needs_room(database: Database) -> None:
+    tenant_id, upload_id = await prepare(database, max_adapter_bytes=29), uuid4()
+    async with database.as_tenant(tenant_id) as session:
+        upload = await UploadRepository(session, tenant_id).reserve_whole(
+            "support", 20, TERMS, "key", upload_id=upload_id, lease=LEASE
+        )
+    with pytest.raises(CountReached, match="20 bytes are in use and 10 more"):
+        async with database.as_tenant(tenant_id) as session:
+            await UploadRepository(session, tenant_id).declare(upload_id, FILES, {upload.claimed_until})
+
+
+async def test_a_tenant_without_a_limit_has_the_installations(database: Database) -> None:
+    limited = Database(database.url, limits=DefaultLimits(max_adapter_bytes=59))
+    for name, own in (("none", {}), ("null", {"max_keys": 1})):
+        tenant_id = await prepare(database, name, **own)
+        await begin(limited, tenant_id)
+        with pytest.raises(CountReached, match="max_adapter_bytes of the tenant is 59"):
+            await begin(limited, tenant_id)
+    tenant_id = await prepare(database, "own", max_adapter_bytes=60)
+    for _ in range(2):
+        await begin(limited, tenant_id)
+    await limited.close()

@@ -3,12 +3,11 @@
 import asyncio
 from typing import Any
 
-import pytest
 from structlog.testing import capture_logs
 from tests.platform.api.tenant.managed_tenant import ManagedTenant, managed
 
 from loraplex.platform.server.gateway import warn_of_shadowed_adapters
-from loraplex.tenants.database import Database
+from loraplex.tenants.database import Database, DefaultLimits
 
 
 async def test_the_lifecycle_of_an_adapter(tenant: ManagedTenant) -> None:
@@ -99,11 +98,13 @@ async def test_an_adapter_in_use_is_not_deleted(tenant: ManagedTenant) -> None:
     assert (await tenant.http.delete("adapters/pirate")).status_code == 204
 
 
-async def test_adapters_have_a_default_limit(tenant: ManagedTenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loraplex.tenants.registry.adapters.DEFAULT_MAX_ADAPTERS", 1)
-    assert (await tenant.http.post("adapters", json={"name": "first"})).status_code == 201
-    refused = await tenant.http.post("adapters", json={"name": "second"})
-    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "limit_reached")
+async def test_adapters_have_a_default_limit(start_gateway: Any, database: Database) -> None:
+    limited = Database(database.url, limits=DefaultLimits(max_adapters=1))
+    async with managed(await start_gateway(other=limited), "writer") as tenant:
+        assert (await tenant.http.post("adapters", json={"name": "first"})).status_code == 201
+        refused = await tenant.http.post("adapters", json={"name": "second"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "limit_reached")
+    await limited.close()
 
 
 async def test_max_adapters_is_enforced_under_a_race(tenant: ManagedTenant) -> None:

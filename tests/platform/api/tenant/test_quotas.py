@@ -61,6 +61,7 @@ async def test_limits_and_their_use(start_gateway: Any, database: Database, valk
         # 2 tokens of 1, 2 cached of a half, 6 of 2 micro-units each.
         assert use(tenant, "budget_per_month") == (1000, 15, 0)
         assert use(tenant, "max_keys") == (5, 1, 0) and use(tenant, "max_adapters") == (10_000, 0, 0)
+        assert use(tenant, "max_adapter_bytes") == (16 << 30, 0, 0)
         assert tenant["limits"]["tokens_per_day"]["resets_at"].endswith("T00:00:00Z")
 
 

@@ -92,9 +92,15 @@ async def start(
     """A server of the upload routes, and a tenant's client."""
     async with AsyncExitStack() as stack:
 
-        async def make(kind: str = "local", limits: UploadConfig | None = None, **quota: int) -> Tenant:
+        async def make(
+            kind: str = "local",
+            limits: UploadConfig | None = None,
+            max_weights_bytes: int = 1 << 30,
+            **quota: int,
+        ) -> Tenant:
             bucket = request.getfixturevalue("s3_bucket") if kind == "s3" else None
-            home = UploadHome(database, tmp_path / "home", bucket, limits or UploadConfig(part_bytes=1000))
+            limits = limits or UploadConfig(part_bytes=1000)
+            home = UploadHome(database, tmp_path / "home", bucket, limits, max_weights_bytes)
             url = await stack.enter_async_context(served(upload_app(database, home)))
             tenant = Tenant(url, await new_key(database, "writer", ("adapters:write",), **quota), home)
             await stack.enter_async_context(tenant.http)
@@ -297,6 +303,73 @@ async def test_limits_of_a_tenant(start: StartTenant) -> None:
     await tenant.open()
     response = await tenant.http.post("/adapters/support/uploads", json={"files": declared(FILES)})
     assert code(response)[:2] == (409, "limit_reached")
+    assert tenant.home.left() == []
+
+
+async def test_the_bytes_of_a_whole_adapter_are_reserved_before_they_arrive(start: StartTenant) -> None:
+    tenant = await start(max_adapter_bytes=500_000)
+    sending, finish = asyncio.Event(), asyncio.Event()
+    large = {**FILES, WEIGHTS: b"w" * 300_000}
+    request = tenant.http.build_request(
+        "POST", "/adapters/support/versions", files={name: ("x", content) for name, content in large.items()}
+    )
+    body = request.read()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield body[:1000]
+        sending.set()
+        await finish.wait()
+        yield body[1000:]
+
+    headers = {name: request.headers[name] for name in ("content-type", "content-length")}
+    first = asyncio.create_task(
+        tenant.http.post("/adapters/support/versions", content=slow(), headers=headers)
+    )
+    await sending.wait()
+    async with asyncio.timeout(10):
+        while not await open_uploads(tenant):
+            await asyncio.sleep(0.01)
+    assert code(await tenant.post(large))[:2] == (409, "limit_reached")
+    finish.set()
+    assert (await first).status_code == 202
+    assert await open_uploads(tenant) == 0 and tenant.home.left() == []
+
+
+async def open_uploads(tenant: Tenant) -> int:
+    async with tenant.home.database.as_operator() as session:
+        return await session.scalar(text("SELECT count(*) FROM uploads WHERE state = 'open'")) or 0
+
+
+async def test_a_failed_body_gives_its_bytes_back(start: StartTenant) -> None:
+    tenant = await start(max_adapter_bytes=500_000)
+    for _ in range(2):
+        response = await tenant.post({**FILES, "other.bin": b"x" * 400_000})
+        assert code(response) == (400, "unknown_parameter", "other.bin")
+    assert await open_uploads(tenant) == 0
+
+
+async def test_a_body_of_unknown_size_reserves_the_most(start: StartTenant) -> None:
+    tenant = await start(max_adapter_bytes=(1 << 30) + (64 << 10) - 1)
+    request = tenant.http.build_request(
+        "POST", "/adapters/support/versions", files={name: ("x", content) for name, content in FILES.items()}
+    )
+    headers, body = {"content-type": request.headers["content-type"]}, request.read()
+
+    async def chunked() -> AsyncIterator[bytes]:
+        yield body
+
+    response = await tenant.http.post("/adapters/support/versions", content=chunked(), headers=headers)
+    assert code(response)[:2] == (409, "limit_reached")
+
+
+async def test_no_upload_is_larger_than_an_adapter_of_the_model(start: StartTenant) -> None:
+    tenant = await start(max_weights_bytes=2499)
+    body = {"files": declared(FILES)}
+    response = await tenant.http.post("/adapters/support/uploads", json=body)
+    assert code(response) == (413, "request_too_large", WEIGHTS)
+    assert code(await tenant.post()) == (413, "request_too_large", WEIGHTS)
+    smaller = {**FILES, WEIGHTS: FILES[WEIGHTS][:2499]}
+    await tenant.put_all((await tenant.open(smaller))["id"], smaller)
     assert tenant.home.left() == []
 
 

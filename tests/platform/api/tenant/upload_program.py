@@ -103,9 +103,13 @@ def die() -> None:
 
 async def submit_whole(home: UploadHome, tenant_id: UUID, upload_id: UUID) -> AdapterVersion:
     """A whole folder, as its route hands it on."""
-    staged = home.storage.make_staged()
-    for name in (CONFIG, WEIGHTS):
-        (staged / name).write_bytes(b"x")
-    files = [DeclaredFile(name, 1, "a" * 64) for name in (CONFIG, WEIGHTS)]
+
+    async def receive(staged: Path) -> list[DeclaredFile]:
+        for name in (CONFIG, WEIGHTS):
+            (staged / name).write_bytes(b"x")
+        return [DeclaredFile(name, 1, "a" * 64) for name in (CONFIG, WEIGHTS)]
+
     actor = Actor("key", "tester", None, None)
-    return await home.uploads.submit(tenant_id, "support", staged, files, actor=actor, upload_id=upload_id)
+    return await home.uploads.submit(
+        tenant_id, "support", receive, size_bytes=2, actor=actor, upload_id=upload_id
+    )

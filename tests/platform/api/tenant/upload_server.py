@@ -64,13 +64,18 @@ class UploadHome:
     home: Path
     bucket: S3Options | None = None
     limits: UploadConfig = field(default_factory=lambda: UploadConfig(part_bytes=1000))
+    max_weights_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         self.storage = LocalAdapterStore(self.home / "adapters")
         self.lifecycle = FakeLifecycle(self.storage.root)
         self.objects = ObjectStore(self.home / "objects", self.bucket)
-        self.parts = UploadParts(self.objects)
-        adapter_limits = AdapterLimits(max_weights_bytes=1 << 30)
+        self.parts = UploadParts(self.objects, self.limits.storage_floor_bytes)
+        self.allow(self.max_weights_bytes)
+
+    def allow(self, max_weights_bytes: int) -> None:
+        """From now on adapters may have so many bytes."""
+        adapter_limits = AdapterLimits(max_weights_bytes=max_weights_bytes)
         self.uploads = Uploads(
             self.database, self.parts, self.storage, self.lifecycle, self.limits, adapter_limits
         )
