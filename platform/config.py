@@ -5,6 +5,7 @@ Invariant: only this module reads the environment.
 
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal
@@ -28,6 +29,10 @@ from loraplex.tenants.database import DefaultLimits
 DEFAULT_CONFIG_FILE = Path("loraplex.toml")
 ENGINE_ADDRESS_PREFIX = "ipc://"
 GIB = 1 << 30
+PLAIN_HTTP = (
+    "`host` is reachable from other machines, and API keys cross the network unencrypted: put a proxy with TLS in front and "
+    "name it in `trusted_proxies`"
+)
 LEASE_HEARTBEATS = 3
 
 
@@ -188,6 +193,18 @@ class Settings(BaseSettings):
         """The price of tokens. Without a price of their own, cached prompt tokens cost as much as others."""
         cached = self.price_prompt if self.price_cached_prompt is None else self.price_cached_prompt
         return Price(prompt=self.price_prompt, cached_prompt=cached, completion=self.price_completion)
+
+    @property
+    def exposes_plain_http(self) -> bool:
+        """Whether API keys cross a network unencrypted: clients reach `host` from other machines, and no proxy is configured.
+
+        A configured proxy is taken to end TLS.
+        """
+        try:
+            loopback = ip_address(self.host).is_loopback
+        except ValueError:
+            loopback = self.host == "localhost"
+        return self.role != "engine" and not loopback and not self.trusted_proxies
 
     @property
     def default_limits(self) -> DefaultLimits:

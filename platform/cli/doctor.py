@@ -26,7 +26,7 @@ from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.validation.result import Rejected
 from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.platform.cli.command_context import exit_codes
-from loraplex.platform.config import Settings, foreign_environment, load_settings
+from loraplex.platform.config import PLAIN_HTTP, Settings, foreign_environment, load_settings
 from loraplex.platform.datastores.embedded.binaries import find_postgres, find_valkey
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
 from loraplex.platform.datastores.embedded.identity import choose_identity
@@ -121,6 +121,12 @@ def check_data_dir(settings: Settings) -> Check:
     return Check("data directory", "ok", str(folder) if folder.exists() else f"{folder} will be created")
 
 
+def check_network(settings: Settings) -> Check:
+    if settings.exposes_plain_http:
+        return Check("network", "warning", f"{settings.host}: {PLAIN_HTTP}")
+    return Check("network", "ok", f"{settings.host}, port {settings.port}")
+
+
 def check_postgres(settings: Settings) -> Check:
     name = "postgresql"
     if settings.database_url is None:
@@ -157,7 +163,7 @@ def check_uploads(settings: Settings) -> Check:
 
 CHECKS: tuple[Callable[[Settings], Check], ...] = (
     *(check_python, check_torch, check_triton, check_gpu, check_cpu, check_memory),
-    *(check_data_dir, check_disk, check_postgres, check_valkey, check_uploads),
+    *(check_data_dir, check_disk, check_network, check_postgres, check_valkey, check_uploads),
 )
 
 
