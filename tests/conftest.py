@@ -21,6 +21,7 @@ from psycopg import sql
 
 from loraplex.adapters.storage.object_store import S3Options
 from loraplex.platform.datastores.embedded.binaries import POSTGRES_MAJORS
+from loraplex.platform.datastores.embedded.postgres import superuser_url
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import upgrade
 from loraplex.tenants.database import Database
@@ -134,11 +135,19 @@ class KeptDatabase:
             return False
 
 
+class AdministeredServices(EmbeddedServices):
+    """Servers whose databases are made and dropped, and whose settings change: what only a superuser may."""
+
+    @property
+    def database_url(self) -> str:
+        return superuser_url(self._folder, super().database_url)
+
+
 class Servers:
     """One PostgreSQL of some major version beside a Valkey; databases are made when they are asked for."""
 
     def __init__(self, folder: Path, postgres_major: int) -> None:
-        self.services = EmbeddedServices(folder, postgres_major=postgres_major)
+        self.services = AdministeredServices(folder, postgres_major=postgres_major)
         self.services.start()
         # Nothing of these servers has to outlive a crash.
         execute(self.services, "ALTER SYSTEM SET fsync = off")

@@ -41,7 +41,8 @@ async def open_command_stores(data_dir: Path | None = None) -> AsyncIterator[Com
     """Open the migrated database, and find the Valkey of the running servers. Raises `StartError`."""
     settings = load_settings({"data_dir": data_dir})
     async with store_addresses(settings) as (url, embedded, redis_url):
-        await asyncio.to_thread(ensure_schema, url, migrate=embedded)
+        folder = settings.data_dir if embedded else None
+        await asyncio.to_thread(ensure_schema, url, migrate=embedded, embedded_in=folder)
         database = Database(url, pool_size=2, limits=settings.default_limits)
         try:
             yield CommandStores(database, redis_url)

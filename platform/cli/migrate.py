@@ -26,8 +26,10 @@ def migrate(
     """Migrate the database to the newest schema. Running it again changes nothing."""
 
     async def work() -> None:
-        async with store_addresses(load_settings({"data_dir": data_dir})) as (url, _, _):
-            await asyncio.to_thread(ensure_schema, url, migrate=True)
+        settings = load_settings({"data_dir": data_dir})
+        async with store_addresses(settings) as (url, embedded, _):
+            folder = settings.data_dir if embedded else None
+            await asyncio.to_thread(ensure_schema, url, migrate=True, embedded_in=folder)
             print_document({"revision": await asyncio.to_thread(current_revision, url)}, as_json)
 
     run_command(work())

@@ -5,14 +5,17 @@ except the embedded one.
 """
 
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex.platform.config import Settings
-from loraplex.platform.datastores.embedded.errors import EmbeddedError
+from loraplex.platform.datastores.embedded.dumps import dump_database
+from loraplex.platform.datastores.embedded.errors import DumpFailed, EmbeddedError
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.migrations import current_revision, newest_revision, upgrade
 from loraplex.platform.startup_errors import DependencyFailed
@@ -25,6 +28,8 @@ class StoreAddresses:
     database_url: str = field(repr=False)
     redis_url: str = field(repr=False)
     embedded_database: bool
+    lost: Future[str] = field(default_factory=Future, repr=False)
+    """Gets the reason when embedded servers cannot be kept running; the process must end then."""
 
 
 @asynccontextmanager
@@ -40,7 +45,10 @@ async def open_stores(settings: Settings, *, transient: bool = False) -> AsyncIt
             services = EmbeddedServices(settings.data_dir, transient=transient)
             await stack.enter_async_context(started(services))
             addresses = StoreAddresses(
-                database or services.database_url, valkey or services.redis_url, database is None
+                database or services.database_url,
+                valkey or services.redis_url,
+                database is None,
+                services.lost,
             )
         else:
             addresses = StoreAddresses(database, valkey, False)
@@ -59,10 +67,13 @@ async def started(services: EmbeddedServices) -> AsyncIterator[None]:
         await services.__aexit__(None, None, None)
 
 
-def ensure_schema(url: str, *, migrate: bool, migrate_empty: bool = False) -> None:
+def ensure_schema(
+    url: str, *, migrate: bool, migrate_empty: bool = False, embedded_in: Path | None = None
+) -> None:
     """Migrate the database, or raise `DependencyFailed` when the schema is not the newest. Not for two threads at once.
 
-    `migrate_empty` allows the migration of a database that was never migrated.
+    `migrate_empty` allows the migration of a database that was never migrated. An embedded database is dumped first; its data
+    directory is `embedded_in`.
     """
     try:
         current, newest = current_revision(url), newest_revision(url)
@@ -73,7 +84,11 @@ def ensure_schema(url: str, *, migrate: bool, migrate_empty: bool = False) -> No
                 f"the database schema is at revision {current or 'none'}, this version needs {newest}: "
                 "run `loraplex migrate`"
             )
+        if embedded_in is not None and current is not None:
+            dump_database(embedded_in, url, current)
         upgrade(url)
+    except DumpFailed as error:
+        raise DependencyFailed(str(error)) from error
     except (SQLAlchemyError, CommandError) as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         raise DependencyFailed(f"the database could not be checked or migrated: {reason}") from error

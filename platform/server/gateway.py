@@ -5,6 +5,7 @@ Invariant: everything that was opened is closed, however the start or the run en
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -80,6 +81,8 @@ class OpenGateway:
     database: Database
     adapters: LocalAdapterStore
     served_model_name: str
+    stores_lost: Future[str]
+    """Gets the reason when embedded servers cannot be kept running."""
 
 
 @asynccontextmanager
@@ -118,7 +121,13 @@ async def _open_stores(settings: Settings, stack: AsyncExitStack, on_stage: OnSt
     on_stage("checking the database's schema")
     embedded = addresses.embedded_database
     with _as_settings_error():
-        await asyncio.to_thread(ensure_schema, addresses.database_url, migrate=embedded, migrate_empty=True)
+        await asyncio.to_thread(
+            ensure_schema,
+            addresses.database_url,
+            migrate=embedded,
+            migrate_empty=True,
+            embedded_in=settings.data_dir if embedded else None,
+        )
     return addresses
 
 
@@ -204,6 +213,7 @@ async def _assemble(
         database=database,
         adapters=blobs.local,
         served_model_name=served_name,
+        stores_lost=addresses.lost,
     )
 
 

@@ -7,15 +7,18 @@ import asyncio
 import socket
 from contextlib import AsyncExitStack, suppress
 
-from loraplex.platform.config import Settings
+import structlog
+
+from loraplex.platform.config import PLAIN_HTTP, Settings
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import open_engine_process
 from loraplex.platform.processes.gc_tuning import freeze_gc
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.server.uvicorn_server import Shutdown, bind, serve_until_stopped
-from loraplex.platform.startup_errors import EngineStartFailed, SettingsError
+from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, SettingsError
 
+LOG = structlog.get_logger("loraplex.serve")
 WATCH_S = 1.0
 
 
@@ -66,6 +69,8 @@ async def _serve_engine(settings: Settings, demo: bool, shutdown: Shutdown) -> N
 async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> None:
     listener = bind(settings.host, settings.port)
     with listener:
+        if settings.exposes_plain_http:
+            LOG.warning(PLAIN_HTTP, host=settings.host)
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         model = None if settings.role == "gateway" else await _model(settings, demo)
         async with AsyncExitStack() as stack:
@@ -80,9 +85,13 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             print(banner, flush=True)
             shutdown.started()
             freeze_gc()
+            lost = asyncio.wrap_future(gateway.stores_lost)
+            lost.add_done_callback(lambda _: shutdown.drain.set())
             await serve_until_stopped(
                 gateway.app, listener, gateway.health, gateway.engines, shutdown, settings.drain_s
             )
+            if lost.done():
+                raise DependencyFailed(f"the embedded servers could not be kept running: {lost.result()}")
 
 
 async def _model(settings: Settings, demo: bool) -> str:

@@ -31,6 +31,10 @@ class PostgresBinaries:
     def server(self) -> Path:
         return self.root / "bin" / "postgres"
 
+    @property
+    def dump(self) -> Path:
+        return self.root / "bin" / "pg_dump"
+
 
 def wheel_folder(package: str) -> Path:
     """The folder of an installed wheel, found without importing it (importing runs its code)."""

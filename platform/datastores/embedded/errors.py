@@ -3,6 +3,7 @@
 EmbeddedError
 ├── BinariesMissing     the wheels are not installed for this system
 ├── DataDirUnusable     the data directory cannot be owned, locked or written
+├── DumpFailed          the database could not be dumped before its migration
 └── ServiceFailed       a server did not start, stopped, or does not respond
 """
 
@@ -17,6 +18,10 @@ class BinariesMissing(EmbeddedError):
 
 class DataDirUnusable(EmbeddedError):
     """The data directory cannot be used by the servers: permissions, ownership or a file of another program."""
+
+
+class DumpFailed(EmbeddedError):
+    """pg_dump failed or the disk is full; the database is not migrated then."""
 
 
 class ServiceFailed(EmbeddedError):

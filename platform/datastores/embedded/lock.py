@@ -32,9 +32,12 @@ class OwnerLock:
         self._guests_path = folder / "guests.lock"
         self._facts_path = folder / "services.json"
         self._descriptor: int | None = None
+        self._is_owned = False
 
     def try_own(self) -> bool:
-        return self._acquire(self._owner_path, fcntl.LOCK_EX)
+        """Become the owner; True also if this is the owner already."""
+        self._is_owned = self._is_owned or self._acquire(self._owner_path, fcntl.LOCK_EX)
+        return self._is_owned
 
     def try_join(self, facts: ConnectionFacts) -> bool:
         """Join as a guest, which keeps the owner of `facts` from stopping; False when it is already stopping."""
@@ -58,7 +61,7 @@ class OwnerLock:
     def release(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
-            self._descriptor = None
+            self._descriptor, self._is_owned = None, False
 
     def facts(self) -> ConnectionFacts | None:
         try:

@@ -1,15 +1,17 @@
 """The embedded PostgreSQL and Valkey of one data directory: owned by the first process, shared with the others.
 
-Invariant: the servers live exactly as long as their owner, also when it is killed; see guarded_exec.
+Invariant: the servers live exactly as long as their owner, also when it is killed; see guarded_exec. Whoever starts them, their
+addresses stay the same while a process uses them.
 """
 
 import asyncio
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import psycopg
 
@@ -23,35 +25,42 @@ from loraplex.platform.datastores.embedded.binaries import (
 from loraplex.platform.datastores.embedded.errors import DataDirUnusable, EmbeddedError, ServiceFailed
 from loraplex.platform.datastores.embedded.identity import Identity, choose_identity
 from loraplex.platform.datastores.embedded.lock import ConnectionFacts, OwnerLock
-from loraplex.platform.datastores.embedded.postgres import (
-    SOCKET_NAME,
-    PostgresServer,
-    cluster_major,
-    kept_password,
-)
-from loraplex.platform.datastores.embedded.short_folder import ShortFolder, remove_short_folder
+from loraplex.platform.datastores.embedded.postgres import PostgresServer, cluster_major
+from loraplex.platform.datastores.embedded.short_folder import ShortFolder
+from loraplex.platform.datastores.embedded.supervision import Supervision
 
+SERVICES_FOLDER = "embedded"
+"""The folder of both servers below a data directory."""
 ATTACH_SECONDS = 60.0
 GUEST_SECONDS = 10.0
 COPY_MODE = 0o711
+
+ResultT = TypeVar("ResultT")
 
 
 class EmbeddedServices:
     """Owns or joins the servers of `data_dir`.
 
     `transient` is for commands that end soon: a long-lived process waits until a transient owner has ended, instead of
-    joining it. A separate thread starts the children, because they die with the thread that started them. A new cluster
-    has the version `postgres_major`, by default the newest one; an existing cluster keeps its version.
+    joining it. A long-lived owner restarts servers that end; one that has joined starts them when the owner has ended, and
+    owns them from then on. A separate thread starts the children, because they die with the thread that started them. A new
+    cluster has the version `postgres_major`, by default the newest one; an existing cluster keeps its version.
     """
 
     def __init__(self, data_dir: Path, *, transient: bool = False, postgres_major: int | None = None) -> None:
-        self._folder = data_dir.absolute() / "embedded"
+        self._folder = data_dir.absolute() / SERVICES_FOLDER
         self._postgres_major = postgres_major
         self._transient = transient
         self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedded-services")
         self._lock: OwnerLock | None = None
         self._facts: ConnectionFacts | None = None
         self._owner: ServerPair | None = None
+        self._supervision = Supervision(self._on_keeper(self._ailing), self._on_keeper(self._repair))
+
+    @property
+    def lost(self) -> Future[str]:
+        """Gets the reason when the servers cannot be kept running; the process must end then."""
+        return self._supervision.lost
 
     @property
     def database_url(self) -> str:
@@ -78,8 +87,11 @@ class EmbeddedServices:
         except BaseException:
             self.stop()
             raise
+        if not self._transient:
+            self._supervision.start()
 
     def stop(self) -> None:
+        self._supervision.stop()
         self._keeper.submit(self._stop).result()
         self._keeper.shutdown()
 
@@ -109,23 +121,51 @@ class EmbeddedServices:
     def _own(self, lock: OwnerLock) -> bool:
         if not lock.try_own():
             return False
-        if (left := lock.facts()) is not None and left.short_folder is not None:
-            remove_short_folder(Path(left.short_folder))
+        left = lock.facts()
         lock.withdraw()
-        self._owner = ServerPair(self._folder, self._postgres_major)
-        self._facts = self._owner.start(self._transient)
-        lock.publish(self._facts)
+        self._facts = self._start_owned(lock, left)
         return True
+
+    def _start_owned(self, lock: OwnerLock, before: ConnectionFacts | None) -> ConnectionFacts:
+        """Start the servers that do not run, where possible under the addresses of `before`."""
+        if self._owner is None:
+            short = None if before is None or before.short_folder is None else Path(before.short_folder)
+            self._owner = ServerPair(self._folder, self._postgres_major, short)
+        facts = self._owner.start(self._transient)
+        lock.publish(facts)
+        return facts
 
     def _join(self, lock: OwnerLock) -> bool:
         facts = lock.facts()
         if facts is None or (facts.transient and not self._transient) or not lock.try_join(facts):
             return False
-        if not alive(facts):
+        is_alive = alive(facts)
+        if not is_alive or not self._transient:
+            # A long-lived process needs no owner that waits for it: it takes over.
             lock.release()
-            return False
+        if is_alive:
+            self._facts = facts
+        return is_alive
+
+    def _on_keeper(self, work: Callable[[], ResultT]) -> Callable[[], ResultT]:
+        return lambda: self._keeper.submit(work).result()
+
+    def _ailing(self) -> str | None:
+        """What is wrong, if anything: an owned server has ended, or the owner of joined ones, which this process now owns."""
+        if self._owner is not None:
+            ended = self._owner.ended
+            return f"{' and '.join(ended)} ended" if ended else None
+        gone = self._lock is not None and self._lock.try_own()
+        return "the process that owned the servers ended" if gone else None
+
+    def _repair(self) -> None:
+        if self._lock is None:
+            raise ServiceFailed("the embedded services are not started")
+        before = self._started()
+        facts = self._start_owned(self._lock, before)
+        if (facts.database_url, facts.redis_url) != (before.database_url, before.redis_url):
+            raise ServiceFailed(f"the addresses below {self._folder} changed while they were in use")
         self._facts = facts
-        return True
 
     def _stop(self) -> None:
         if self._lock is None:
@@ -139,10 +179,11 @@ class EmbeddedServices:
 
 
 class ServerPair:
-    """Both servers, their passwords and their user; used by the owner only."""
+    """Both servers and their user; used by the owner only."""
 
-    def __init__(self, folder: Path, postgres_major: int | None) -> None:
-        self._short = ShortFolder()
+    def __init__(self, folder: Path, postgres_major: int | None, short_folder: Path | None) -> None:
+        """`short_folder`: that of the owner before, if it had one."""
+        self._short = ShortFolder(short_folder)
         identity = choose_identity(folder / "postgres")
         postgres = find_postgres(cluster_major(folder / "postgres") or postgres_major)
         valkey_binary = find_valkey()
@@ -150,24 +191,34 @@ class ServerPair:
             reachable = self._reachable_folder(identity)
             postgres = copy_postgres(postgres, reachable)
             valkey_binary = copy_valkey(valkey_binary, reachable)
-        password = kept_password(folder / "postgres.password")
-        self._postgres = PostgresServer(folder, postgres, identity, password)
-        password = kept_password(folder / "valkey.password")
-        self._valkey = valkey.ValkeyServer(folder, valkey_binary, identity, password)
+        self._postgres = PostgresServer(folder, postgres, identity)
+        self._valkey = valkey.ValkeyServer(folder, valkey_binary, identity)
+        self._urls: dict[str, str] = {}
 
     @property
     def pids(self) -> list[int]:
         return [pid for pid in (self._postgres.pid, self._valkey.pid) if pid is not None]
 
+    @property
+    def ended(self) -> list[str]:
+        """The names of the servers that do not run."""
+        return [server.name for server in (self._postgres, self._valkey) if not server.running()]
+
     def start(self, transient: bool) -> ConnectionFacts:
-        try:
-            redis_url = self._valkey.start(self._short.shorten(self._valkey.data, valkey.SOCKET_NAME))
-            database_url = self._postgres.start(self._short.shorten(self._postgres.cluster, SOCKET_NAME))
-        except BaseException:
-            self.stop()
-            raise
+        """Start the servers that do not run. Raises `ServiceFailed`; a server that failed is stopped."""
+        for server in (self._valkey, self._postgres):
+            if not server.running():
+                self._urls[server.name] = self._start(server)
         short = None if self._short.path is None else str(self._short.path)
+        database_url, redis_url = self._urls[self._postgres.name], self._urls[self._valkey.name]
         return ConnectionFacts(os.getpid(), transient, database_url, redis_url, short)
+
+    def _start(self, server: PostgresServer | valkey.ValkeyServer) -> str:
+        try:
+            return server.start(self._short.shorten(server.data, server.socket_name))
+        except BaseException:
+            server.stop()
+            raise
 
     def stop(self) -> None:
         self._valkey.stop()
@@ -188,7 +239,7 @@ class ServerPair:
 def running_redis_url(data_dir: Path) -> str | None:
     """The address of the Valkey that another process runs in `data_dir`, if this process may use it. Starts nothing."""
     try:
-        facts = OwnerLock(data_dir.absolute() / "embedded").facts()
+        facts = OwnerLock(data_dir.absolute() / SERVICES_FOLDER).facts()
         return facts.redis_url if facts is not None and valkey.answers(facts.redis_url) else None
     except (EmbeddedError, OSError):
         # The folder belongs to another user or is not in use any more: this process has no Valkey there.

@@ -14,8 +14,10 @@ from redis.retry import Retry
 from loraplex.platform.datastores.embedded.child import Child, ChildCommand
 from loraplex.platform.datastores.embedded.errors import ServiceFailed
 from loraplex.platform.datastores.embedded.identity import Identity, own_folder
+from loraplex.platform.datastores.embedded.passwords import kept_password
 
 SOCKET_NAME = "valkey.sock"
+PASSWORD = "valkey.password"
 START_SECONDS = 30.0
 STOP_STEPS = ((signal.SIGTERM, 10.0),)
 CONFIGURATION = """\
@@ -35,12 +37,15 @@ maxmemory-policy noeviction
 class ValkeyServer:
     """Starts and stops one server. The thread that owns the children makes all calls."""
 
-    def __init__(self, folder: Path, binary: Path, identity: Identity, password: str) -> None:
+    name = "Valkey"
+    socket_name = SOCKET_NAME
+
+    def __init__(self, folder: Path, binary: Path, identity: Identity) -> None:
         """`folder` is an existing folder of the embedded services; the data is in `folder/valkey`."""
         self.data = folder / "valkey"
-        self._password = password
+        self._password = password = kept_password(folder / PASSWORD)
         self._command = ChildCommand(
-            *("Valkey", (str(binary), "-"), self.data, folder / "valkey.log", identity, signal.SIGKILL),
+            *(self.name, (str(binary), "-"), self.data, folder / "valkey.log", identity, signal.SIGKILL),
             standard_input=CONFIGURATION.format(socket=SOCKET_NAME, password=password),
         )
         self._child: Child | None = None
@@ -48,6 +53,9 @@ class ValkeyServer:
     @property
     def pid(self) -> int | None:
         return None if self._child is None else self._child.pid
+
+    def running(self) -> bool:
+        return self._child is not None and self._child.running()
 
     def start(self, socket_folder: Path) -> str:
         """Start the server and return its URL. `socket_folder` is a path to the data folder short enough for a unix socket."""

@@ -18,9 +18,14 @@ import msgspec
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
+from structlog.testing import capture_logs
 from tests.end_to_end.live_server import command_line
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript
+from loraplex.platform.config import PLAIN_HTTP, load_settings
+from loraplex.platform.datastores.embedded.orphans import executable
+from loraplex.platform.server.serve import _serve_gateway
+from loraplex.platform.server.uvicorn_server import Shutdown
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
@@ -275,6 +280,79 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
         serve.process.kill()
         serve.process.wait()
         until(lambda: not any(lives(pid) for pid in pids), 5)
+
+
+async def test_keys_that_would_cross_a_network_unencrypted_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for host, count in (("0.0.0.0", 1), ("127.0.0.1", 0)):
+        flags = {"host": host, "port": 0, "data_dir": tmp_path / "file", "model": "tiny"}
+        with capture_logs() as logs, pytest.raises(FileExistsError):
+            await _serve_gateway(load_settings(flags), False, Shutdown())
+        assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [PLAIN_HTTP] * count
+
+
+def children_running(serve: Serve, program: str) -> list[int]:
+    """The processes that `serve` itself has started from the file `program`."""
+    status = {pid: Path(f"/proc/{pid}/status") for pid in descendants(serve.process.pid)}
+    return [
+        pid
+        for pid, file in status.items()
+        if (path := executable(pid)) is not None
+        and path.name == program
+        and f"PPid:\t{serve.process.pid}\n" in file.read_text()
+    ]
+
+
+def served(serve: Serve, key: str) -> bool:
+    """Whether inference and a call that reads the database succeed."""
+    headers = {"authorization": f"Bearer {key}"}
+    me = httpx.get(f"{serve.url}/tenant/v1/me", headers=headers, timeout=20)
+    ready = httpx.get(f"{serve.url}/readyz")
+    return [chat(serve.url, key).status_code, me.status_code, ready.status_code] == [200] * 3
+
+
+def test_killed_stores_are_restarted_with_their_data(tmp_path: Path, model_folder: Path) -> None:
+    with serving(tmp_path / "s", model_folder, script()) as serve:
+        facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
+        key = make_key(facts["database_url"])
+        assert served(serve, key)
+        for program in ("valkey-server", "postgres"):
+            (before,) = children_running(serve, program)
+            os.kill(before, signal.SIGKILL)
+            until(lambda before=before: not lives(before), 5)  # type: ignore[misc]
+            until(lambda: served(serve, key), 20)
+        with psycopg.connect(facts["database_url"], autocommit=True) as connection:
+            connection.execute("SET ROLE app_operator")
+            count = "SELECT count(*) >= 3 FROM usage_records"
+            until(lambda: connection.execute(count).fetchone() == (True,), 10)
+
+
+def test_a_second_server_takes_the_stores_over(tmp_path: Path, model_folder: Path) -> None:
+    with serving(tmp_path / "s", model_folder, script()) as owner:
+        facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())
+        key = make_key(facts["database_url"])
+        with serving(tmp_path / "s", model_folder, script()) as second:
+            assert served(second, key)
+            owner.process.kill()
+            owner.process.wait()
+            until(lambda: children_running(second, "postgres"), 20)
+            until(lambda: served(second, key), 20)
+            pids = descendants(second.process.pid)
+            second.process.send_signal(signal.SIGTERM)
+            assert second.process.wait(30) == 0
+            until(lambda: not any(lives(pid) for pid in pids), 5)
+
+
+@pytest.mark.long
+def test_stores_that_cannot_be_restarted_end_the_process_by_name(tmp_path: Path, model_folder: Path) -> None:
+    with serving(tmp_path / "s", model_folder, script()) as serve:
+        configuration = tmp_path / "s" / "data" / "embedded" / "postgres" / "postgresql.conf"
+        configuration.write_text(configuration.read_text() + "\nno_such_setting = 1\n")
+        os.kill(children_running(serve, "postgres")[0], signal.SIGKILL)
+        assert serve.process.wait(90) == 1
+        errors = (serve.folder / "stderr").read_text()
+    assert "the embedded servers could not be kept running: PostgreSQL" in errors
+    assert "no_such_setting" in errors
 
 
 def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, stores: dict[str, str]) -> None:

@@ -23,7 +23,8 @@ from loraplex.platform.datastores.embedded.binaries import (
 from loraplex.platform.datastores.embedded.child import GUARDED_EXEC
 from loraplex.platform.datastores.embedded.errors import DataDirUnusable, ServiceFailed
 from loraplex.platform.datastores.embedded.guarded_exec import PARENT_GONE
-from loraplex.platform.datastores.embedded.postgres import processes_inside
+from loraplex.platform.datastores.embedded.orphans import processes_inside
+from loraplex.platform.datastores.embedded.postgres import superuser_url
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 
 OWNER = """
@@ -107,7 +108,7 @@ async def test_only_we_get_in(data_dir: Path) -> None:
             psycopg.connect(without_password(services.database_url))
         with pytest.raises(redis.AuthenticationError):
             redis.Redis.from_url(without_password(services.redis_url)).ping()
-        with psycopg.connect(services.database_url) as connection:
+        with psycopg.connect(superuser_url(data_dir / "embedded", services.database_url)) as connection:
             kinds = connection.execute("SELECT DISTINCT auth_method FROM pg_hba_file_rules").fetchall()
             assert kinds == [("scram-sha-256",)]
         for pid in services.pids:

@@ -1,0 +1,89 @@
+"""Checks the embedded servers on a thread of its own and repairs them with growing delays.
+
+Invariant: it repairs at most `MAX_REPAIRS` times within `WINDOW_SECONDS`; then it gives up and says why, so that the process
+ends and its supervisor starts it again.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+import structlog
+
+from loraplex.platform.datastores.embedded.errors import EmbeddedError
+
+LOG = structlog.get_logger("loraplex.embedded")
+
+CHECK_SECONDS: Final = 0.2
+FIRST_DELAY_SECONDS: Final = 0.2
+MAX_DELAY_SECONDS: Final = 10.0
+MAX_REPAIRS: Final = 8
+WINDOW_SECONDS: Final = 600.0
+
+
+class RepairBudget:
+    """Counts repairs. The first one within the window is immediate; later delays double. Times are passed in."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+
+    def next_delay(self, now: float) -> float | None:
+        """Count a repair and return its delay in seconds; None when too many were needed."""
+        while self._recent and self._recent[0] <= now - WINDOW_SECONDS:
+            self._recent.popleft()
+        before = len(self._recent)
+        if before == MAX_REPAIRS:
+            return None
+        self._recent.append(now)
+        return min(FIRST_DELAY_SECONDS * 2.0 ** (before - 1), MAX_DELAY_SECONDS) if before else 0.0
+
+
+class Supervision:
+    """`ailing` returns what is wrong, if anything; `repair` raises `EmbeddedError` when it fails, and is tried again.
+
+    `lost` gets the reason when no further repair is tried.
+    """
+
+    def __init__(self, ailing: Callable[[], str | None], repair: Callable[[], None]) -> None:
+        self.lost: Future[str] = Future()
+        self._ailing = ailing
+        self._repair = repair
+        self._budget = RepairBudget()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="embedded-supervision", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return after the last check or repair. May be called without `start`."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        failed = None
+        while not self._stopping.wait(CHECK_SECONDS):
+            reason = failed or self._ailing()
+            if reason is None:
+                continue
+            delay = self._budget.next_delay(time.monotonic())
+            if delay is None:
+                LOG.error("the embedded servers are given up", reason=reason)
+                self.lost.set_result(reason)
+                return
+            LOG.warning("starting embedded servers", reason=reason, delay_s=delay)
+            if not self._stopping.wait(delay):
+                failed = self._try_repair()
+
+    def _try_repair(self) -> str | None:
+        """Return why the repair failed; None if it succeeded."""
+        try:
+            self._repair()
+        except (EmbeddedError, OSError) as error:
+            return str(error)
+        LOG.info("the embedded servers run again")
+        return None
