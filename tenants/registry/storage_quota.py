@@ -49,12 +49,12 @@ class StorageQuota:
         query = select(Quota.adapter_id, Quota.max_adapter_bytes).where(
             Quota.tenant_id == self._tenant_id,
             Quota.api_key_id.is_(None),
-            Quota.max_adapter_bytes.is_not(None),
             or_(Quota.adapter_id.is_(None), Quota.adapter_id == adapter_id),
         )
         limits: dict[UUID | None, int] = {None: default_limits(self._session).max_adapter_bytes}
         for limited_id, limit in await self._session.execute(query):
-            limits[limited_id] = limit
+            if limit is not None:
+                limits[limited_id] = limit
         return limits
 
     async def _stored(self, adapter_id: UUID | None) -> int:

@@ -15,14 +15,16 @@ from loraplex.platform.datastores.embedded.errors import ServiceFailed
 from loraplex.platform.datastores.embedded.identity import Identity
 
 PROGRAM = "postgres"
+KILL_SECONDS = 1.0
 DELETED = " (deleted)"
 """The kernel appends it to the path of an executable that was removed."""
 
 
 def end_orphans(cluster: Path, identity: Identity, seconds: float = 10.0) -> None:
-    """Wait until no PostgreSQL runs in `cluster`; after half of `seconds` kill the orphans of a dead owner.
+    """Wait until no PostgreSQL runs in `cluster`, at most `seconds`; after `KILL_SECONDS` kill the orphans of a dead owner.
 
-    They are already shutting down. An old postmaster.pid is not used, because its process id may have been reused.
+    They are already shutting down, and the log recovers what they were doing. An old postmaster.pid is not used, because its
+    process id may have been reused.
     Raises `ServiceFailed` while a PostgreSQL of another origin runs there: two servers would destroy the data.
     """
     begun = time.monotonic()
@@ -30,7 +32,7 @@ def end_orphans(cluster: Path, identity: Identity, seconds: float = 10.0) -> Non
         waited = time.monotonic() - begun
         if waited > seconds:
             raise ServiceFailed(f"the PostgreSQL processes {found} use {cluster}; end them first")
-        if waited > seconds / 2:
+        if waited > KILL_SECONDS:
             for pid in found:
                 if is_ours(pid, identity):
                     end_process(pid)

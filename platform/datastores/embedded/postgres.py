@@ -126,6 +126,8 @@ class PostgresServer:
                 return prepare_database(partial(self._connect, socket_folder), self._password)
             except psycopg.OperationalError as error:
                 self._check_progress(deadline, error)
+            except psycopg.Error as error:
+                raise ServiceFailed(f"PostgreSQL refuses its administration: {error}") from error
             time.sleep(0.02)
 
     def _check_progress(self, deadline: float, error: psycopg.OperationalError) -> None:

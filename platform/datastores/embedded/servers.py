@@ -1,7 +1,7 @@
 """The embedded PostgreSQL and Valkey of one data directory: owned by the first process, shared with the others.
 
-Invariant: the servers live exactly as long as their owner, also when it is killed; see guarded_exec. Whoever starts them, their
-addresses stay the same while a process uses them.
+Invariant: the servers live exactly as long as their owner, also when it is killed; see guarded_exec. Their addresses stay the same
+while any process uses them, also when another one starts them.
 """
 
 import asyncio

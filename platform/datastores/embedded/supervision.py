@@ -67,7 +67,7 @@ class Supervision:
     def _run(self) -> None:
         failed = None
         while not self._stopping.wait(CHECK_SECONDS):
-            reason = failed or self._ailing()
+            reason = failed or self._reason()
             if reason is None:
                 continue
             delay = self._budget.next_delay(time.monotonic())
@@ -79,11 +79,21 @@ class Supervision:
             if not self._stopping.wait(delay):
                 failed = self._try_repair()
 
+    def _reason(self) -> str | None:
+        try:
+            return self._ailing()
+        except (EmbeddedError, OSError) as error:
+            return str(error)
+
     def _try_repair(self) -> str | None:
         """Return why the repair failed; None if it succeeded."""
         try:
             self._repair()
         except (EmbeddedError, OSError) as error:
             return str(error)
+        except Exception as error:
+            # Logged; an unexpected error is one more failed repair, and must not end the supervision unnoticed.
+            LOG.exception("starting embedded servers failed")
+            return f"{type(error).__name__}: {error}"
         LOG.info("the embedded servers run again")
         return None

@@ -12,6 +12,7 @@ from loraplex.adapters.validation.result import ValidationResult
 from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.platform.cli import doctor
 from loraplex.platform.cli.doctor import GIB, grade
+from loraplex.platform.config import load_settings
 from loraplex.platform.datastores.migrations import newest_revision
 
 
@@ -31,6 +32,24 @@ def test_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == int("failed" in {status for status, _ in checks.values()})
     assert checks["uploads"] == ("ok", "validated by processes without network")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "proxies", "status"),
+    [
+        ("127.0.0.1", "", "ok"),
+        ("localhost", "", "ok"),
+        ("0.0.0.0", "", "warning"),
+        ("::", "10.0.0.0/8", "ok"),
+    ],
+)
+def test_keys_that_cross_a_network_unencrypted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, proxies: str, status: str
+) -> None:
+    monkeypatch.setenv("LORAPLEX_HOST", host)
+    monkeypatch.setenv("LORAPLEX_TRUSTED_PROXIES", proxies)
+    check = doctor.check_network(load_settings({"data_dir": tmp_path}))
+    assert check.status == status and ("TLS" in check.detail) == (status == "warning")
 
 
 def test_configured(database_url: str, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

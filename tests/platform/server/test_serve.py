@@ -18,18 +18,19 @@ import msgspec
 import psycopg
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
+from structlog.testing import capture_logs
 from tests.end_to_end.live_server import command_line
 
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.grammar.child_process import PYTHON
-from loraplex.platform.config import load_settings
+from loraplex.platform.config import PLAIN_HTTP, load_settings
 from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
-from loraplex.platform.server.serve import _serve_engine
+from loraplex.platform.server.serve import _serve_engine, _serve_gateway
 from loraplex.platform.server.uvicorn_server import Shutdown
 from loraplex.platform.startup_errors import EngineStartFailed
 from loraplex.tenants.accounts.tenants import TenantRepository
@@ -298,6 +299,15 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
         until(lambda: not any(lives(pid) for pid in pids), 5)
 
 
+async def test_keys_that_would_cross_a_network_unencrypted_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for host, count in (("0.0.0.0", 1), ("127.0.0.1", 0)):
+        flags = {"host": host, "port": 0, "data_dir": tmp_path / "file", "model": "tiny"}
+        with capture_logs() as logs, pytest.raises(FileExistsError):
+            await _serve_gateway(load_settings(flags), False, Shutdown())
+        assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == [PLAIN_HTTP] * count
+
+
 def children_running(serve: Serve, program: str) -> list[int]:
     """The processes that `serve` itself has started from the file `program`."""
     status = {pid: Path(f"/proc/{pid}/status") for pid in descendants(serve.process.pid)}
@@ -328,10 +338,10 @@ def test_killed_stores_are_restarted_with_their_data(tmp_path: Path, model_folde
             os.kill(before, signal.SIGKILL)
             until(lambda before=before: not lives(before), 5)  # type: ignore[misc]
             until(lambda: served(serve, key), 20)
-        with psycopg.connect(facts["database_url"]) as connection:
+        with psycopg.connect(facts["database_url"], autocommit=True) as connection:
             connection.execute("SET ROLE app_operator")
-            rows = connection.execute("SELECT count(*) FROM usage_records").fetchone()
-        assert rows is not None and rows[0] >= 3
+            count = "SELECT count(*) >= 3 FROM usage_records"
+            until(lambda: connection.execute(count).fetchone() == (True,), 10)
 
 
 def test_a_second_server_takes_the_stores_over(tmp_path: Path, model_folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.platform.api.tenant.upload_server import CONFIG, WEIGHTS, UploadHome, declared
 
 from loraplex.adapters.limits import UploadConfig
+from loraplex.adapters.storage.object_store import S3Options
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.registry.adapters import AdapterRepository
@@ -41,9 +42,11 @@ def free(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def home_of(database: Database, folder: Path, floor_bytes: int) -> UploadHome:
+def home_of(
+    database: Database, folder: Path, floor_bytes: int, bucket: S3Options | None = None
+) -> UploadHome:
     limits = UploadConfig(part_bytes=PART_BYTES, storage_floor_bytes=floor_bytes)
-    return UploadHome(database, folder, None, limits)
+    return UploadHome(database, folder, bucket, limits)
 
 
 async def client_of(gateway: Any) -> httpx.AsyncClient:
@@ -115,6 +118,19 @@ async def test_a_disk_that_is_full_without_a_floor(
         parts = {name: ("x", content) for name, content in FILES.items()}
         assert outcome(await http.post("adapters/support/versions", files=parts)) == (507, "storage_full")
         assert home.left() == [] and (await http.get("quotas")).status_code == 200
+
+
+async def test_with_a_bucket_the_local_disk_still_counts(
+    start_gateway: Any, database: Database, small_disk: Path, s3_bucket: S3Options
+) -> None:
+    home = home_of(database, small_disk, FLOOR_BYTES, s3_bucket)
+    gateway = await start_gateway(home=home)
+    async with await client_of(gateway) as http:
+        upload = await open_upload(http)
+        assert (await put(http, upload, 1)).status_code == 200
+        (small_disk / "of another program").write_bytes(b"x" * (free(small_disk) - FLOOR_BYTES - MIB))
+        assert outcome(await put(http, upload, 2)) == (507, "storage_full")
+        assert home.left() == []
 
 
 async def test_parts_that_cannot_be_assembled_stay(

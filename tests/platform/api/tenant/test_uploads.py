@@ -326,8 +326,9 @@ async def test_the_bytes_of_a_whole_adapter_are_reserved_before_they_arrive(star
         tenant.http.post("/adapters/support/versions", content=slow(), headers=headers)
     )
     await sending.wait()
-    while not await open_uploads(tenant):
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        while not await open_uploads(tenant):
+            await asyncio.sleep(0.01)
     assert code(await tenant.post(large))[:2] == (409, "limit_reached")
     finish.set()
     assert (await first).status_code == 202

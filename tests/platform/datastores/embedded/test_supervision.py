@@ -12,6 +12,7 @@ import redis
 from tests.platform.datastores.embedded.test_servers import eventually, finish, first_word, servers_of, spawn
 
 from loraplex.platform.datastores.embedded import supervision
+from loraplex.platform.datastores.embedded.errors import DataDirUnusable
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.datastores.embedded.supervision import (
     FIRST_DELAY_SECONDS,
@@ -19,6 +20,7 @@ from loraplex.platform.datastores.embedded.supervision import (
     MAX_REPAIRS,
     WINDOW_SECONDS,
     RepairBudget,
+    Supervision,
 )
 
 BOUND_SECONDS = 15.0
@@ -60,6 +62,21 @@ def test_the_first_repair_is_immediate_and_later_ones_wait_longer() -> None:
     assert max(delay for delay in delays if delay is not None) <= MAX_DELAY_SECONDS
     assert budget.next_delay(float(MAX_REPAIRS)) is None
     assert budget.next_delay(MAX_REPAIRS + WINDOW_SECONDS) is not None
+
+
+def test_unexpected_errors_are_failed_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "MAX_REPAIRS", 2)
+
+    def unreadable() -> str | None:
+        raise DataDirUnusable("the folder is gone")
+
+    def failing() -> None:
+        raise ZeroDivisionError("by zero")
+
+    supervised = Supervision(unreadable, failing)
+    supervised.start()
+    assert supervised.lost.result(BOUND_SECONDS) == "ZeroDivisionError: by zero"
+    supervised.stop()
 
 
 def test_killed_servers_run_again_with_their_data(services: EmbeddedServices) -> None:
