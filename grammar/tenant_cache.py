@@ -1,4 +1,4 @@
-"""`TenantCache`: an LRU cache per tenant, bounded by bytes.
+"""`TenantCache`: an LRU cache per tenant, bounded by bytes. Sizes may change: `reweigh` counts them again.
 
 Invariants: a lookup sees its own tenant's entries only; a tenant within its fair share (the cache divided by its
 tenants) never loses an entry to another tenant.
@@ -14,9 +14,9 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class _Tenant(Generic[Value]):
-    """Entries from the least to the most recently used, and their bytes."""
+    """Entries with their counted bytes, from the least to the most recently used, and the sum of the bytes."""
 
-    entries: "OrderedDict[Hashable, Value]" = field(default_factory=OrderedDict)
+    entries: "OrderedDict[Hashable, tuple[Value, int]]" = field(default_factory=OrderedDict)
     size_bytes: int = 0
 
 
@@ -39,20 +39,35 @@ class TenantCache(Generic[Value]):
         if tenant is None or key not in tenant.entries:
             return None
         tenant.entries.move_to_end(key)
-        return tenant.entries[key]
+        return tenant.entries[key][0]
 
     def put(self, namespace: bytes, key: Hashable, value: Value) -> None:
         """Store `value` in place of an earlier one and evict older entries as needed."""
         tenant = self._tenants.setdefault(namespace, _Tenant())
         if key in tenant.entries:
-            self._count(tenant, -self._size_of(tenant.entries.pop(key)))
+            self._count(tenant, -tenant.entries.pop(key)[1])
         size = self._size_of(value)
         if size <= min(self._max_bytes, self._max_tenant_bytes):
-            tenant.entries[key] = value
+            tenant.entries[key] = (value, size)
             self._count(tenant, size)
         elif not tenant.entries:
             del self._tenants[namespace]
-        while tenant.size_bytes > self._max_tenant_bytes:
+        self._make_room(namespace)
+
+    def reweigh(self, namespace: bytes, key: Hashable) -> None:
+        """Count the present size of an entry that has grown, and evict as needed. Its age stays."""
+        tenant = self._tenants.get(namespace)
+        if tenant is None or key not in tenant.entries:
+            return
+        value, counted = tenant.entries[key]
+        size = self._size_of(value)
+        tenant.entries[key] = (value, size)
+        self._count(tenant, size - counted)
+        self._make_room(namespace)
+
+    def _make_room(self, namespace: bytes) -> None:
+        tenant = self._tenants.get(namespace)
+        while tenant is not None and tenant.size_bytes > self._max_tenant_bytes:
             self._evict(namespace)
         while self.size_bytes > self._max_bytes:
             self._evict(max(self._tenants, key=lambda each: self._tenants[each].size_bytes))
@@ -60,8 +75,8 @@ class TenantCache(Generic[Value]):
     def _evict(self, namespace: bytes) -> None:
         """Drop the entry of one tenant that was used longest ago."""
         tenant = self._tenants[namespace]
-        _, value = tenant.entries.popitem(last=False)
-        self._count(tenant, -self._size_of(value))
+        _, (_, size) = tenant.entries.popitem(last=False)
+        self._count(tenant, -size)
         if not tenant.entries:
             del self._tenants[namespace]
 

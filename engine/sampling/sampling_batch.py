@@ -46,7 +46,7 @@ class SampledRows:
         self._penalised = [(i, s) for i, s in enumerate(chosen) if has_penalty(s.request.sampling)]
         self._short = [(i, s) for i, s in enumerate(chosen) if is_below_minimum(s)]
         self._random = [s for s in chosen if _is_random(s)]
-        self._masks = [sequence.token_mask for sequence in sequences]
+        self._has_mask = [sequence.token_mask is not None for sequence in sequences]
         random = [i for i, sequence in enumerate(chosen) if _is_random(sequence)]
         masked = [i for i, sequence in enumerate(chosen) if sequence.token_mask is not None]
         biased = [i for i, sampling in enumerate(params) if sampling.logit_bias]
@@ -76,7 +76,7 @@ class SampledRows:
         """Whether these are the rows, and nothing about them has changed except their newest tokens."""
         if self._short or self.sequences != sequences:
             return False
-        return all(s.token_mask is mask for s, mask in zip(sequences, self._masks, strict=True))
+        return [sequence.token_mask is not None for sequence in sequences] == self._has_mask
 
     def stage(
         self, transfers: HostTransfers, histories: TokenHistories, eos_token_ids: frozenset[int]

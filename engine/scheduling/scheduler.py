@@ -415,6 +415,8 @@ class Scheduler:
             self._adapters.discard(sequence)
             self._unready.pop(sequence, None)
         self._blocks.close(sequence)
+        # What still refers to an ended sequence must not keep its grammar's memory.
+        sequence.token_mask = None
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         self._num_live -= 1

@@ -1,19 +1,21 @@
 """`MaskCompiler`: compiles a `GrammarSpec` to a token mask at the grammar's start; the engine's `TokenMaskFactory`.
 
 Invariant: one build per key runs at a time and is cached per tenant (`tenant_cache.py`). A tenant's grammars neither
-evict nor speed up another tenant's.
+evict nor speed up another tenant's. A cached grammar counts with what it has grown to.
 """
 
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from loraplex.grammar.backends.forced_close import CloseFinder
+from loraplex.grammar.backends.grammar_memory import GrammarMemory
 from loraplex.grammar.backends.llguidance_mask import (
     CompiledLlguidance,
     LlguidanceCompiler,
@@ -26,6 +28,8 @@ from loraplex.grammar.errors import GrammarInvalid
 from loraplex.grammar.spec import GrammarSpec, decode_spec
 from loraplex.grammar.tenant_cache import TenantCache
 
+Compiled: TypeAlias = CompiledLlguidance | CompiledXgrammar
+
 
 class Sized(Protocol):
     @property
@@ -36,9 +40,15 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class CompiledCache(Generic[Value]):
-    """At most `max_bytes` for all tenants, `max_tenant_bytes` for one. Safe to use from several threads."""
+    """At most `max_bytes` for all tenants, `max_tenant_bytes` for one. Safe to use from several threads.
 
-    def __init__(self, max_bytes: int, max_tenant_bytes: int) -> None:
+    A value that is no longer `is_current` is built again by the next `get`.
+    """
+
+    def __init__(
+        self, max_bytes: int, max_tenant_bytes: int, is_current: Callable[[Value], bool] = lambda _: True
+    ) -> None:
+        self._is_current = is_current
         self._lock = threading.Lock()
         self._kept: TenantCache[Value] = TenantCache(max_bytes, max_tenant_bytes, attrgetter("size_bytes"))
         self._builds: dict[tuple[bytes, Hashable], Future[Value]] = {}
@@ -57,11 +67,16 @@ class CompiledCache(Generic[Value]):
         """Return the value of `key`, built once even for concurrent threads. Each of them gets the error of `build`."""
         with self._lock:
             known = self._kept.get(namespace, key)
-            if known is not None:
+            if known is not None and self._is_current(known):
                 return known
             running = self._builds.get((namespace, key))
             future = running or self._builds.setdefault((namespace, key), Future())
         return future.result() if running else self._build(namespace, key, build, future)
+
+    def reweigh(self, namespace: bytes, key: Hashable) -> None:
+        """Count the present size of an entry that has grown."""
+        with self._lock:
+            self._kept.reweigh(namespace, key)
 
     def _build(
         self, namespace: bytes, key: Hashable, build: Callable[[], Value], future: "Future[Value]"
@@ -82,7 +97,10 @@ class CompiledCache(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class CompilerConfig:
-    """Bytes of compiled grammars in the cache, and llguidance's work limits."""
+    """Bytes of compiled grammars, and llguidance's work limits.
+
+    The bytes bound cached grammars. Those of live rows are rebuilt when all of a tenant's grammars are above its bytes.
+    """
 
     cache_bytes: int = 512 * 2**20
     tenant_cache_bytes: int = 128 * 2**20
@@ -97,9 +115,33 @@ class _Backends:
     xgrammar: XgrammarCompiler
     closer: CloseFinder
 
-    def compile(self, spec: GrammarSpec) -> CompiledLlguidance | CompiledXgrammar:
-        compiler = self.llguidance if spec.backend == "llguidance" else self.xgrammar
-        return compiler.compile(spec.source)
+
+@dataclass(frozen=True, slots=True)
+class _TenantGrammar:
+    """One llguidance grammar of one tenant: the `GrammarOwner` of its builds."""
+
+    namespace: bytes
+    spec: GrammarSpec
+    compiler: LlguidanceCompiler
+    cache: CompiledCache[Compiled]
+    memory: GrammarMemory
+
+    def build(self) -> CompiledLlguidance:
+        compiled = self.compiler.compile(self.spec.source, self)
+        self.memory.add(self.namespace, compiled)
+        return compiled
+
+    def grown(self, compiled: CompiledLlguidance) -> None:
+        self.cache.reweigh(self.namespace, self._key)
+        self.memory.grown(self.namespace, compiled)
+
+    def rebuilt(self) -> CompiledLlguidance:
+        # The key names the backend, so what is cached for it is this kind.
+        return cast("CompiledLlguidance", self.cache.get(self.namespace, self._key, self.build))
+
+    @property
+    def _key(self) -> Hashable:
+        return self.spec.backend, self.spec.source
 
 
 class MaskCompiler:
@@ -112,8 +154,10 @@ class MaskCompiler:
         self._limits = limits or CompilerConfig()
         self._lock = threading.Lock()
         self._backends: _Backends | None = None
-        self._cache: CompiledCache[CompiledLlguidance | CompiledXgrammar] = CompiledCache(
-            self._limits.cache_bytes, self._limits.tenant_cache_bytes
+        sizes = self._limits.cache_bytes, self._limits.tenant_cache_bytes
+        self._memory = GrammarMemory(*sizes)
+        self._cache: CompiledCache[Compiled] = CompiledCache(
+            *sizes, lambda compiled: not compiled.is_outgrown
         )
 
     def warm_up(self) -> None:
@@ -127,8 +171,15 @@ class MaskCompiler:
         except msgspec.DecodeError as error:
             raise GrammarInvalid(f"not a grammar spec: {error}") from error
         backends = self._ready()
-        compiled = self._cache.get(namespace, (spec.backend, spec.source), lambda: backends.compile(spec))
+        compiled = self._cache.get(
+            namespace, (spec.backend, spec.source), self._builder(backends, namespace, spec)
+        )
         return compiled.mask(backends.closer, fast_forward=spec.fast_forward, closes=spec.close)
+
+    def _builder(self, backends: _Backends, namespace: bytes, spec: GrammarSpec) -> Callable[[], Compiled]:
+        if spec.backend == "xgrammar":
+            return partial(backends.xgrammar.compile, spec.source)
+        return _TenantGrammar(namespace, spec, backends.llguidance, self._cache, self._memory).build
 
     def _ready(self) -> _Backends:
         with self._lock:

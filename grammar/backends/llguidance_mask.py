@@ -1,14 +1,18 @@
 """`TokenMask` by llguidance: an Earley parser over lexemes that compiles in milliseconds and keeps control tokens out
 of texts.
 
-Invariant: each limit counts work, so a hostile grammar fails with a message and never hangs.
+Invariant: each limit counts work, so a hostile grammar fails with a message and never hangs. A lexer, which grows while
+masks are filled, is only a cache: a mask can continue on a new build of its grammar.
 """
 
 import json
 import re
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
+from weakref import ref
 
 from llguidance import LLMatcher, LLParserLimits
 from torch import Tensor
@@ -21,8 +25,8 @@ from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.errors import GrammarInvalid, MatcherFailed, MatcherTooCostly
 
 WORK_SPENT = ("ParserTooComplex", "LexerTooComplex")
-EXPRESSIONS_SPENT = "too many expressions"
-"""A limit of the library's regular expressions, which it reports as an error like any other."""
+LEXER_SPENT = "lexer error: "
+"""The start of errors of a lexer with too many states or expressions. All masks of the grammar share it, and get them too."""
 
 NOTHING_CAN_FOLLOW = "NoExtensionBias"
 """The library's name of that limit in its errors."""
@@ -33,22 +37,32 @@ OUR_PLACE = re.compile(r"^at \d+\(\d+\): (?=failed to compile JSON schema|invali
 TOKEN_OR_TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|(<[^<>\s]+>)', re.DOTALL)
 """Lark tokens: a string, a comment, a regular expression, or, in the one group, a token name."""
 
-BYTES_PER_SOURCE_BYTE = 64
+BYTES_PER_SOURCE_BYTE = 128
 """Estimated memory of a compiled grammar per byte of its source; the library reports no size."""
 BYTES_AT_LEAST = 65_536
+
+WARM_S = 0.0002
+"""CPU time of a mask whose lexer states exist already. A mask of 49k tokens takes 10 to 150 us then."""
+GROWTH_BYTES_PER_S = 600 << 20
+"""Estimated growth of a lexer per second of CPU time in slower masks; measured: 100 to 335 MB by grammar on one core."""
+MAX_GROWTH_BYTES = 64 << 20
+"""Upper bound of that estimate, since slow masks may also be those of a lexer that no longer grows."""
+
+QUICK_BUILD_S = 0.05
+"""CPU time of a build that a mask may wait for: usual schemas take 1 to 5 ms, 128 tools 400 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlguidanceLimits:
     """Work in the library's units. 50k lexer fuel to build, 14k to step and 20k parser items take about a millisecond
-    each.
+    each. A lexer state takes 0.3 to 2.3 KB, and a mask has all states of its sequence and of its next tokens.
     """
 
     initial_lexer_fuel: int = 1_000_000
     step_lexer_fuel: int = 200_000
     step_max_items: int = 200_000
     max_items_in_row: int = 20_000
-    max_lexer_states: int = 50_000
+    max_lexer_states: int = 16_384
     max_grammar_size: int = 500_000
 
     def parser_limits(self) -> LLParserLimits:
@@ -69,7 +83,16 @@ class LlguidanceMask:
     The end token is counted here: the library counts it only where more text could follow.
     """
 
-    __slots__ = ("_closer", "_closes", "_compiled", "_ended", "_fast_forward", "_matcher")
+    __slots__ = (
+        "_accepted",
+        "_closer",
+        "_closes",
+        "_compiled",
+        "_ended",
+        "_fast_forward",
+        "_matcher",
+        "_may_rebuild",
+    )
 
     def __init__(
         self,
@@ -79,6 +102,7 @@ class LlguidanceMask:
         *,
         fast_forward: bool,
         closes: bool,
+        accepted: Sequence[int] = (),
         ended: bool = False,
     ) -> None:
         self._matcher = matcher
@@ -86,7 +110,9 @@ class LlguidanceMask:
         self._closer = closer
         self._fast_forward = fast_forward
         self._closes = closes
+        self._accepted = list(accepted)
         self._ended = ended
+        self._may_rebuild = True
 
     def fill(self, bitmask: Tensor, row: int) -> None:
         """Write every word of the row of an int32 CPU tensor [rows, words]; zeros where nothing can follow.
@@ -99,11 +125,40 @@ class LlguidanceMask:
         if self._ended:
             bitmask[row].copy_(self._compiled.end)
             return
-        self._matcher.unsafe_compute_mask_ptr(bitmask.data_ptr() + row * bitmask.stride(0) * 4, words * 4)
+        target = bitmask.data_ptr() + row * bitmask.stride(0) * 4
+        is_rebuilt = self._compiled.is_outgrown and self._may_rebuild
+        if is_rebuilt:
+            self._rebuild()
+        self._compute(target, words * 4)
+        if self._is_lexer_spent() and self._may_rebuild and not is_rebuilt:
+            self._rebuild()
+            self._compute(target, words * 4)
         if self._matcher.is_error():
             if not self._matcher.get_error().startswith(NOTHING_CAN_FOLLOW):
                 raise self._failure()
             bitmask[row].zero_()
+
+    def _compute(self, target: int, size_bytes: int) -> None:
+        began = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(target, size_bytes)
+        seconds = time.thread_time() - began
+        if seconds > WARM_S:
+            self._compiled.grow(seconds)
+            if self._may_rebuild:
+                self._compiled.report_growth()
+
+    def _rebuild(self) -> None:
+        """Continue on a new build, whose lexer has the states of the accepted tokens only. The old one is freed with its
+        last mask.
+        """
+        compiled = self._compiled.rebuilt()
+        matcher = compiled.matcher()
+        if matcher.try_consume_tokens(self._accepted) != len(self._accepted):
+            raise MatcherFailed("a new build of the grammar refuses what the old one accepted")
+        self._matcher, self._compiled = matcher, compiled
+
+    def _is_lexer_spent(self) -> bool:
+        return bool(self._matcher.is_error() and self._matcher.get_error().startswith(LEXER_SPENT))
 
     def accept(self, token_id: int) -> bool:
         if self._ended:
@@ -111,10 +166,17 @@ class LlguidanceMask:
         if token_id in self._compiled.end_token_ids:
             self._ended = self.is_complete()
             return self._ended
-        consumed = bool(self._matcher.try_consume_tokens([token_id]) == 1)
-        if not consumed and self._matcher.is_error():
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            self._accepted.append(token_id)
+            return True
+        if self._is_lexer_spent() and self._may_rebuild:
+            # Another row's mask has spent the common lexer. The next `fill` rebuilds it, and checks this token again.
+            self._compiled.is_outgrown = True
+            self._accepted.append(token_id)
+            return True
+        if self._matcher.is_error():
             raise self._failure()
-        return consumed
+        return False
 
     def rollback(self, count: int) -> None:
         if self._ended and count > 0:
@@ -122,6 +184,7 @@ class LlguidanceMask:
             count -= 1
         if count and not self._matcher.rollback(count):
             raise self._failure()
+        del self._accepted[len(self._accepted) - count :]
 
     def fork(self) -> Self:
         return type(self)(
@@ -130,6 +193,7 @@ class LlguidanceMask:
             self._closer,
             fast_forward=self._fast_forward,
             closes=self._closes,
+            accepted=self._accepted,
             ended=self._ended,
         )
 
@@ -148,7 +212,12 @@ class LlguidanceMask:
         return tokens
 
     def closing_tokens(self, most: int) -> Sequence[int] | None:
-        return self._closer.find(self, most) if self._closes else None
+        """See `TokenMask`. The decoding step waits for the search, so its copies never build a grammar."""
+        if not self._closes:
+            return None
+        walker = self.fork()
+        walker._may_rebuild = False
+        return self._closer.find(walker, most)
 
     @property
     def family(self) -> object:
@@ -161,21 +230,83 @@ class LlguidanceMask:
 
     def _failure(self) -> MatcherFailed:
         message = without_source(self._matcher.get_error()) or "the matcher cannot undo so many tokens"
-        spent = self._matcher.stop_reason() in WORK_SPENT or EXPRESSIONS_SPENT in message
-        return MatcherTooCostly(message) if spent else MatcherFailed(message)
+        if self._is_lexer_spent():
+            self._compiled.is_outgrown = True
+            return MatcherTooCostly(message)
+        return (
+            MatcherTooCostly(message) if self._matcher.stop_reason() in WORK_SPENT else MatcherFailed(message)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndTokens:
+    """The tokens that end an output, and their bitmask: int32 [words]."""
+
+    ids: frozenset[int]
+    bitmask: Tensor
+
+
+class GrammarOwner(Protocol):
+    """What keeps a compiled grammar: it learns of growth, and builds the grammar again."""
+
+    def grown(self, compiled: "CompiledLlguidance") -> None: ...
+
+    def rebuilt(self) -> "CompiledLlguidance": ...
 
 
 class CompiledLlguidance:
-    """A grammar at its start, from which masks are created. `end` is the bitmask of the end tokens, int32 [words]."""
+    """A grammar at its start, from which masks are created.
 
-    def __init__(self, start: LLMatcher, source: str, end_token_ids: frozenset[int], end: Tensor) -> None:
+    Its masks share its lexer, whose states are added while masks are filled. `is_outgrown`: they continue on a new build.
+    """
+
+    def __init__(
+        self,
+        start: LLMatcher,
+        source: str,
+        tokens: "EndTokens",
+        owner: GrammarOwner,
+        build_s: float,
+    ) -> None:
         self._start = start
-        self.end_token_ids = end_token_ids
-        self.end = end
-        self.size_bytes = BYTES_AT_LEAST + BYTES_PER_SOURCE_BYTE * len(source)
+        self.end_token_ids = tokens.ids
+        self.end = tokens.bitmask
+        self._owner = owner
+        self.is_outgrown = False
+        self.is_quickly_built = build_s < QUICK_BUILD_S
+        self._bytes_at_start = BYTES_AT_LEAST + BYTES_PER_SOURCE_BYTE * len(source)
+        self._slow_s = 0.0
+        self._rebuilding = threading.Lock()
+        self._successor: ref[CompiledLlguidance] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated from the source and from the CPU time of masks that added lexer states."""
+        return self._bytes_at_start + min(int(self._slow_s * GROWTH_BYTES_PER_S), MAX_GROWTH_BYTES)
 
     def mask(self, closer: CloseFinder, *, fast_forward: bool, closes: bool) -> LlguidanceMask:
-        return LlguidanceMask(self._start.deep_copy(), self, closer, fast_forward=fast_forward, closes=closes)
+        return LlguidanceMask(self.matcher(), self, closer, fast_forward=fast_forward, closes=closes)
+
+    def matcher(self) -> LLMatcher:
+        """Return a matcher at the start."""
+        return self._start.deep_copy()
+
+    def grow(self, seconds: float) -> None:
+        """Count the CPU time of one slow mask."""
+        self._slow_s += seconds
+
+    def report_growth(self) -> None:
+        self._owner.grown(self)
+
+    def rebuilt(self) -> "CompiledLlguidance":
+        """Return a new build of this grammar, the same for all masks. Slow. Raises `GrammarInvalid`."""
+        with self._rebuilding:
+            successor = self._successor() if self._successor is not None else None
+            if successor is None or successor.is_outgrown:
+                self.is_outgrown = True
+                successor = self._owner.rebuilt()
+                self._successor = ref(successor)
+            return successor
 
 
 class LlguidanceCompiler:
@@ -187,16 +318,19 @@ class LlguidanceCompiler:
         self._vocabulary = vocabulary
         self._limits = limits.parser_limits()
         self.tokenizer = llguidance_tokenizer(vocabulary)
-        self._end = bits_of(vocabulary.end_token_ids, vocabulary.bitmask_words)
+        end = bits_of(vocabulary.end_token_ids, vocabulary.bitmask_words)
+        self._end = EndTokens(vocabulary.end_token_ids, end)
 
-    def compile(self, source: str) -> CompiledLlguidance:
+    def compile(self, source: str, owner: GrammarOwner) -> CompiledLlguidance:
         """Compile a source of `emit_llguidance.py`. Raises `GrammarInvalid`."""
         grammar = f"{source}\n{self._control_tokens(source)}"
         self._check_named(source)
+        began = time.thread_time()
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             raise GrammarInvalid(without_source(matcher.get_error()))
-        return CompiledLlguidance(matcher, source, self._vocabulary.end_token_ids, self._end)
+        build_s = time.thread_time() - began
+        return CompiledLlguidance(matcher, source, self._end, owner, build_s)
 
     def _control_tokens(self, source: str) -> str:
         """Return rules for the control tokens that the last line lists."""

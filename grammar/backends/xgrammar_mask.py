@@ -160,7 +160,9 @@ class XgrammarMask:
 
 
 class CompiledXgrammar:
-    """A grammar at its start, from which masks are created."""
+    """A grammar at its start, from which masks are created. It does not grow while they are used."""
+
+    is_outgrown = False
 
     def __init__(
         self,

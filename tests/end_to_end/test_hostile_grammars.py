@@ -1,5 +1,5 @@
-"""Every hostile grammar over HTTP beside streaming rows of another tenant: an answer or a 400 in time, the rows go on, and
-memory comes back.
+"""Hostile grammars over HTTP beside requests of another tenant: an answer or a 400 in time, the others go on, and memory
+comes back. So do grammars that pass every check and grow while they decode.
 """
 
 import asyncio
@@ -27,6 +27,18 @@ KEPT_BYTES = 400 << 20
 SETTLE_S = 20.0
 # The benchmark requires a factor of two on a quiet machine; this test only distinguishes a standstill from a busy machine.
 MAX_GAP_RATIO = 10.0
+
+GROWING = 500
+GROWING_AT_ONCE = 12
+GROWING_TOKENS = 25
+MAX_GROWTH_BYTES = 200 << 20
+FIELDS = ("a", "b", "c")
+THREE_FIELDS = {
+    "type": "object",
+    "properties": {field: {"enum": ["x", "y"]} for field in FIELDS},
+    "required": list(FIELDS),
+    "additionalProperties": False,
+}
 
 
 @dataclass
@@ -64,6 +76,85 @@ def test_hostile_grammars_do_not_delay_other_tenants(
         f"\n{len(replies)} hostile grammars: {refused} refused; slowest {slowest.case.name} in {slowest.seconds:.1f} s;"
         f" p99 between chunks of {ROWS} neighbours {p99[0]} alone, {p99[1]} beside; {grown >> 20} MiB kept"
     )
+
+
+@pytest.mark.long
+def test_grammars_that_grow_while_they_decode_leave_the_engine_as_large_as_before(demo: LiveServer) -> None:
+    """Each takes 5 to 17 MB by its 25th token where nothing bounds it, and counts as 64 KB when it has been compiled."""
+    others, growth = asyncio.run(decode_growing_grammars(demo))
+    print(
+        f"\n{GROWING} grammars: {growth.end >> 20} MiB more in the end, {growth.most >> 20} MiB at most; {others} others"
+    )
+    assert growth.most < MAX_GROWTH_BYTES and others > 0
+
+
+@dataclass
+class Growth:
+    """Bytes of the engine above those at the start: the most that was seen, and in the end."""
+
+    most: int = 0
+    end: int = 0
+
+
+async def decode_growing_grammars(demo: LiveServer) -> tuple[int, Growth]:
+    """Decode under the grammars of one tenant; return the answers that another one got meanwhile, and the growth."""
+    async with tenant_client(demo, 1) as hostile, tenant_client(demo, 0) as other:
+        await asyncio.gather(*(answer_others(demo, other) for _ in range(GROWING_AT_ONCE)))
+        before, growth = engine_bytes(demo), Growth()
+        numbers = iter(range(GROWING))
+        attack = asyncio.gather(
+            *(answer_growing(demo, hostile, numbers, growth, before) for _ in range(GROWING_AT_ONCE))
+        )
+        answered = 0
+        while not attack.done():
+            await answer_others(demo, other)
+            answered += 1
+        await attack
+        growth.end = engine_bytes(demo) - before
+        return answered, growth
+
+
+def tenant_client(demo: LiveServer, tenant: int) -> AsyncOpenAI:
+    key = demo.access.tenants[tenant].api_key
+    return AsyncOpenAI(base_url=f"{demo.url}/v1", api_key=key, max_retries=0, timeout=120)
+
+
+async def answer_growing(
+    demo: LiveServer, client: AsyncOpenAI, numbers: Iterator[int], growth: Growth, before: int
+) -> None:
+    for number in numbers:
+        grammar = {"structured_outputs": {"regex": f"{number}[a-z ]*[aeiou][a-z ]{{20}}"}}
+        await client.chat.completions.create(
+            model=demo.access.model,
+            messages=[{"role": "user", "content": "Once"}],
+            max_tokens=GROWING_TOKENS,
+            temperature=1.5,
+            seed=number,
+            extra_body=grammar,
+        )
+        growth.most = max(growth.most, engine_bytes(demo) - before)
+
+
+async def answer_others(demo: LiveServer, client: AsyncOpenAI) -> None:
+    """One plain answer and one under an ordinary schema."""
+    model = demo.access.model
+    plain = await client.completions.create(model=model, prompt="Once", max_tokens=8)
+    assert plain.choices[0].finish_reason in ("length", "stop")
+    schema = {"type": "json_schema", "json_schema": {"name": "three", "schema": THREE_FIELDS}}
+    formed = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Once"}],
+        max_tokens=64,
+        extra_body={"response_format": schema},
+    )
+    assert set(json.loads(formed.choices[0].message.content or "")) == set(FIELDS)
+
+
+def engine_bytes(demo: LiveServer) -> int:
+    status = Path(f"/proc/{demo.engine_pid}/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)
+    assert found, status
+    return int(found[1]) << 10
 
 
 def is_right(reply: Reply) -> bool:

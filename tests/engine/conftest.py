@@ -272,6 +272,7 @@ class Simulation:
             {1},
         )
         self.sequences: list[Sequence] = []
+        self.masks: dict[Sequence, ScriptedMask] = {}
         self.outputs: list[StepOutput] = []
         self.failures: list[tuple[Sequence, EngineError]] = []
         self.first_token_at: dict[Sequence, float] = {}
@@ -305,9 +306,10 @@ class Simulation:
 
     def give_mask(self, choices: list[Sequence], mask: ScriptedMask) -> None:
         """Let a request submitted with a `grammar` go on, as the engine does once it is compiled."""
-        choices[0].token_mask = mask
-        for sibling in choices[1:]:
-            sibling.token_mask = mask.fork()
+        masks = [mask, *(mask.fork() for _ in choices[1:])]
+        for sequence, each in zip(choices, masks, strict=True):
+            if sequence.status is not SequenceStatus.FINISHED:
+                self.masks[sequence] = sequence.token_mask = each
 
     def step(self) -> StepPlan | None:
         plan = self.scheduler.schedule()

@@ -1,5 +1,8 @@
 """The LRU cache per tenant and its byte limits."""
 
+from dataclasses import dataclass
+from operator import attrgetter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +61,31 @@ def test_bytes_are_counted_and_bounded(puts: list[tuple[int, int, str]]) -> None
         assert cache.size_bytes == sum(sizes.values()) <= ENTRY_BYTES * 5
         for t in range(3):
             assert sum(size for place, size in sizes.items() if place[0] == t) <= ENTRY_BYTES * 3
+
+
+@dataclass
+class Growing:
+    size_bytes: int
+
+
+def test_what_has_grown_is_counted_again_and_evicts_the_oldest() -> None:
+    cache: TenantCache[Growing] = TenantCache(100, 60, attrgetter("size_bytes"))
+    values = [Growing(10) for _ in range(3)]
+    for key, value in enumerate(values):
+        cache.put(b"a", key, value)
+    cache.put(b"b", 0, Growing(30))
+    values[1].size_bytes = 45
+    assert cache.size_bytes == 60
+    cache.reweigh(b"a", 1)
+    assert [cache.get(b"a", key) for key in range(3)] == [None, *values[1:]]
+    assert cache.size_bytes == 85 and cache.get(b"b", 0) is not None
+
+
+def test_what_has_grown_above_the_bound_is_dropped() -> None:
+    cache: TenantCache[Growing] = TenantCache(100, 60, attrgetter("size_bytes"))
+    value = Growing(10)
+    cache.put(b"a", 0, value)
+    value.size_bytes = 61
+    cache.reweigh(b"a", 0)
+    cache.reweigh(b"a", 0)
+    assert cache.get(b"a", 0) is None and cache.size_bytes == 0

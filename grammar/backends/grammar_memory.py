@@ -1,0 +1,72 @@
+"""`GrammarMemory`: what the compiled grammars of all tenants take, cached or in use, and which of them are to be rebuilt.
+
+Invariant: a tenant within its share has no grammar rebuilt for what other tenants use.
+"""
+
+import threading
+from typing import Protocol
+from weakref import WeakSet
+
+
+class GrowingGrammar(Protocol):
+    """A compiled grammar that grows while it is used. `is_outgrown`: its masks are to continue on a new build."""
+
+    is_outgrown: bool
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def is_quickly_built(self) -> bool: ...
+
+
+class GrammarMemory:
+    """Marks the largest grammars of a tenant above its share. Safe to use from several threads.
+
+    The share is `max_tenant_bytes`, or an equal part of `max_bytes` while all tenants together use more than that.
+    """
+
+    def __init__(self, max_bytes: int, max_tenant_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_tenant_bytes = max_tenant_bytes
+        self._lock = threading.Lock()
+        self._grammars: dict[bytes, WeakSet[GrowingGrammar]] = {}
+        self._sizes: dict[bytes, int] = {}
+
+    def add(self, namespace: bytes, grammar: GrowingGrammar) -> None:
+        """Count `grammar` for as long as it lives."""
+        with self._lock:
+            for empty in [each for each, grammars in self._grammars.items() if not grammars]:
+                del self._grammars[empty], self._sizes[empty]
+            self._grammars.setdefault(namespace, WeakSet()).add(grammar)
+            self._weigh(namespace)
+
+    def size_bytes(self, namespace: bytes) -> int:
+        """Return the estimated bytes of a tenant's grammars."""
+        with self._lock:
+            return self._weigh(namespace) if namespace in self._grammars else 0
+
+    def grown(self, namespace: bytes, grammar: GrowingGrammar) -> None:
+        """Mark `grammar`, which has just grown, if its tenant is above its share and it takes most of that share.
+
+        One that takes long to build is not marked: its number of lexer states alone bounds it.
+        """
+        with self._lock:
+            size, share = self._weigh(namespace), self._share_bytes()
+            count = len(self._grammars[namespace])
+        if size > share and grammar.size_bytes > share // count and grammar.is_quickly_built:
+            grammar.is_outgrown = True
+
+    def _weigh(self, namespace: bytes) -> int:
+        size = sum(grammar.size_bytes for grammar in list(self._grammars[namespace]))
+        self._sizes[namespace] = size
+        return size
+
+    def _share_bytes(self) -> int:
+        """Weigh all tenants only where their last known sizes, which miss what was freed since, exceed the bound."""
+        if (
+            sum(self._sizes.values()) > self._max_bytes
+            and sum(map(self._weigh, self._grammars)) > self._max_bytes
+        ):
+            return min(self._max_tenant_bytes, self._max_bytes // len(self._grammars))
+        return self._max_tenant_bytes
