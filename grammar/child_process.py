@@ -13,19 +13,22 @@ from contextlib import suppress
 from typing import Final
 
 READ_AHEAD: Final = 1 << 20
-PYTHON: Final = (sys.executable, "-P")
-"""This interpreter without the working directory, or a script's folder, on its module path."""
 
 
-def python_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """Return the command `python -P -m module arguments`."""
-    return (*PYTHON, "-m", module, *arguments)
+def python_command(*arguments: str) -> tuple[str, ...]:
+    """Return a command of this interpreter, without the working directory or a script's folder on its module path."""
+    return (sys.executable, "-P", *arguments)
+
+
+def module_command(module: str, *arguments: str) -> tuple[str, ...]:
+    """Return the command that runs `module` as a program."""
+    return python_command("-m", module, *arguments)
 
 
 async def spawn_child(module: str, *arguments: str, environment: Mapping[str, str]) -> Process:
-    """Start `python_command`. A line of its output has at most `READ_AHEAD` bytes. Raises `OSError`."""
+    """Start a module as a program. A line of its output has at most `READ_AHEAD` bytes. Raises `OSError`."""
     return await asyncio.create_subprocess_exec(
-        *python_command(module, *arguments),
+        *module_command(module, *arguments),
         stdin=PIPE,
         stdout=PIPE,
         env=dict(environment),

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 
-from loraplex.grammar.child_process import PYTHON
+from loraplex.grammar.child_process import python_command
 from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.config import foreign_environment
 
@@ -42,7 +42,7 @@ class LocalServer:
         environment = foreign_environment() | {f"LORAPLEX_{name.upper()}": own[name] for name in own}
         with self._log_path.open("w") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                *(*PYTHON, "-c", _RUN, "serve"),
+                *python_command("-c", _RUN, "serve"),
                 cwd=self._folder,
                 env=environment,
                 stdin=asyncio.subprocess.DEVNULL,

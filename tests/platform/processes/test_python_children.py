@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.grammar.child_process import PYTHON, end_child, python_command, spawn_child
+from loraplex.grammar.child_process import end_child, module_command, python_command, spawn_child
 from loraplex.platform.config import engine_environment, foreign_environment
 from loraplex.platform.engines.process import MODULE
 
@@ -78,7 +78,7 @@ async def test_children_and_grandchildren_import_nothing_from_the_working_direct
         program = (
             "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import msgspec'], check=True)"
         )
-        grandchild = await asyncio.create_subprocess_exec(*PYTHON, "-c", program, env=environment)
+        grandchild = await asyncio.create_subprocess_exec(*python_command("-c", program), env=environment)
         assert await grandchild.wait() == 0
         await end_child(child)
     assert not (hostile / "trace").exists()
@@ -92,7 +92,7 @@ def test_absolute_folders_of_the_operator_stay_on_the_path(monkeypatch: pytest.M
 
 
 def test_a_signal_ends_an_engine_process_at_once_while_it_starts() -> None:
-    engine = subprocess.Popen(python_command(MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    engine = subprocess.Popen(module_command(MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         engine.send_signal(signal.SIGTERM)
         assert engine.wait(5) == -signal.SIGTERM

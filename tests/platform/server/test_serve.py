@@ -24,7 +24,7 @@ from tests.end_to_end.live_server import command_line
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar.child_process import PYTHON
+from loraplex.grammar.child_process import python_command
 from loraplex.platform.config import PLAIN_HTTP, load_settings
 from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
@@ -125,7 +125,7 @@ def serving(
     environment["LORAPLEX_FAKE_ENGINE"] = str(folder / "script.json")
     options = ["--port", "0", "--data-dir", str(folder / "data")]
     options += ["--model", str(model)] if model is not None else []
-    command = [*PYTHON, "-c", RUN, "serve", *options, *arguments]
+    command = python_command("-c", RUN, "serve", *options, *arguments)
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
