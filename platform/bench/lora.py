@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import msgspec
@@ -249,17 +250,17 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def run_in_subprocess(module: str, job: msgspec.Struct) -> Report:
+def run_in_subprocess(module: str, job: msgspec.Struct, folder: Path | None = None) -> Report:
     """Run `module` as a process in the environment of engines: threads bound to cores, huge pages.
 
-    The module reads `job` from standard input and writes its report as its last line. Raises `BenchFailed` with the last line
+    `folder` is imported from, besides installed packages. The module reads `job` from standard input and writes its report as its last line. Raises `BenchFailed` with the last line
     of the child's standard error.
     """
     child = subprocess.run(
         module_command(module),
         input=msgspec.json.encode(job),
         capture_output=True,
-        env=engine_environment(),
+        env=engine_environment() | ({} if folder is None else {"PYTHONPATH": str(folder)}),
         check=False,
     )
     if child.returncode != 0:

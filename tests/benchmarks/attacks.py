@@ -4,7 +4,6 @@ Invariant: in both cases the attacker is a process of its own that runs the same
 """
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +12,9 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 from tests.benchmarks.attackers.job import AttackJob
 from tests.benchmarks.attackers.registry import ATTACKERS
+from tests.benchmarks.checkout import CHECKOUT
 
+from loraplex.grammar.child_process import module_command
 from loraplex.platform.bench.client import CompletionRequest
 from loraplex.platform.bench.fixtures import open_fixtures, token_pool
 from loraplex.platform.bench.latency_metrics import percentile
@@ -87,7 +88,7 @@ async def _measure_one(
                     CompletionRequest(BASE_MODEL, prompt, shape.output_len, tenant.api_key)
                     for prompt in prompts
                 ]
-                job = AttackJob(attack, target, attacker.api_key, BASE_MODEL, number)
+                job = AttackJob(attack, target, attacker.api_key, BASE_MODEL, number, shape.seconds)
                 async with run_attacker(job) as attacks:
                     load = await run_load(server.base_url, requests, offsets=offsets)
                 if number:
@@ -97,13 +98,14 @@ async def _measure_one(
 
 @asynccontextmanager
 async def run_attacker(job: AttackJob) -> AsyncIterator[Counter[str]]:
-    """Run the attacker's process during the block; afterwards the counter has the statuses it got."""
+    """Run the attacker's process beside the block; afterwards the counter has its outcome."""
     counted: Counter[str] = Counter()
-    process = await _child("tests.benchmarks.attackers", msgspec.json.encode(job) + b"\n")
+    process = await _child("tests.benchmarks.attackers", msgspec.json.encode(job))
+    ending = asyncio.create_task(_end(process, job.seconds + STOP_S))
     try:
         yield counted
     finally:
-        counted.update(msgspec.json.decode(await _end(process), type=dict[str, int]))
+        counted.update(msgspec.json.decode(await ending, type=dict[str, int]))
 
 
 @asynccontextmanager
@@ -114,33 +116,33 @@ async def run_stub() -> AsyncIterator[str]:
     try:
         yield (await process.stdout.readline()).decode().strip()
     finally:
-        await _end(process)
+        await _end(process, STOP_S)
 
 
-async def _child(module: str, line: bytes) -> asyncio.subprocess.Process:
+async def _child(module: str, data: bytes) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module),
+        *module_command(module),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env=foreign_environment(),
+        env=foreign_environment() | {"PYTHONPATH": str(CHECKOUT)},
     )
     assert process.stdin is not None
-    process.stdin.write(line)
+    process.stdin.write(data)
     await process.stdin.drain()
     return process
 
 
-async def _end(process: asyncio.subprocess.Process) -> bytes:
-    """Close the child's standard input, which ends it, and return what it printed. Raises `BenchFailed`."""
+async def _end(process: asyncio.subprocess.Process, within_s: float) -> bytes:
+    """Close the child's standard input, wait for its end and return what it printed. Raises `BenchFailed`."""
     assert process.stdin is not None
     process.stdin.close()
     try:
-        async with asyncio.timeout(STOP_S):
+        async with asyncio.timeout(within_s):
             output, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
-        raise BenchFailed(f"a process of the benchmark did not end within {STOP_S:g} s") from None
+        raise BenchFailed(f"a process of the benchmark did not end within {within_s:g} s") from None
     if process.returncode:
         raise BenchFailed(f"a process of the benchmark ended with {process.returncode}")
     return output

@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import msgspec
 import torch
+from tests.benchmarks.checkout import CHECKOUT
 from tests.benchmarks.large_vocabulary import TEXT_BYTES, larger_tokenizer
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -273,7 +274,7 @@ def _argument(drawn: random.Random, schema: Schema) -> object:
 
 def measure_in_subprocess(job: MaskJob) -> Report:
     """Run the job in a child process. Raises `BenchFailed`."""
-    return run_in_subprocess(MODULE, job)
+    return run_in_subprocess(MODULE, job, CHECKOUT)
 
 
 def main() -> None:

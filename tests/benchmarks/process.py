@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 import torch
+from tests.benchmarks.checkout import CHECKOUT
 from tests.benchmarks.kernels.attention import decode_problem, prefill_problem
 from tests.benchmarks.kernels.clock import product_rate, sets_of, time_calls
 from tests.benchmarks.kernels.gemm import gemm_problem
@@ -58,7 +59,7 @@ class KernelJob(msgspec.Struct, frozen=True):
 
 def measure_in_subprocess(job: KernelJob) -> Report:
     """Run the job in a child process. Raises `BenchFailed`."""
-    return run_in_subprocess(MODULE, job)
+    return run_in_subprocess(MODULE, job, CHECKOUT)
 
 
 def measure_kernels(job: KernelJob) -> Report:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import msgspec
+from tests.benchmarks.checkout import CHECKOUT
 
 from loraplex.engine.config import CacheConfig, EngineConfig
 from loraplex.engine.engine import Engine
@@ -142,7 +143,7 @@ def _add(
 
 def measure_in_subprocess(job: QuantizationJob) -> Report:
     """Run the job in a child process. Raises `BenchFailed`."""
-    return run_in_subprocess(MODULE, job)
+    return run_in_subprocess(MODULE, job, CHECKOUT)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A server that reads every request and answers it without work: `python -m tests.benchmarks.stub_server`.
+"""A server that reads requests, refuses large ones, and answers without work: `python -m tests.benchmarks.stub_server`.
 
 Invariant: it prints its address once it listens and ends with its standard input.
 """
@@ -9,6 +9,8 @@ import sys
 from contextlib import suppress
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+REFUSAL = b"HTTP/1.1 413 Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+MAX_BODY_BYTES = 1 << 20
 MAX_HEAD_BYTES = 1 << 16
 PIECE_BYTES = 1 << 16
 
@@ -18,6 +20,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     with suppress(OSError, EOFError):
         while head := await reader.readuntil(b"\r\n\r\n"):
             length = re.search(rb"(?i)content-length: *(\d+)", head)
+            if length and int(length[1]) > MAX_BODY_BYTES:
+                writer.write(REFUSAL)
+                break
             await _discard(reader, int(length[1]) if length else 0)
             writer.write(ANSWER)
             await writer.drain()

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 
 import httpx
@@ -12,14 +14,17 @@ PAUSE_S = 0.1
 MAX_TOKENS = 25
 
 
-async def send_growing_grammars(job: AttackJob, statuses: Counter[str]) -> None:
-    """Send one grammar after another, all different, until cancelled."""
+async def send_growing_grammars(job: AttackJob) -> Mapping[str, int]:
+    """Send one grammar after another, all different."""
     numbers = count(1_000_000 * job.number)
+    statuses: Counter[str] = Counter()
     headers = {"authorization": f"Bearer {job.api_key}"}
     async with httpx.AsyncClient(base_url=job.base_url, headers=headers, timeout=120) as client:
-        await asyncio.gather(
-            *(_send_one_after_another(client, job.model, numbers, statuses) for _ in range(WORKERS))
-        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(job.seconds), asyncio.TaskGroup() as group:
+                for _ in range(WORKERS):
+                    group.create_task(_send_one_after_another(client, job.model, numbers, statuses))
+    return statuses
 
 
 async def _send_one_after_another(

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from tests.benchmarks.http_attacks import ATTACKS
+from tests.benchmarks.attackers.connections import ATTACKS
 
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
 from loraplex.platform.server.http_protocol import BoundedHttpProtocol

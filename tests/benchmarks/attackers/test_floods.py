@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections import Counter
 
-from tests.benchmarks.attackers import PROMPTS, Attack, flood_with_forged_keys, flood_with_prompts
+from tests.benchmarks.attackers.floods import PROMPTS, Attack, flood_with_forged_keys, flood_with_prompts
 
 from loraplex.tenants.api_keys.key_format import parse_key
 
