@@ -187,7 +187,7 @@ class LlguidanceMask:
         del self._accepted[len(self._accepted) - count :]
 
     def fork(self) -> Self:
-        return type(self)(
+        copy = type(self)(
             self._matcher.deep_copy(),
             self._compiled,
             self._closer,
@@ -196,6 +196,8 @@ class LlguidanceMask:
             accepted=self._accepted,
             ended=self._ended,
         )
+        copy._may_rebuild = self._may_rebuild
+        return copy
 
     def is_complete(self) -> bool:
         return bool(self._matcher.is_accepting())
