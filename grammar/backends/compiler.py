@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from operator import attrgetter
 from typing import Generic, Protocol, TypeAlias, TypeVar, cast
 
@@ -171,15 +170,14 @@ class MaskCompiler:
         except msgspec.DecodeError as error:
             raise GrammarInvalid(f"not a grammar spec: {error}") from error
         backends = self._ready()
-        compiled = self._cache.get(
-            namespace, (spec.backend, spec.source), self._builder(backends, namespace, spec)
-        )
+        key = spec.backend, spec.source
+        compiled = self._cache.get(namespace, key, lambda: self._build(backends, namespace, spec))
         return compiled.mask(backends.closer, fast_forward=spec.fast_forward, closes=spec.close)
 
-    def _builder(self, backends: _Backends, namespace: bytes, spec: GrammarSpec) -> Callable[[], Compiled]:
+    def _build(self, backends: _Backends, namespace: bytes, spec: GrammarSpec) -> Compiled:
         if spec.backend == "xgrammar":
-            return partial(backends.xgrammar.compile, spec.source)
-        return _TenantGrammar(namespace, spec, backends.llguidance, self._cache, self._memory).build
+            return backends.xgrammar.compile(spec.source)
+        return _TenantGrammar(namespace, spec, backends.llguidance, self._cache, self._memory).build()
 
     def _ready(self) -> _Backends:
         with self._lock:

@@ -125,14 +125,14 @@ class LlguidanceMask:
         if self._ended:
             bitmask[row].copy_(self._compiled.end)
             return
-        target = bitmask.data_ptr() + row * bitmask.stride(0) * 4
-        is_rebuilt = self._compiled.is_outgrown and self._may_rebuild
-        if is_rebuilt:
+        target = bitmask.data_ptr() + row * bitmask.stride(0) * 4, words * 4
+        if self._compiled.is_outgrown and self._may_rebuild:
             self._rebuild()
-        self._compute(target, words * 4)
-        if self._is_lexer_spent() and self._may_rebuild and not is_rebuilt:
+        self._compute(*target)
+        if self._matcher.is_error() and self._is_lexer_spent() and self._may_rebuild:
+            # This mask, or that of another row, needs more states than the lexer may add to those that it has.
             self._rebuild()
-            self._compute(target, words * 4)
+            self._compute(*target)
         if self._matcher.is_error():
             if not self._matcher.get_error().startswith(NOTHING_CAN_FOLLOW):
                 raise self._failure()
@@ -158,7 +158,7 @@ class LlguidanceMask:
         self._matcher, self._compiled = matcher, compiled
 
     def _is_lexer_spent(self) -> bool:
-        return bool(self._matcher.is_error() and self._matcher.get_error().startswith(LEXER_SPENT))
+        return bool(self._matcher.get_error().startswith(LEXER_SPENT))
 
     def accept(self, token_id: int) -> bool:
         if self._ended:
@@ -187,7 +187,7 @@ class LlguidanceMask:
         del self._accepted[len(self._accepted) - count :]
 
     def fork(self) -> Self:
-        return type(self)(
+        copy = type(self)(
             self._matcher.deep_copy(),
             self._compiled,
             self._closer,
@@ -196,6 +196,8 @@ class LlguidanceMask:
             accepted=self._accepted,
             ended=self._ended,
         )
+        copy._may_rebuild = self._may_rebuild
+        return copy
 
     def is_complete(self) -> bool:
         return bool(self._matcher.is_accepting())

@@ -22,7 +22,7 @@ from loraplex.grammar.tree import Pattern
 
 END = "<|end|>"
 NUM_WORDS = 16_000
-TENANT_BYTES = 32 << 20
+TENANT_BYTES = 16 << 20
 
 
 def wordy_vocabulary() -> Vocabulary:
@@ -46,7 +46,9 @@ def growing_grammar(number: int) -> bytes:
 
 
 def compiler_of(
-    vocabulary: Vocabulary, tenant_bytes: int = TENANT_BYTES, states: int = 16_384
+    vocabulary: Vocabulary,
+    tenant_bytes: int = TENANT_BYTES,
+    states: int = LlguidanceLimits().max_lexer_states,
 ) -> MaskCompiler:
     limits = LlguidanceLimits(max_lexer_states=states)
     return MaskCompiler(vocabulary, CompilerConfig(tenant_cache_bytes=tenant_bytes, llguidance=limits))

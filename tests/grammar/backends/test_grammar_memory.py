@@ -16,10 +16,11 @@ from tests.grammar.growing_grammars import (
 
 from loraplex.grammar.backends import emit_llguidance
 from loraplex.grammar.backends.grammar_memory import GrammarMemory
+from loraplex.grammar.backends.llguidance_mask import CompiledLlguidance
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.errors import MatcherTooCostly
 from loraplex.grammar.spec import GrammarSpec, encode_spec
-from loraplex.grammar.tree import Literal
+from loraplex.grammar.tree import Literal, Pattern
 
 TOKENS = 25
 UNBOUNDED = 1 << 40
@@ -32,7 +33,7 @@ def vocabulary() -> Vocabulary:
 
 def test_growing_grammars_of_one_tenant_stay_within_its_share() -> None:
     """Unbounded, each takes 9 MB by its 25th token."""
-    command = [sys.executable, "-m", "tests.grammar.growing_grammars", "24", str(TOKENS)]
+    command = [sys.executable, "-m", "tests.grammar.growing_grammars", "12", str(TOKENS)]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
     assert grown < 2.5 * TENANT_BYTES
 
@@ -86,6 +87,24 @@ def test_an_ordinary_grammar_is_built_once(vocabulary: Vocabulary) -> None:
         while not mask.is_final():
             assert mask.accept(allowed_by(mask, vocabulary)[0])
     assert len({mask.family for mask in masks}) == 1
+
+
+def test_a_search_for_the_end_of_a_document_builds_nothing(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoding step waits for it."""
+    source = emit_llguidance.emit(Pattern("[a-z]+;"))
+    spec = encode_spec(GrammarSpec(backend="llguidance", source=source, close=True))
+    mask = compiler_of(vocabulary).compile(b"tenant", spec)
+    monkeypatch.setattr(mask.family, "is_outgrown", True)
+    monkeypatch.setattr(CompiledLlguidance, "rebuilt", refuse)
+    assert mask.closing_tokens(8)
+    with pytest.raises(AssertionError, match="built again"):
+        allowed_by(mask, vocabulary)
+
+
+def refuse(compiled: CompiledLlguidance) -> CompiledLlguidance:
+    raise AssertionError("built again")
 
 
 @dataclass(eq=False)
