@@ -21,6 +21,7 @@ from loraplex.adapters.validation.result import Rejected, Validated, ValidationR
 from loraplex.adapters.validation.validate import validate_folder
 from loraplex.adapters.validation_process import MODULE, ValidationProcesses
 
+ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 MODULES = tuple(adaptable_modules(MODEL).values())
 BASE_DIGEST = "b" * 64
@@ -119,7 +120,7 @@ def misbehaving(behaviour: str, **limits: Any) -> ValidationProcesses:
     environment = {
         **os.environ,
         "BEHAVIOUR": behaviour,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path))),
     }
     return processes(MISBEHAVING, environment, **limits)
 
