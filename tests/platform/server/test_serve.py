@@ -284,9 +284,7 @@ def test_two_gateways_share_one_engine(tmp_path: Path, model_folder: Path, store
         tmp_path / "e", model_folder, fake, "--role", "engine", "--engine", address, wait=False
     ) as engine:
         arguments = ("--role", "gateway", "--engine", address, "--served-model-name", "tiny")
-        with serving(
-            tmp_path / "g", None, fake, *arguments, "--metrics-port", "0", settings=stores
-        ) as one:
+        with serving(tmp_path / "g", None, fake, *arguments, "--metrics-port", "0", settings=stores) as one:
             key = make_key(stores["database_url"])
             check_metrics_listener(one)
             with serving(tmp_path / "g", None, fake, *arguments, settings=stores) as two:
