@@ -4,6 +4,7 @@ Invariant: a tenant's bodies grow to at most a third of the memory that is free 
 Hahne 1998). Alone a tenant gets a quarter of the total, and each grant leaves three quarters of the free memory to others.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,21 +14,28 @@ from uuid import UUID
 from starlette.requests import Request
 
 from loraplex.platform.errors import BodyShareExceeded, Overloaded
+from loraplex.platform.tenant_limiter import TenantLimiter
 
 FREE_PER_SHARE: Final = 3
 """How many times a tenant's bytes must stay free."""
+CHUNKS_PER_ITERATION: Final = 4
+"""Chunks of one tenant's large bodies that one iteration of the event loop reads: each takes up to half a millisecond."""
+MAX_WAITING: Final = 1 << 20
+OPERATORS: Final = UUID(int=0)
+"""The account of bodies that operators send."""
 
 
 class BodyBudget:
-    """`total` bytes for the bodies of all tenants; the bodies of operators count as those of one tenant."""
+    """`total` bytes for the bodies of all tenants, and the turns in which they are read."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._in_use = 0
-        self._tenants: Counter[UUID | None] = Counter()
+        self._tenants: Counter[UUID] = Counter()
+        self._turns = TenantLimiter("chunks", per_tenant=CHUNKS_PER_ITERATION, waiting=MAX_WAITING)
 
     @contextmanager
-    def lease(self, tenant_id: UUID | None) -> Iterator["BodyLease"]:
+    def lease(self, tenant_id: UUID) -> Iterator["BodyLease"]:
         """Yield the lease of one body. What it still has at the end of the block is released."""
         lease = BodyLease(self, tenant_id)
         try:
@@ -35,7 +43,7 @@ class BodyBudget:
         finally:
             lease.release()
 
-    def take(self, tenant_id: UUID | None, size: int) -> None:
+    def take(self, tenant_id: UUID, size: int) -> None:
         """Take `size` bytes; `give_back` returns them. Raises `BodyShareExceeded`, `Overloaded`."""
         used = self._tenants[tenant_id] + size
         if FREE_PER_SHARE * used > self._total - self._in_use - size:
@@ -43,14 +51,19 @@ class BodyBudget:
         self._tenants[tenant_id] = used
         self._in_use += size
 
-    def give_back(self, tenant_id: UUID | None, size: int) -> None:
+    def give_back(self, tenant_id: UUID, size: int) -> None:
         """Return bytes that were taken."""
         self._in_use -= size
         self._tenants[tenant_id] -= size
         if not self._tenants[tenant_id]:
             del self._tenants[tenant_id]
 
-    def _refusal(self, used: int, tenant_id: UUID | None) -> BodyShareExceeded | Overloaded:
+    async def next_turn(self, tenant_id: UUID) -> None:
+        """Wait until the event loop has served other work since the last `CHUNKS_PER_ITERATION` turns of this tenant."""
+        async with self._turns.slot(tenant_id):
+            await asyncio.sleep(0)
+
+    def _refusal(self, used: int, tenant_id: UUID) -> BodyShareExceeded | Overloaded:
         """Blame the tenant if it would exceed what it had if all tenants with bodies took all they can."""
         tenants = len(self._tenants.keys() | {tenant_id})
         if used * (tenants + FREE_PER_SHARE) > self._total:
@@ -63,7 +76,7 @@ class BodyBudget:
 class BodyLease:
     """The bytes that one body has of the budget."""
 
-    def __init__(self, budget: BodyBudget, tenant_id: UUID | None) -> None:
+    def __init__(self, budget: BodyBudget, tenant_id: UUID) -> None:
         self._budget = budget
         self._tenant_id = tenant_id
         self._size = 0
@@ -72,6 +85,10 @@ class BodyLease:
         """Take `size` more bytes. Raises `BodyShareExceeded` (429) or `Overloaded` (503)."""
         self._budget.take(self._tenant_id, size)
         self._size += size
+
+    async def next_turn(self) -> None:
+        """Wait for a turn to read more of a large body, in order of the tenant's bodies."""
+        await self._budget.next_turn(self._tenant_id)
 
     def release(self) -> None:
         """Return all bytes. May be repeated."""
@@ -83,4 +100,4 @@ class BodyLease:
 def body_lease(request: Request) -> AbstractContextManager[BodyLease]:
     """Lease memory for the body of `request`, on the account of the tenant that was authenticated for it."""
     budget: BodyBudget = request.app.state.body_budget
-    return budget.lease(request.state.tenant_id)
+    return budget.lease(request.state.tenant_id or OPERATORS)

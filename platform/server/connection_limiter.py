@@ -1,6 +1,7 @@
 """Bounds the open connections of a listener, per client address and in total, below this process's limit of open files.
 
-Invariant: a connection over a bound is closed before a byte of it is read.
+Invariant: a connection over a bound is closed before a byte of it is read. A client has at most as many connections as are free,
+so that a few clients never take all of them.
 """
 
 import resource
@@ -45,16 +46,22 @@ class ConnectionLimiter:
     def acquire(self, address: str) -> bool:
         """Count one more connection of `address`, for which `release` is due. False if it is over a bound."""
         client = self._client_of(address)
-        if self.open_connections >= self._max_total:
-            self._on_refused("total")
+        bound = self._exceeded(client)
+        if bound is not None:
+            self._on_refused(bound)
             return False
         if client is not None:
-            if self._by_client[client] >= self._max_per_address:
-                self._on_refused("address")
-                return False
             self._by_client[client] += 1
         self.open_connections += 1
         return True
+
+    def _exceeded(self, client: str | None) -> Bound | None:
+        """Return the bound that one more connection would exceed."""
+        free = self._max_total - self.open_connections
+        count = 0 if client is None else self._by_client[client]
+        if count >= self._max_per_address:
+            return "address"
+        return "total" if count >= free else None
 
     def release(self, address: str) -> None:
         """Count a connection of `address` as closed."""

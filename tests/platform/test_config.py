@@ -94,13 +94,14 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         load_settings(config_file=broken)
 
 
-def test_prices_and_leases_are_checked_against_each_other() -> None:
+def test_prices_leases_and_body_memory_are_checked_against_each_other() -> None:
     price = load_settings({"price_prompt": 7, "price_completion": 9}).price
     assert (price.prompt, price.cached_prompt, price.completion) == (7, 7, 9)
     assert load_settings({"price_prompt": 7, "price_cached_prompt": 0}).price.cached_prompt == 0
     wrong: list[tuple[dict[str, object], str]] = [
         ({"price_prompt": 7, "price_cached_prompt": 8}, "price_cached_prompt.*at most `price_prompt`"),
         ({"admission_heartbeat_s": 20.0}, "admission_lease_s.*at least 3 times"),
+        ({"max_body_bytes": 100 << 20}, "max_buffered_body_bytes.*at least 4 times `max_body_bytes`"),
         ({"currency": "euro"}, "currency"),
         ({"valkey_timeout_s": 2.0}, "valkey_timeout_s"),
     ]

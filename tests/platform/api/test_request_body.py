@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+from collections import Counter
 from uuid import UUID
 
 import pytest
 from starlette.requests import Request
 
-from loraplex.platform.api.body_budget import BodyBudget, BodyLease
+from loraplex.platform.api.body_budget import CHUNKS_PER_ITERATION, BodyBudget, BodyLease
 from loraplex.platform.api.request_body import LARGE_BODY, MANY_VALUES, read_object
 from loraplex.platform.errors import BodyShareExceeded, BodyTimeout, InvalidBody
 from loraplex.platform.parameters.json_object import BodyLimits
@@ -76,3 +77,35 @@ async def test_a_body_that_drips_does_not_keep_its_memory() -> None:
     async with asyncio.timeout(5):
         with pytest.raises(BodyTimeout):
             await read_object(requested(*[b" "] * 1000, every_s=0.02), limits, dict, unchecked, lease_of())
+
+
+async def test_many_large_bodies_of_a_tenant_leave_the_event_loop_to_others() -> None:
+    budget, iteration, reads = BodyBudget(1 << 30), 0, Counter[int]()
+
+    async def count_iterations() -> None:
+        nonlocal iteration
+        while True:
+            iteration += 1
+            await asyncio.sleep(0)
+
+    def body() -> Request:
+        left = 20
+
+        async def receive() -> dict[str, object]:
+            nonlocal left
+            reads[iteration] += 1
+            left -= 1
+            return {"type": "http.request", "body": b" " * LARGE_BODY, "more_body": left > 0}
+
+        return Request({"type": "http", "headers": []}, receive)
+
+    async def read(tenant_id: UUID) -> None:
+        with pytest.raises(InvalidBody), budget.lease(tenant_id) as lease:
+            await read_object(body(), BodyLimits(), dict, unchecked, lease)
+
+    counting = asyncio.create_task(count_iterations())
+    await asyncio.sleep(0)
+    await asyncio.gather(*(read(UUID(int=1)) for _ in range(12)))
+    counting.cancel()
+    first, *others = sorted(reads.values(), reverse=True)
+    assert first <= 2 * 12 and max(others) <= CHUNKS_PER_ITERATION

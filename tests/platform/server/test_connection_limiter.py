@@ -26,6 +26,16 @@ def test_the_addresses_of_one_ipv6_client_count_together() -> None:
     assert limiter.acquire("2001:db8:0:1::1")
 
 
+def test_a_few_clients_never_take_all_connections() -> None:
+    limiter, taken = ConnectionLimiter(4096, 4096), []
+    for client in range(10):
+        taken.append(0)
+        while limiter.acquire(f"192.0.2.{client}"):
+            taken[-1] += 1
+    assert taken == [2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4]
+    assert limiter.acquire("198.51.100.1")
+
+
 def test_trusted_proxies_and_unix_sockets_are_bounded_in_total_only() -> None:
     limiter = ConnectionLimiter(6, 2, [parse_network("10.0.0.0/8")])
     assert all(limiter.acquire("10.1.2.3") for _ in range(3))
