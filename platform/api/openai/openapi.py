@@ -14,7 +14,7 @@ GENERATION_RESPONSES: Final = {
         "description": "The whole response, or with `stream` its events.",
         "content": {"application/json": _ANY, "text/event-stream": _STREAM},
     },
-    **documented(422, 429, 504),
+    **documented(422, 504),
 }
 """Responses of routes that generate text."""
 
