@@ -30,7 +30,7 @@ from loraplex.tenants.errors import MalformedKey, UnknownKey
 
 UNKNOWN_AT_ONCE: Final = 2
 """Database connections that look up keys this gateway has never found."""
-MAX_WAITING: Final = 256
+MAX_WAITING: Final = 1024
 """Look-ups of one tenant, or of one client network, that wait for a connection."""
 
 

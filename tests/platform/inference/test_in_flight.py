@@ -70,7 +70,7 @@ async def test_what_the_engine_has_started_does_not_give_way() -> None:
         assert isinstance(await outcome(others), Overloaded)
 
 
-async def test_nobody_gives_way_to_a_tenant_as_large() -> None:
+async def test_no_request_gives_way_to_a_tenant_as_large() -> None:
     requests = InFlightRequests(4)
     others = await waiting(requests, BIG, 2), await waiting(requests, THIRD, 2)
     with pytest.raises(Overloaded, match="server has as many"):

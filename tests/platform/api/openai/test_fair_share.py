@@ -12,7 +12,7 @@ from loraplex.platform.inference.dependencies import ServingConfig
 
 MODEL = "demo/base"
 ONE: Any = {"model": MODEL, "prompt": [[1]], "max_tokens": 1}
-SLOW = FakeScript(start_delay_s=0.05)
+SLOW = FakeScript(start_delay_s=0.2)
 
 
 def client_of(gateway: Any, key: str) -> httpx.AsyncClient:
@@ -42,8 +42,9 @@ async def test_a_tenant_that_floods_the_gateway_leaves_room_to_another(
 
     async with client_of(gateway, gateway.key) as loud, client_of(gateway, quiet) as http:
         attackers = [asyncio.create_task(attack(loud)) for _ in range(40)]
-        while not flood[503]:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            while not flood[503]:
+                await asyncio.sleep(0.01)
         for _ in range(5):
             served[(await http.post("/v1/completions", json=ONE)).status_code] += 1
         await asyncio.gather(*attackers)

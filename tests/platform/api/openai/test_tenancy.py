@@ -13,9 +13,10 @@ from starlette.routing import BaseRoute
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.grammar.errors import GrammarRefused
+from loraplex.platform.auth import failure_buckets
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.key_format import ParsedKey
+from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.errors import QuotaUnavailable, RateLimited
@@ -44,6 +45,24 @@ async def test_every_spelling_of_an_adapter(start_gateway: Any) -> None:
         reference = gateway.engine.requests[-1].adapter
         assert reference.digest == digest and reference.blob_path.endswith(f"/{digest}")
         assert reference.namespace == gateway.engine.requests[-1].namespace
+
+
+async def test_an_address_that_presents_too_many_forged_keys_is_429_and_valid_keys_go_on(
+    start_gateway: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure_buckets, "BURST", 3)
+    gateway = await start_gateway()
+    assert (await gateway.get("/v1/models", headers_of(gateway.key))).status_code == 200
+    forged = [await gateway.get("/v1/models", headers_of(generate_key("live").plaintext)) for _ in range(8)]
+    assert {each.status_code for each in forged[:3]} == {401}
+    assert forged[-1].status_code == 429 and forged[-1].headers["retry-after"] == "1"
+    assert forged[-1].json()["error"]["code"] == "rate_limit_exceeded"
+    for path in ("/v1/models", "/v1/models/demo/base"):
+        assert (await gateway.get(path, headers_of(gateway.key))).status_code == 200
+
+
+def headers_of(key: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {key}")]
 
 
 async def test_a_stream_names_its_adapter_before_its_first_chunk(start_gateway: Any) -> None:

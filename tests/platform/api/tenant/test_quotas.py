@@ -186,6 +186,19 @@ async def test_a_spent_budget_is_refused_explained_and_reported(
         assert (event["level"], event["limit"]) == ("tenant", 12)
 
 
+async def test_every_prompt_and_choice_is_a_concurrent_request(
+    start_gateway: Any, database: Database, valkey_url: str
+) -> None:
+    async with limited(start_gateway, database, valkey_url, concurrent_requests=6) as (gateway, _):
+        for prompts, n, status in ((3, 2, 200), (1, 6, 200), (7, 1, 429), (4, 2, 429)):
+            response = await gateway.post("/v1/completions", BODY | {"prompt": [[1]] * prompts, "n": n})
+            assert response.status_code == status, response.text
+        assert response.json()["error"]["code"] == "insufficient_quota"
+        assert "concurrent_requests of the tenant is 6: 0 used" in response.json()["error"]["message"]
+        assert response.headers["x-loraplex-limit"] == "concurrent_requests"
+        assert response.headers["x-should-retry"] == "false"
+
+
 async def test_a_degraded_refusal_is_explained_as_such(start_gateway: Any) -> None:
     gateway = await start_gateway()
     key = await gateway.tenant("boss", ("tenant:admin",))
