@@ -60,11 +60,13 @@ def _checked(body: bytes, limits: BodyLimits, check: Callable[[dict[str, Any]], 
 async def _read_bytes(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
     try:
         return await _read_chunks(request, limits, lease)
-    except (BodyShareExceeded, Overloaded):
-        lease.release()
-        # Refusals of clients that try again at once would keep the event loop busy.
-        await asyncio.sleep(REFUSAL_DELAY_S)
-        raise
+    except (BodyShareExceeded, Overloaded) as error:
+        # The traceback has the frame that has the body.
+        refusal = error.with_traceback(None)
+    lease.release()
+    # Refusals of clients that try again at once would keep the event loop busy.
+    await asyncio.sleep(REFUSAL_DELAY_S)
+    raise refusal
 
 
 async def _read_chunks(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections import Counter
 from uuid import UUID
 
@@ -82,17 +83,23 @@ async def test_a_body_whose_declared_size_does_not_fit_is_refused_by_its_first_c
     lease.require(1000)
 
 
-async def test_a_refusal_is_sent_late_and_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    lease, slept = lease_of(total=4 * 1000), []
+async def test_a_refusal_is_sent_late_and_its_body_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, slept = 2 << 20, []
+    lease = lease_of(total=4 * (size + 1))
 
     async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        lease.require(1000)
+        slept.append((seconds, tracemalloc.get_traced_memory()[0] < size))
+        lease.require(size)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    with pytest.raises(BodyShareExceeded):
-        await read_object(requested(b" " * 900, b" " * 900), BodyLimits(), dict, unchecked, lease)
-    assert slept == [request_body.REFUSAL_DELAY_S]
+    monkeypatch.setattr(request_body, "LARGE_BODY", 2 * size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyShareExceeded):
+            await read_object(requested(b" " * size, b"  "), BodyLimits(), dict, unchecked, lease)
+    finally:
+        tracemalloc.stop()
+    assert slept == [(request_body.REFUSAL_DELAY_S, True)]
 
 
 async def test_a_body_that_drips_does_not_keep_its_memory() -> None:
