@@ -83,7 +83,7 @@ class UploadParts:
         left then.
         """
         spooled = self._objects.spooled()
-        require_free(spooled.parent, self._floor_bytes, size)
+        await on_thread(require_free, spooled.parent, self._floor_bytes, size)
         try:
             written = await write_chunks(chunks, spooled, size, name, self._floor_bytes)
             _require(written, name, size, sha256)
@@ -97,7 +97,7 @@ class UploadParts:
         self, tenant_id: UUID, upload_id: UUID, file: DeclaredFile, objects: Sequence[UUID], path: Path
     ) -> None:
         """Write the new file `path` from its parts in order. Raises `ChecksumMismatch`, `PartsMissing`, `StorageFull`."""
-        require_free(path.parent, self._floor_bytes, file.size)
+        await on_thread(require_free, path.parent, self._floor_bytes, file.size)
 
         async def chunks() -> AsyncIterator[bytes]:
             for number, object_id in enumerate(objects, 1):

@@ -45,11 +45,15 @@ class BodyBudget:
 
     def take(self, tenant_id: UUID, size: int) -> None:
         """Take `size` bytes; `give_back` returns them. Raises `BodyShareExceeded`, `Overloaded`."""
+        self.require(tenant_id, size)
+        self._tenants[tenant_id] += size
+        self._in_use += size
+
+    def require(self, tenant_id: UUID, size: int) -> None:
+        """Check that `size` bytes could be taken now. Raises `BodyShareExceeded`, `Overloaded`."""
         used = self._tenants[tenant_id] + size
         if FREE_PER_SHARE * used > self._total - self._in_use - size:
             raise self._refusal(used, tenant_id)
-        self._tenants[tenant_id] = used
-        self._in_use += size
 
     def give_back(self, tenant_id: UUID, size: int) -> None:
         """Return bytes that were taken."""
@@ -85,6 +89,10 @@ class BodyLease:
         """Take `size` more bytes. Raises `BodyShareExceeded` (429) or `Overloaded` (503)."""
         self._budget.take(self._tenant_id, size)
         self._size += size
+
+    def require(self, size: int) -> None:
+        """Check that the body could take `size` more bytes now. Raises as `grow`."""
+        self._budget.require(self._tenant_id, size)
 
     async def next_turn(self) -> None:
         """Wait for a turn to read more of a large body, in order of the tenant's bodies."""

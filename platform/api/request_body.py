@@ -12,11 +12,13 @@ from typing import Any, TypeAlias, TypeVar
 from starlette.requests import Request
 
 from loraplex.platform.api.body_budget import BodyLease
-from loraplex.platform.api.body_stream import body_chunks
+from loraplex.platform.api.body_stream import body_chunks, declared_size
+from loraplex.platform.errors import BodyShareExceeded, Overloaded
 from loraplex.platform.parameters.json_object import BodyLimits, parse_object
 
 T = TypeVar("T")
 LARGE_BODY = 65_536
+REFUSAL_DELAY_S = 1.0
 MANY_VALUES = 20_000
 """Checking one value takes half a microsecond of the interpreter. Bodies that may hold more values are checked in a worker
 process, and then parsed here in one call of a few milliseconds."""
@@ -56,8 +58,22 @@ def _checked(body: bytes, limits: BodyLimits, check: Callable[[dict[str, Any]], 
 
 
 async def _read_bytes(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
+    try:
+        return await _read_chunks(request, limits, lease)
+    except (BodyShareExceeded, Overloaded) as error:
+        # The traceback has the frame that has the body.
+        refusal = error.with_traceback(None)
+    lease.release()
+    # Refusals of clients that try again at once would keep the event loop busy.
+    await asyncio.sleep(REFUSAL_DELAY_S)
+    raise refusal
+
+
+async def _read_chunks(request: Request, limits: BodyLimits, lease: BodyLease) -> bytes:
     body = bytearray()
     async for chunk in body_chunks(request, limits.max_bytes, limits):
+        if not body:
+            lease.require(declared_size(request))
         lease.grow(len(chunk))
         body += chunk
         if len(body) > LARGE_BODY:

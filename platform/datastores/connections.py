@@ -17,7 +17,12 @@ from loraplex.platform.config import Settings
 from loraplex.platform.datastores.embedded.dumps import dump_database
 from loraplex.platform.datastores.embedded.errors import DumpFailed, EmbeddedError
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
-from loraplex.platform.datastores.migrations import current_revision, newest_revision, upgrade
+from loraplex.platform.datastores.migrations import (
+    current_revision,
+    newest_revision,
+    require_known,
+    upgrade,
+)
 from loraplex.platform.startup_errors import DependencyFailed
 
 
@@ -85,6 +90,7 @@ def ensure_schema(
                 "run `loraplex migrate`"
             )
         if embedded_in is not None and current is not None:
+            require_known(url, current)
             dump_database(embedded_in, url, current)
         upgrade(url)
     except DumpFailed as error:

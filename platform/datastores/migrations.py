@@ -39,6 +39,11 @@ def newest_revision(url: str) -> str | None:
     return ScriptDirectory.from_config(alembic_config(url)).get_current_head()
 
 
+def require_known(url: str, revision: str) -> None:
+    """Raises `CommandError` of alembic for a revision that this version does not have, such as that of a newer version."""
+    ScriptDirectory.from_config(alembic_config(url)).get_revision(revision)
+
+
 def current_revision(url: str) -> str | None:
     """The revision of the database; None if it was never migrated."""
     engine = create_engine(parse_database_url(url), poolclass=NullPool)

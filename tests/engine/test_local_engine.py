@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from loraplex.engine import local_engine
+from loraplex.engine.batch.step_plan import PlannedRow, StepPlan
 from loraplex.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from loraplex.engine.engine import Engine, StepResult
 from loraplex.engine.errors import AdapterLoadFailed, EngineLost, EngineUnavailable
@@ -32,6 +33,7 @@ from loraplex.engine.messages import (
     Usage,
 )
 from loraplex.engine.model_loading import LoadedModel, load_model
+from loraplex.engine.runner.launched_step import LaunchedStep
 from loraplex.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -388,6 +390,24 @@ async def test_a_dead_step_loop_fails_all_requests(
             await engine.stats()
         await engine.abort("r0")
         await engine.drain()
+
+
+async def test_a_request_that_makes_its_steps_raise_fails_alone(
+    engine: LocalEngine, core: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = core.runner.launch
+
+    def launch_or_raise(plan: StepPlan, rows: list[PlannedRow] | None = None) -> LaunchedStep:
+        if any(row.sequence.request_id == "bad" for row in plan.rows):
+            raise RuntimeError("a defect")
+        return launch(plan, rows)
+
+    monkeypatch.setattr(core.runner, "launch", launch_or_raise)
+    async with asyncio.timeout(20):
+        bad, good = await asyncio.gather(*(collect(engine, request(name)) for name in ("bad", "good")))
+    assert bad == [Failed("bad", "engine_error", "the computation of this request failed")]
+    assert finished(good)[0].reason == "length"
+    await idle(core)
 
 
 async def test_an_abort_on_its_way_to_a_dying_loop_returns(

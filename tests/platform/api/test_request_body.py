@@ -2,26 +2,30 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections import Counter
 from uuid import UUID
 
 import pytest
 from starlette.requests import Request
 
+from loraplex.platform.api import request_body
 from loraplex.platform.api.body_budget import CHUNKS_PER_ITERATION, BodyBudget, BodyLease
 from loraplex.platform.api.request_body import LARGE_BODY, MANY_VALUES, read_object
 from loraplex.platform.errors import BodyShareExceeded, BodyTimeout, InvalidBody
 from loraplex.platform.parameters.json_object import BodyLimits
 
 
-def requested(*chunks: bytes, every_s: float = 0.0) -> Request:
+def requested(*chunks: bytes, every_s: float | None = None, length: bytes | None = None) -> Request:
     left = list(chunks)
 
     async def receive() -> dict[str, object]:
-        await asyncio.sleep(every_s)
+        if every_s is not None:
+            await asyncio.sleep(every_s)
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
-    return Request({"type": "http", "headers": []}, receive)
+    headers = [] if length is None else [(b"content-length", length)]
+    return Request({"type": "http", "headers": headers}, receive)
 
 
 def lease_of(total: int = 1 << 30) -> BodyLease:
@@ -70,6 +74,32 @@ async def test_memory_is_taken_as_the_body_arrives() -> None:
     assert await read_object(requested(b"{" + b" " * 900, b"}"), BodyLimits(), dict, unchecked, lease) == {}
     with pytest.raises(BodyShareExceeded):
         lease.grow(100)
+
+
+async def test_a_body_whose_declared_size_does_not_fit_is_refused_by_its_first_chunk() -> None:
+    lease, size = lease_of(total=4 * 1000), b"2000"
+    with pytest.raises(BodyShareExceeded):
+        await read_object(requested(b"{", b"}", length=size), BodyLimits(), dict, unchecked, lease)
+    lease.require(1000)
+
+
+async def test_a_refusal_is_sent_late_and_its_body_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, slept = 2 << 20, []
+    lease = lease_of(total=4 * (size + 1))
+
+    async def sleep(seconds: float) -> None:
+        slept.append((seconds, tracemalloc.get_traced_memory()[0] < size))
+        lease.require(size)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(request_body, "LARGE_BODY", 2 * size)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyShareExceeded):
+            await read_object(requested(b" " * size, b"  "), BodyLimits(), dict, unchecked, lease)
+    finally:
+        tracemalloc.stop()
+    assert slept == [(request_body.REFUSAL_DELAY_S, True)]
 
 
 async def test_a_body_that_drips_does_not_keep_its_memory() -> None:

@@ -344,6 +344,7 @@ def test_killed_stores_are_restarted_with_their_data(tmp_path: Path, model_folde
             until(lambda: connection.execute(count).fetchone() == (True,), 10)
 
 
+@pytest.mark.long
 def test_a_second_server_takes_the_stores_over(tmp_path: Path, model_folder: Path) -> None:
     with serving(tmp_path / "s", model_folder, script()) as owner:
         facts = json.loads((tmp_path / "s" / "data" / "embedded" / "services.json").read_text())

@@ -57,6 +57,11 @@ async def test_a_failed_dump_stops_the_migration(tmp_path: Path) -> None:
         ensure_schema(url, migrate=False, migrate_empty=True, embedded_in=tmp_path)
         assert not (tmp_path / "dumps").exists()
         with psycopg.connect(url) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = 'of a newer version'")
+            connection.commit()
+            with pytest.raises(DependencyFailed, match="of a newer version"):
+                ensure_schema(url, migrate=True, embedded_in=tmp_path)
+            assert not (tmp_path / "dumps").exists()
             connection.execute("UPDATE alembic_version SET version_num = %s", (OLD_REVISION,))
         (tmp_path / "dumps").write_text("not a folder")
         with pytest.raises(DependencyFailed, match="the database could not be dumped to .*dumps"):
