@@ -18,6 +18,8 @@ DRIP_S: Final = 1.0
 RECONNECT_S: Final = 0.02
 UNREAD_ANSWERS: Final = 50
 RECEIVE_BUFFER_BYTES: Final = 4096
+ATTACKER_ADDRESS: Final = "127.0.0.2"
+"""Bounds per address are the attacker's own: other clients of the server come from 127.0.0.1."""
 
 
 @dataclass(slots=True)
@@ -134,7 +136,9 @@ async def _repeat(
         while True:
             began = time.monotonic()
             try:
-                reader, writer = await asyncio.open_connection(address.hostname, address.port)
+                reader, writer = await asyncio.open_connection(
+                    address.hostname, address.port, local_addr=(ATTACKER_ADDRESS, 0)
+                )
             except OSError:
                 result.refused += 1
             else:

@@ -21,6 +21,7 @@ from tests.benchmarks.attackers.job import AttackJob
 Attacker: TypeAlias = Callable[[AttackJob], Awaitable[Mapping[str, int]]]
 """Returns the number of responses by status, and of refused connections."""
 CONNECTIONS: Final = 200
+IDLE_CONNECTIONS: Final = 1500
 
 
 async def _send_prompts(job: AttackJob) -> Mapping[str, int]:
@@ -31,9 +32,9 @@ async def _send_forged_keys(job: AttackJob) -> Mapping[str, int]:
     return _by_text(await flood_with_forged_keys(job.base_url, job.api_key, job.seconds))
 
 
-def _through(attack: Attack) -> Attacker:
+def _through(attack: Attack, connections: int = CONNECTIONS) -> Attacker:
     async def run(job: AttackJob) -> Mapping[str, int]:
-        result = await attack(job.base_url, job.api_key, job.seconds, CONNECTIONS)
+        result = await attack(job.base_url, job.api_key, job.seconds, connections)
         return _by_text(result.statuses) | {"opened": result.opened, "refused": result.refused}
 
     return run
@@ -48,7 +49,7 @@ ATTACKERS: Final[Mapping[str, Attacker]] = {
     "prompts": _send_prompts,
     "large bodies": _through(flood_bodies),
     "drips after the response": _through(drip_after_answer),
-    "idle connections": _through(flood_connections),
+    "idle connections": _through(flood_connections, IDLE_CONNECTIONS),
     "unread responses": _through(ignore_answers),
     "forged keys": _send_forged_keys,
 }
