@@ -8,7 +8,7 @@ import sys
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.end_to_end.live_server import LiveServer
+from tests.end_to_end.live_server import LiveServer, until
 from tests.end_to_end.test_client import ask, user_of
 
 HELD_OUT = "What is a black hole?"
@@ -86,11 +86,15 @@ def test_metrics_families_move(demo: LiveServer) -> None:
             for sample in family.samples
         }
 
+    def moved() -> set[str]:
+        """The families that have counted more than before."""
+        return {name.partition("[")[0] for name, value in values().items() if value > before.get(name, 0)}
+
     before = values()
     answer(demo, "base", 8)
-    after = values()
-    moved = {name.partition("[")[0] for name, value in after.items() if value > before.get(name, 0)}
-    assert {"vllm:request_success_total", "vllm:e2e_request_latency_seconds_count"} <= moved
+    expected = {"vllm:request_success_total", "vllm:e2e_request_latency_seconds_count"}
+    # The exposition is rendered at most once a second.
+    until(lambda: expected <= moved(), 10, "the request is counted")
     lines = httpx.get(f"{demo.url}/metrics").text.splitlines()
     # The help may use a tenant's name as a word: "ledger" is one.
     text = "\n".join(line for line in lines if not line.startswith("# HELP"))
