@@ -6,8 +6,16 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from loraplex.engine.errors import AdapterQuarantined
+from loraplex.engine.fake_engine import FakeScript, Fault
+from loraplex.engine.messages import AdapterRef, EngineRequest, Failed
+from loraplex.engine.sampling_params import SamplingParams
+from loraplex.platform.config import load_settings
 from loraplex.platform.engines import wire
-from loraplex.platform.engines.startup import _own_address
+from loraplex.platform.engines.startup import _own_address, open_engines
 
 
 def ended_process() -> int:
@@ -34,3 +42,22 @@ async def test_a_deep_data_directory(tmp_path: Path) -> None:
         path = wire.socket_path(_own_address(tmp_path / ("deep" * 30), stack))
         assert path.parent.stat().st_mode & 0o777 == 0o700
     assert not path.parent.exists()
+
+
+async def test_deaths_of_the_opened_engine_reach_the_memory_of_its_pool(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_bytes(msgspec.json.encode(FakeScript(faults=(Fault(kind="crash"),))))
+    settings = load_settings({"data_dir": tmp_path / "data", "fake_engine": script})
+    adapter = AdapterRef(namespace=bytes(32), digest="d" * 64, blob_path="/b")
+    sampling = SamplingParams(max_tokens=1)
+    request = EngineRequest(
+        request_id="r", namespace=bytes(32), prompt_token_ids=[1], sampling=sampling, adapter=adapter
+    )
+    async with AsyncExitStack() as stack:
+        pool = await open_engines(settings, "fake", stack, lambda stage: None)
+        for _ in range(2):
+            pool.poison_memory.check(request, None)
+            assert [type(event) async for event in pool.submit(request)] == [Failed]
+            await pool.wait_ready()
+        with pytest.raises(AdapterQuarantined):
+            pool.poison_memory.check(request, None)

@@ -282,6 +282,7 @@ def test_a_killed_engine_restarts_and_a_killed_serve_leaves_no_process(
         until(lambda: 'requests_running{engine="0",model_name="tiny"} 1.0' in metrics(serve), 10)
         os.kill(engine, signal.SIGKILL)
         assert waiting.result().json()["usage"]["completion_tokens"] == 5
+        assert 'loraplex_engine_deaths_total{engine="0",model_name="tiny"} 1.0' in metrics(serve)
         until(
             lambda: (
                 httpx.get(f"{serve.url}/metrics").text.find(
