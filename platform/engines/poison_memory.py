@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from loraplex.engine.errors import AdapterQuarantined
-from loraplex.engine.messages import EngineRequest
+from loraplex.engine.messages import AdapterRef, EngineRequest
 from loraplex.grammar.errors import GrammarTooCostly
 
 Kind: TypeAlias = Literal["adapter", "grammar"]
 Fingerprint: TypeAlias = tuple[Kind, str]
+Work: TypeAlias = EngineRequest | AdapterRef
+"""A request, or an adapter that is probed."""
 KINDS: Final[tuple[Kind, ...]] = ("adapter", "grammar")
 
 
@@ -57,40 +59,47 @@ class PoisonMemory:
         self.entries = 0
         self.refusals: Counter[Kind] = Counter()
 
-    def record_death(self, requests: Iterable[EngineRequest]) -> None:
-        """Suspect what these requests use: they were open when their engine died."""
+    def record_death(self, open_work: Iterable[Work]) -> None:
+        """Suspect what was used by this work, which was open when its engine died."""
         now = self._clock()
         self._drop_expired(now)
-        used = {(request.namespace, each) for request in requests for each in _fingerprints(request)}
+        used = {(work.namespace, each) for work in open_work for each in _fingerprints(work)}
         for namespace, fingerprint in sorted(used):
             self._suspect(namespace, fingerprint, now)
 
-    def record_finished(self, requests: Iterable[EngineRequest]) -> None:
-        """Clear what these requests used: they finished normally."""
-        for request in requests:
-            suspects = self._tenants.get(request.namespace)
+    def record_finished(self, ended: Iterable[Work]) -> None:
+        """Clear what was used by this work, which ended normally."""
+        for work in ended:
+            suspects = self._tenants.get(work.namespace)
             if suspects is None:
                 continue
-            for fingerprint in _fingerprints(request):
+            for fingerprint in _fingerprints(work):
                 if suspects.pop(fingerprint, None) is not None:
                     self.entries -= 1
             if not suspects:
-                del self._tenants[request.namespace]
+                del self._tenants[work.namespace]
 
     def check(self, request: EngineRequest, grammar_param: str | None) -> None:
         """Raise `AdapterQuarantined` or `GrammarTooCostly`, naming `grammar_param`, for what its tenant may not use now."""
-        suspects = self._tenants.get(request.namespace)
-        if suspects is None:
+        refused = self.refusal(request)
+        if refused is None:
             return
-        for kind, digest in _fingerprints(request):
+        kind, message = refused
+        if kind == "adapter":
+            raise AdapterQuarantined(message)
+        raise GrammarTooCostly(message, param=grammar_param)
+
+    def refusal(self, work: Work) -> tuple[Kind, str] | None:
+        """Return what of `work` its tenant may not use now, and why, and count the refusal; None when it may run."""
+        suspects = self._tenants.get(work.namespace)
+        if suspects is None:
+            return None
+        for kind, digest in _fingerprints(work):
             seconds = self._refused_s(suspects.get((kind, digest)))
-            if seconds <= 0:
-                continue
-            self.refusals[kind] += 1
-            message = f"engines ended while they ran this {kind}; it is refused for {seconds:.0f} s"
-            if kind == "adapter":
-                raise AdapterQuarantined(message)
-            raise GrammarTooCostly(message, param=grammar_param)
+            if seconds > 0:
+                self.refusals[kind] += 1
+                return kind, f"engines ended while they ran this {kind}; it is refused for {seconds:.0f} s"
+        return None
 
     def _refused_s(self, suspect: _Suspect | None) -> float:
         policy = self._policy
@@ -126,8 +135,9 @@ class PoisonMemory:
                 del self._tenants[namespace]
 
 
-def _fingerprints(request: EngineRequest) -> Iterator[Fingerprint]:
-    if request.adapter is not None:
-        yield "adapter", request.adapter.digest
-    if request.grammar is not None:
-        yield "grammar", hashlib.blake2b(request.grammar, digest_size=32).hexdigest()
+def _fingerprints(work: Work) -> Iterator[Fingerprint]:
+    adapter = work if isinstance(work, AdapterRef) else work.adapter
+    if adapter is not None:
+        yield "adapter", adapter.digest
+    if isinstance(work, EngineRequest) and work.grammar is not None:
+        yield "grammar", hashlib.blake2b(work.grammar, digest_size=32).hexdigest()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from loraplex.engine.client import EngineClient
-from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.errors import AdapterQuarantined, EngineUnavailable
 from loraplex.engine.messages import AdapterRef, EngineInfo, EngineRequest, EngineStats, Event, ProbeReport
 from loraplex.platform.engines.poison_memory import PoisonMemory
 from loraplex.platform.startup_errors import EngineStartFailed
@@ -113,8 +113,17 @@ class EnginePool:
         await asyncio.gather(*(engine.abort(request_id) for engine in engines))
 
     async def probe(self, adapter: AdapterRef) -> ProbeReport:
-        """See `EngineClient.probe`; runs on the engine that will most likely serve the adapter."""
-        return await self.home(adapter.namespace, adapter).probe(adapter)
+        """See `EngineClient.probe`; runs on the engine that will most likely serve the adapter.
+
+        An adapter that was in use at two deaths of engines fails the probe without an engine.
+        """
+        refused = self.poison_memory.refusal(adapter)
+        if refused is not None:
+            return ProbeReport(digest=adapter.digest, code=AdapterQuarantined.code, message=refused[1])
+        report = await self.home(adapter.namespace, adapter).probe(adapter)
+        if report.code is None:
+            self.poison_memory.record_finished([adapter])
+        return report
 
     async def forget(self, namespace: bytes) -> None:
         """See `EngineClient.forget`. Sends it to every engine, and raises afterwards if one of them failed."""

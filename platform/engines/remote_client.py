@@ -29,18 +29,19 @@ from loraplex.engine.messages import (
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.event_buffer import EventBuffer, EventBufferConfig
 from loraplex.platform.engines.loop_clock import LoopClock
+from loraplex.platform.engines.poison_memory import Work
 
 STATS_TIMEOUT_S = 1.0
 PROBE_TIMEOUT_S = 300.0
 DRAIN_POLL_S = 0.02
 HELLO_INTERVAL_S = 0.1
 
-OnDeath: TypeAlias = Callable[[Collection[EngineRequest]], None]
-"""Receives the requests that were open on an engine process when it died."""
+OnDeath: TypeAlias = Callable[[Collection[Work]], None]
+"""Receives the requests and probes that were open on an engine process when it died."""
 
 
-def ignore_death(requests: Collection[EngineRequest]) -> None:
-    """The `OnDeath` of a client whose requests are not remembered."""
+def ignore_death(open_work: Collection[Work]) -> None:
+    """The `OnDeath` of a client without a memory of deaths."""
 
 
 class RemoteEngine:
@@ -68,8 +69,8 @@ class RemoteEngine:
         self._ready = asyncio.Event()
         self._instance: str | None = None
         self._streams: dict[str, EventBuffer] = {}
-        self._requests: dict[str, EngineRequest] = {}
-        self._lost: dict[str, EngineRequest] = {}
+        self._open: dict[str, Work] = {}
+        self._lost: dict[str, Work] = {}
         self._aborts: dict[str, asyncio.Event] = {}
         self._forgets: dict[bytes, asyncio.Future[None]] = {}
         self._pongs: dict[int, asyncio.Future[EngineStats]] = {}
@@ -130,14 +131,14 @@ class RemoteEngine:
             yield refusal
             return
         stream = self._streams[request_id] = EventBuffer(request.sampling.n, self._buffer)
-        self._requests[request_id] = request
+        self._open[request_id] = request
         try:
             if not self._send(wire.Submit(request)):
                 stream.put(_unavailable(request_id, "the engine's queue is full"))
             while not stream.drained():
                 yield await stream.get()
         finally:
-            del self._streams[request_id], self._requests[request_id]
+            del self._streams[request_id], self._open[request_id]
             if not stream.ended:
                 self._request_abort(request_id)
 
@@ -151,7 +152,7 @@ class RemoteEngine:
             raise EngineUnavailable("the engine is not connected")
         probe_id = uuid4().hex
         reply: asyncio.Future[ProbeReport] = asyncio.get_running_loop().create_future()
-        self._probes[probe_id] = reply
+        self._probes[probe_id], self._open[probe_id] = reply, adapter
         try:
             if not self._send(wire.Probe(probe_id, adapter)):
                 raise EngineUnavailable("the engine's queue is full")
@@ -160,7 +161,7 @@ class RemoteEngine:
         except TimeoutError:
             raise EngineUnavailable("the engine does not respond") from None
         finally:
-            del self._probes[probe_id]
+            del self._probes[probe_id], self._open[probe_id]
 
     async def forget(self, namespace: bytes) -> None:
         """See `EngineClient.forget`."""
@@ -355,12 +356,13 @@ class RemoteEngine:
         self.last_stats = None
         for request_id, stream in self._streams.items():
             if not stream.ended:
-                self._lost[request_id] = self._requests[request_id]
+                self._lost[request_id] = self._open[request_id]
             stream.put(Failed(request_id, EngineLost.code, f"the engine was lost: {reason}"))
         for acknowledged in self._aborts.values():
             acknowledged.set()
         self._aborts.clear()
         for probe_id in self._probes:
+            self._lost[probe_id] = self._open[probe_id]
             self._settle_probe(probe_id, None, f"the engine was lost: {reason}")
         for forgotten in self._forgets.values():
             forgotten.set_exception(EngineUnavailable(f"the engine was lost: {reason}"))

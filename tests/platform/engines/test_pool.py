@@ -64,6 +64,21 @@ async def test_an_adapter_is_probed_where_its_requests_go() -> None:
         assert home.probed[-1] is engine_request.adapter
 
 
+async def test_an_adapter_of_two_deaths_fails_its_probe_without_an_engine() -> None:
+    engine = Managed()
+    pool = EnginePool([engine])
+    adapter = request("t", "a" * 64).adapter
+    assert adapter is not None
+    pool.poison_memory.record_death([adapter])
+    assert (await pool.probe(adapter)).code is None
+    for _ in range(2):
+        pool.poison_memory.record_death([adapter])
+    report = await pool.probe(adapter)
+    assert (report.digest, report.code) == (adapter.digest, "adapter_quarantined")
+    assert "engines ended while they ran this adapter" in report.message
+    assert engine.probed == [adapter]
+
+
 async def test_requests_and_aborts_reach_their_engine() -> None:
     engines = [Managed(FakeScript(token_interval_s=5.0)), Managed(FakeScript(token_interval_s=5.0))]
     pool = EnginePool(engines)

@@ -30,6 +30,7 @@ from loraplex.engine.messages import (
 from loraplex.engine.sampling_params import SamplingParams
 from loraplex.platform.engines import wire
 from loraplex.platform.engines.event_buffer import EventBufferConfig
+from loraplex.platform.engines.poison_memory import Work
 from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.engines.server import EngineServer
 from loraplex.platform.startup_errors import SettingsError
@@ -236,23 +237,33 @@ async def test_a_restarted_engine_fails_old_requests_and_takes_new_ones(address:
             assert isinstance((await collect(client, request("again")))[-1], Finished)
 
 
-async def test_a_death_is_reported_with_the_requests_that_were_open(address: str) -> None:
-    deaths: list[list[str]] = []
-    client = RemoteEngine(
-        address, EventBufferConfig(), on_death=lambda lost: deaths.append([r.request_id for r in lost])
-    )
+async def test_a_death_is_reported_with_the_requests_and_probes_that_were_open(address: str) -> None:
+    deaths: list[list[Work]] = []
+    client = RemoteEngine(address, EventBufferConfig(), on_death=lambda lost: deaths.append(list(lost)))
     client.start()
-    async with serving(FakeEngine(FakeScript(token_interval_s=0.01)), address):
+    adapter = AdapterRef(namespace=bytes(32), digest="d" * 64, blob_path="/blobs/d")
+    fake = FakeEngine(FakeScript(token_interval_s=0.01))
+
+    async def never(adapter: AdapterRef) -> ProbeReport:
+        await asyncio.Event().wait()
+        raise AssertionError(adapter)
+
+    async with serving(fake, address):
         await asyncio.wait_for(client.wait_ready(), 5)
         assert isinstance((await collect(client, request("ended")))[-1], Finished)
+        await client.probe(adapter)
+        fake.probe = never  # type: ignore[method-assign]
+        probe = asyncio.create_task(client.probe(adapter))
         stream = client.submit(request("open", max_tokens=2000))
         await anext(stream)
         client.lose("it ended")
         assert [event async for event in stream][-1].code == "engine_lost"  # type: ignore[union-attr]
+        with pytest.raises(EngineUnavailable):
+            await probe
         assert not deaths
     async with serving(FakeEngine(), address):
         await asyncio.wait_for(client.wait_ready(), 5)
-        assert (deaths, client.deaths) == ([["open"]], 1)
+        assert (deaths, client.deaths) == ([[request("open", max_tokens=2000), adapter]], 1)
         assert isinstance((await collect(client, request("open")))[-1], Finished)
     await client.close()
 
