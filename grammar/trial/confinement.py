@@ -3,7 +3,6 @@
 Invariant: when `confine` has returned, the parent was alive after the death signal was armed.
 """
 
-import ctypes
 import os
 import resource
 from contextlib import suppress
@@ -45,12 +44,6 @@ def prefer_for_oom_kill() -> None:
     """Make this process the kernel's first choice when the machine runs out of memory."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE_ADJ)
-
-
-def return_free_memory() -> None:
-    """Return freed memory to the kernel (glibc): a check that reuses it would seem to allocate nothing."""
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def allocated_bytes() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from loraplex.grammar.backends import emit_llguidance, emit_xgrammar
+from loraplex.grammar.backends.grammar_memory import return_free_memory
 from loraplex.grammar.backends.vocabulary import Vocabulary
 from loraplex.grammar.parent_death import die_with_parent
 from loraplex.grammar.spec import GrammarSpec
@@ -19,7 +20,6 @@ from loraplex.grammar.trial.child import FirstMask
 from loraplex.grammar.trial.confinement import (
     lower_priority,
     resident_bytes,
-    return_free_memory,
     threads,
 )
 from loraplex.grammar.trial.messages import CompileSpawn, Ready
