@@ -102,7 +102,7 @@ class CompilerConfig:
     """
 
     cache_bytes: int = 512 * 2**20
-    tenant_cache_bytes: int = 96 * 2**20
+    tenant_cache_bytes: int = 64 * 2**20
     llguidance: LlguidanceLimits = field(default_factory=LlguidanceLimits)
 
 
