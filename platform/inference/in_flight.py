@@ -29,6 +29,11 @@ class InFlightRequest:
         """Whether the request is running `until_started` and the engine has not started it."""
         return self._deadline is not None and not self._started and not self._revoked
 
+    @property
+    def gave_way(self) -> bool:
+        """Whether the request lost its place to another one."""
+        return self._revoked
+
     @asynccontextmanager
     async def until_started(self) -> AsyncIterator[None]:
         """Run a block that ends with `started`. An error of the block frees the place.
