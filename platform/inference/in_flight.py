@@ -1,6 +1,6 @@
 """Bounds the sequences in progress in a gateway, shared by all tenants (longest queue drop, for requests in place of packets).
 
-Invariant: at most `total` sequences are in progress, and at most half of them are of one tenant. A request gives way only to
+Invariant: at most `total` sequences are in progress, of one tenant at most half of `total`, or one. A request gives way only to
 a tenant that has fewer sequences than its own, and only before the engine has started it.
 """
 
