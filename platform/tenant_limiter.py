@@ -72,9 +72,12 @@ class TenantLimiter:
             return (
                 f"This {self._owner} has {self._per_tenant} {self._work} in progress, the maximum; try again."
             )
-        if self._total is not None and self._running.total() >= self._total:
+        if self._is_full():
             return f"The server has as many {self._work} in progress as it can; try again."
         return None
+
+    def _is_full(self) -> bool:
+        return self._total is not None and self._running.total() >= self._total
 
     async def _wait(self, tenant_id: Hashable) -> None:
         queue = self._waiting.setdefault(tenant_id, deque())
@@ -98,6 +101,8 @@ class TenantLimiter:
 
     def _hand_over(self, tenants: Iterable[Hashable]) -> bool:
         """Give one free slot to the first of `tenants` that waits and may have one; it is then the last in turn."""
+        if self._is_full():
+            return False
         for tenant_id in tenants:
             queue = self._waiting.get(tenant_id)
             if queue and self._refusal(tenant_id) is None:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, delete, func, inspect, select, text, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from loraplex.tenants.models import ApiKey, AuditEntry, Base, IdempotencyRecord, QuotaEvent
 
@@ -21,7 +22,8 @@ ALONE: Final = text("SELECT pg_try_advisory_xact_lock(hashtextextended('loraplex
 class Retention:
     """Retention times, from the writing of a record. Idempotency records carry their own end.
 
-    A key stays for `audit` after its end, because the audit log names keys by their public ids.
+    A key stays for `audit` after its end, because the audit log names keys by their public ids, and as long as a key that it
+    replaced is live.
     """
 
     audit: timedelta
@@ -55,8 +57,15 @@ class RetentionRepository:
             (AuditEntry, written),
             (QuotaEvent, QuotaEvent.created_at < events),
             (IdempotencyRecord, IdempotencyRecord.expires_at < self._now),
-            (ApiKey, func.least(ApiKey.revoked_at, ApiKey.expires_at) < audit),
+            (ApiKey, (ended_at(ApiKey) < audit) & ~self._has_live_predecessor()),
         ]
+
+    def _has_live_predecessor(self) -> ColumnElement[bool]:
+        """Whether a live key was replaced by this one: without its successor it would count as not replaced."""
+        predecessor = aliased(ApiKey)
+        end = ended_at(predecessor)
+        found = select(predecessor.id).where(predecessor.replaced_by == ApiKey.id)
+        return found.where(end.is_(None) | (end > self._now)).exists()
 
     async def _delete(self, table: type[Base], old: ColumnElement[bool], batch: int) -> int:
         columns = inspect(table).primary_key
@@ -64,6 +73,11 @@ class RetentionRepository:
         statement = delete(table).where(tuple_(*columns).in_(some))
         result: Any = await self._session.execute(statement.execution_options(synchronize_session=False))
         return int(result.rowcount)
+
+
+def ended_at(key: type[ApiKey]) -> ColumnElement[datetime | None]:
+    """When a key was revoked or expires, whichever is earlier; null for one that does neither."""
+    return func.least(key.revoked_at, key.expires_at)
 
 
 def first_id_at(time: datetime) -> UUID:

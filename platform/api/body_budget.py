@@ -1,4 +1,4 @@
-"""Bounds the memory of the JSON bodies that a gateway has received and not yet turned into requests.
+"""Bounds the memory of the JSON bodies that a gateway has received, until the engine has started their requests.
 
 Invariant: a tenant's bodies grow to at most a third of the memory that is free after them (dynamic thresholds, Choudhury and
 Hahne 1998). Alone a tenant gets a quarter of the total, and each grant leaves three quarters of the free memory to others.

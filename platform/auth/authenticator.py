@@ -1,15 +1,16 @@
 """Authenticates callers: `Authorization: Bearer lpx_…` -> `Caller` or `OperatorCaller`, as a route dependency (RFC 6750).
 
 Format and checksum are checked before any I/O. A database that is down is a 503, never a 401. Management routes look a key
-up for every request; where keys are cached, admission refuses a caller with an outdated policy (`renew`). Keys that this
-gateway has never found share a part of the connections, by client network, so that forged ones delay no other.
+up for every request; where keys are cached, requests share a look-up, and admission refuses a caller with an outdated policy
+(`renew`). Keys that this gateway has never found share a part of the connections, so that forged ones delay no other.
 """
 
 import hmac
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -18,7 +19,8 @@ from starlette.requests import Request
 from loraplex.platform.auth.client_address import ClientAddresses, client_network
 from loraplex.platform.auth.failure_buckets import FailureBuckets
 from loraplex.platform.auth.key_cache import KeyCache, Lookup
-from loraplex.platform.errors import AddressNotAllowed, InsufficientScope
+from loraplex.platform.auth.single_flight import SingleFlight
+from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, Overloaded, TooManyUnknownKeys
 from loraplex.platform.tenant_limiter import AT_ONCE, TenantLimiter
 from loraplex.tenants.api_keys.key_format import ParsedKey, parse_key
 from loraplex.tenants.api_keys.keys import AuthenticatedKey, KeyRepository, check_key, check_usable
@@ -32,6 +34,10 @@ UNKNOWN_AT_ONCE: Final = 2
 """Database connections that look up keys this gateway has never found."""
 MAX_WAITING: Final = 1024
 """Look-ups of one tenant, or of one client network, that wait for a connection."""
+PENALIZED_AT_ONCE: Final = 1
+"""Further connections that look up such keys for networks which presented too many that do not exist."""
+PENALIZED_WAITING: Final = 16
+"""Look-ups of one such network that wait; further ones are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +69,10 @@ class OperatorCaller:
 
 
 class Authenticator:
-    """Looks keys up. With `cached`, each key at most once per `cache_s` seconds; unknown ids never more often."""
+    """Looks keys up. With `cached`, each key at most once per `cache_s` seconds; unknown ids never more often.
+
+    Requests that need the same key at once share its look-up there.
+    """
 
     def __init__(
         self,
@@ -83,6 +92,10 @@ class Authenticator:
         self._unknown = TenantLimiter(
             "key look-ups", owner="address", total=UNKNOWN_AT_ONCE, waiting=MAX_WAITING
         )
+        self._penalized = TenantLimiter(
+            "key look-ups", owner="address", total=PENALIZED_AT_ONCE, waiting=PENALIZED_WAITING
+        )
+        self._shared = SingleFlight[AuthenticatedKey | None]()
 
     def requires(
         self, scope: str | None = None, *, cached: bool = False
@@ -157,26 +170,58 @@ class Authenticator:
         # The secret of an id never changes, so a wrong one needs no look-up.
         if last is not None and not presented.matches(last.secret_sha256):
             return None
-        lookup = self._cache.get(presented.key_id) if cached or last is None else None
+        lookup = self._cached(presented.key_id, cached=cached)
         if lookup is not None:
             return lookup.found
-        if last is None:
-            return await self._find_unknown(presented, client_network(address))
-        async with self._known.slot(last.tenant_id):
-            return await self._look_up(presented.key_id)
+        # Networks share no look-up of an unknown key: one whose look-ups wait would delay the others.
+        owner = client_network(address) if last is None else last.tenant_id
+        find = self._find_unknown if last is None else self._find_known
+        look_up = partial(find, presented, owner, cached=cached)
+        return await (self._shared.run((owner, presented.key_id), look_up) if cached else look_up())
 
-    async def _find_unknown(self, presented: ParsedKey, network: str) -> AuthenticatedKey | None:
+    def _cached(self, key_id: str, *, cached: bool) -> Lookup | None:
+        """Return a valid look-up; where the caller is not `cached`, only one that found no key."""
+        lookup = self._cache.get(key_id)
+        return lookup if cached or (lookup is not None and lookup.found is None) else None
+
+    async def _find_known(
+        self, presented: ParsedKey, tenant_id: Hashable, *, cached: bool
+    ) -> AuthenticatedKey | None:
+        async with self._known.slot(tenant_id):
+            lookup = self._cached(presented.key_id, cached=cached)
+            return await self._look_up(presented.key_id) if lookup is None else lookup.found
+
+    async def _find_unknown(
+        self, presented: ParsedKey, network: Hashable, *, cached: bool
+    ) -> AuthenticatedKey | None:
         """Look up a key that this gateway has never found. Raises `TooManyUnknownKeys`, `Overloaded`."""
         async with self._unknown.slot(network):
-            self._failures.take(network)
-            failed = False
-            try:
-                found = await self._look_up(presented.key_id)
-                failed = found is None or not presented.matches(found.secret_sha256)
-            finally:
-                if not failed:
-                    self._failures.give_back(network)
+            lookup = self._cached(presented.key_id, cached=cached)
+            if lookup is not None:
+                return lookup.found
+            if self._failures.take(network):
+                return await self._counting_failure(presented, network)
+        return await self._find_penalized(presented, network)
+
+    async def _counting_failure(self, presented: ParsedKey, network: Hashable) -> AuthenticatedKey | None:
+        """Look a key up for which a failure was taken, and give that back if it is none."""
+        failed = False
+        try:
+            found = await self._look_up(presented.key_id)
+            failed = found is None or not presented.matches(found.secret_sha256)
+        finally:
+            if not failed:
+                self._failures.give_back(network)
         return found
+
+    async def _find_penalized(self, presented: ParsedKey, network: Hashable) -> AuthenticatedKey | None:
+        """Look up a key of a network without failures left: a valid key may share its address with forged ones."""
+        try:
+            async with self._penalized.slot(network):
+                return await self._look_up(presented.key_id)
+        except Overloaded:
+            message = "This address presented too many API keys that do not exist; try again."
+            raise TooManyUnknownKeys(message) from None
 
     async def _look_up(self, key_id: str) -> AuthenticatedKey | None:
         until = self._cache.deadline()

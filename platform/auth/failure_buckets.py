@@ -1,14 +1,12 @@
-"""Bounds how many keys that do not exist one client network may present (GCRA, ITU-T I.371).
+"""Counts how many keys that do not exist one client network presents (GCRA, ITU-T I.371).
 
-Invariant: bounded memory, and a network whose keys are all valid is never refused.
+Invariant: bounded memory, and a network whose keys are all valid always has failures left.
 """
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
-
-from loraplex.platform.errors import TooManyUnknownKeys
 
 BURST: Final = 60
 REFILL_S: Final = 1.0
@@ -20,23 +18,24 @@ class FailureBuckets:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._full_at: OrderedDict[str, float] = OrderedDict()
+        self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._full_at)
 
-    def take(self, network: str) -> None:
-        """Count one failure. Raises `TooManyUnknownKeys`."""
+    def take(self, network: Hashable) -> bool:
+        """Count one failure. Returns False, and counts nothing, when the network has none left."""
         now = self._clock()
         full_at = max(now, self._full_at.get(network, now)) + REFILL_S
         if full_at - now > BURST * REFILL_S:
-            raise TooManyUnknownKeys("This address presented too many API keys that do not exist; try again.")
+            return False
         self._full_at[network] = full_at
         self._full_at.move_to_end(network)
         if len(self._full_at) > MAX_NETWORKS:
             self._full_at.popitem(last=False)
+        return True
 
-    def give_back(self, network: str) -> None:
+    def give_back(self, network: Hashable) -> None:
         """Undo one `take`: it was no failure."""
         if network in self._full_at:
             self._full_at[network] -= REFILL_S

@@ -1,7 +1,7 @@
 """Caches the look-ups of API keys.
 
 Invariants: the age of a valid entry counts from the beginning of its query, and is at most `seconds`. Unknown ids, which any
-client can invent, have their own space and displace no existing key.
+client can invent, have their own space and displace no existing key. In a full cache the tenant with the most keys loses one.
 """
 
 from collections import OrderedDict, defaultdict
@@ -31,9 +31,9 @@ class KeyCache:
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._known: OrderedDict[str, Lookup] = OrderedDict()
+        self._known: dict[str, Lookup] = {}
         self._unknown: OrderedDict[str, Lookup] = OrderedDict()
-        self._of_tenant: defaultdict[UUID | None, set[str]] = defaultdict(set)
+        self._of_tenant: defaultdict[UUID | None, dict[str, None]] = defaultdict(dict)
 
     def __len__(self) -> int:
         return len(self._known) + len(self._unknown)
@@ -64,9 +64,10 @@ class KeyCache:
                 self._unknown.popitem(last=False)
             return
         self._known[key_id] = lookup
-        self._of_tenant[lookup.found.tenant_id].add(key_id)
+        self._of_tenant[lookup.found.tenant_id][key_id] = None
         if len(self._known) > MAX_KEYS:
-            self._drop(next(iter(self._known)))
+            most = max(self._of_tenant.values(), key=len)
+            self._drop(next(iter(most)))
 
     def forget(self, tenant_id: UUID) -> None:
         """Let every look-up of the tenant's keys expire."""
@@ -79,6 +80,6 @@ class KeyCache:
         if lookup is None or lookup.found is None:
             return
         others = self._of_tenant[lookup.found.tenant_id]
-        others.discard(key_id)
+        del others[key_id]
         if not others:
             del self._of_tenant[lookup.found.tenant_id]

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
@@ -57,6 +58,8 @@ class RequestContext:
 
 
 LOG = structlog.get_logger("loraplex.admission")
+RENEWALS: Final = 4
+"""How often one request authenticates its caller again: a tenant's keys may change several times while it is admitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class InferenceAdmission:
     ) -> PendingAdmission:
         """Reserve what a request may use.
 
-        A caller whose policy is outdated is authenticated again, once. Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
+        A caller whose policy is outdated is authenticated again, at most `RENEWALS` times. Raises `LimitExceeded`, `PolicyStale` or `StoreUnavailable` of tenants, and what authentication raises.
         """
         decided = asyncio.get_running_loop().create_future()
 
@@ -155,11 +158,12 @@ class InferenceAdmission:
         sizes: RequestSizes,
         on_provisional: OnProvisional,
     ) -> Reservation:
-        try:
-            return await self._admit_once(context, model, sizes, on_provisional)
-        except PolicyStale:
-            await context.renew()
-            return await self._admit_once(context, model, sizes, on_provisional)
+        for _ in range(RENEWALS):
+            try:
+                return await self._admit_once(context, model, sizes, on_provisional)
+            except PolicyStale:
+                await context.renew()
+        return await self._admit_once(context, model, sizes, on_provisional)
 
     async def _admit_once(
         self,

@@ -25,7 +25,7 @@ from loraplex.tenants.database import Database
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
     """Bounds of one gateway; times in seconds. `max_tokenizing` calls of `/v1/tokenize` run at once,
-    `max_tokenizing_per_tenant` of one tenant. `max_in_flight` counts prompts.
+    `max_tokenizing_per_tenant` of one tenant. `max_in_flight` counts sequences: prompts times `n`.
 
     `max_completion_tokens` bounds prompts x n x max_tokens. `max_logprobs` bounds that times (1 + top_logprobs): a whole
     response is kept in memory, about 0.5 KB for each log-probability. `max_buffered_body_bytes` is shared by the bodies of all

@@ -33,7 +33,7 @@ class Generation:
     """One running request: one engine request per prompt, `n` choices each. `close` ends it at any stage.
 
     Choice c of prompt p has the index p * n + c, as in the OpenAI API. `output` is None for plain text.
-    `free_slots` frees the slots of its prompts.
+    `free_slots` frees the places of its sequences.
     """
 
     def __init__(
@@ -148,15 +148,17 @@ class Generation:
         if self._finished < self.choices:
             raise self._failure(None)
 
-    async def close(self, error: BaseException | None = None) -> None:
+    async def close(self, error: BaseException | None = None, *, charged: bool = True) -> None:
         """Abort the running engine requests, free the slots, record the stats, and settle the usage.
 
-        May be repeated. Once begun it runs to its end, also when its caller is cancelled.
+        Where it is not `charged`, the reservation is cancelled, whatever the engine computed. May be repeated. Once begun it
+        runs to its end, also when its caller is cancelled.
         """
         if self._closed:
             return
         self._closed = True
-        if isinstance(error, Exception):
+        failed = isinstance(error, Exception)
+        if failed:
             self.stats.finish_reason = "error"
         elif self._finished < self.choices:
             self.stats.finish_reason = "abort"
@@ -164,9 +166,9 @@ class Generation:
         self.stats.finished = time.monotonic()
         if not self._refused:
             self._dependencies.recorder.record(self.stats)
-        await self._dependencies.background_tasks.finish(self._settle(failed=isinstance(error, Exception)))
+        await self._dependencies.background_tasks.finish(self._settle(failed=failed, charged=charged))
 
-    async def _settle(self, *, failed: bool) -> None:
+    async def _settle(self, *, failed: bool, charged: bool) -> None:
         usage_counter = self._usage
         try:
             await self._streams.close()
@@ -181,8 +183,11 @@ class Generation:
                 completion_tokens=usage_counter.completion_tokens,
             )
             reservation = await self._pending.reservation_or_none()
-            if reservation is not None:
-                await self._dependencies.admission_controller.settle(reservation, usage)
+            controller = self._dependencies.admission_controller
+            if reservation is not None and charged:
+                await controller.settle(reservation, usage)
+            elif reservation is not None:
+                await controller.cancel(reservation)
 
     def _deadlines_left(self) -> tuple[float | None, float | None]:
         """Seconds left in the engine's queue and in total; None without a deadline."""

@@ -1,6 +1,6 @@
 """Bounds the sequences in progress in a gateway, shared by all tenants (longest queue drop, for requests in place of packets).
 
-Invariant: at most `total` sequences are in progress, and at most half of them are of one tenant. A request gives way only to
+Invariant: at most `total` sequences are in progress, of one tenant at most half of `total`, or one. A request gives way only to
 a tenant that has fewer sequences than its own, and only before the engine has started it.
 """
 
@@ -28,6 +28,11 @@ class InFlightRequest:
     def may_give_way(self) -> bool:
         """Whether the request is running `until_started` and the engine has not started it."""
         return self._deadline is not None and not self._started and not self._revoked
+
+    @property
+    def gave_way(self) -> bool:
+        """Whether the request lost its place to another one."""
+        return self._revoked
 
     @asynccontextmanager
     async def until_started(self) -> AsyncIterator[None]:

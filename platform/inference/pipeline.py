@@ -78,7 +78,7 @@ class InferencePipeline:
                 await generation.start()
                 request.started()
             except BaseException as error:
-                await generation.close(error)
+                await generation.close(error, charged=not request.gave_way)
                 raise
         return generation
 

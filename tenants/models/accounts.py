@@ -48,6 +48,7 @@ class ApiKey(Base):
     __table_args__ = (
         UniqueConstraint("key_id"),
         Index("ix_api_keys_ended_at", text("LEAST(revoked_at, expires_at)")),
+        Index("ix_api_keys_replaced_by", "replaced_by", postgresql_where=text("replaced_by IS NOT NULL")),
         UniqueConstraint("tenant_id", "id"),
         CheckConstraint(one_of("environment", ENVIRONMENTS), name="environment"),
         CheckConstraint("(tenant_id IS NULL) = (environment = 'op')", name="operator_has_no_tenant"),

@@ -59,6 +59,32 @@ async def test_free_slots_go_to_the_waiting_tenants_in_turn() -> None:
     assert not limiter._running and not limiter._waiting
 
 
+class Owner:
+    """Counts how often owners are looked at."""
+
+    seen = 0
+
+    def __hash__(self) -> int:
+        Owner.seen += 1
+        return id(self)
+
+
+async def test_a_release_looks_at_no_owner_that_cannot_have_the_slot() -> None:
+    limiter, end = TenantLimiter("look-ups", owner="address", total=1, waiting=1), asyncio.Event()
+
+    async def take() -> None:
+        async with limiter.slot(Owner()):
+            await end.wait()
+
+    async with limiter.slot(Owner()):
+        tasks = [asyncio.create_task(take()) for _ in range(1000)]
+        await asyncio.sleep(0)
+        Owner.seen = 0
+    assert 0 < Owner.seen < 100
+    end.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_a_slot_handed_to_a_cancelled_request_goes_to_the_next() -> None:
     limiter, tenant_id, reached = TenantLimiter("requests", per_tenant=1, waiting=2), uuid4(), []
 

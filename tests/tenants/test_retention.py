@@ -23,6 +23,7 @@ RECORD = (
     "INSERT INTO idempotency_records (caller, idempotency_key, route, body_sha256, expires_at)"
     " VALUES ('c', CAST(:at AS text), 'POST /', sha256(''), :at)"
 )
+POLICY_EPOCH = text("SELECT policy_epoch FROM tenants")
 FILLED = ("audit_entries", "quota_events", "idempotency_records")
 RETENTION = Retention(audit=timedelta(days=30), quota_events=timedelta(days=60))
 
@@ -62,6 +63,8 @@ async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Dat
         "revoked": (now - timedelta(days=31), now + timedelta(days=1)),
         "expired": (now, now - timedelta(days=31)),
         "replaced": (now - timedelta(days=31), None),
+        "in-grace": (None, now + timedelta(days=1)),
+        "successor": (now - timedelta(days=31), None),
     }
     async with database.as_operator() as session:
         keys = KeyRepository(session)
@@ -71,12 +74,19 @@ async def test_ended_keys_stay_as_long_as_the_audit_log_names_them(database: Dat
             records[name].revoked_at, records[name].expires_at = revoked_at, expires_at
         records["replaced"].successor = records["working"]
         records["revoked-lately"].successor = records["revoked"]
+        records["in-grace"].successor = records["successor"]
+        await session.flush()
+        epoch = await session.scalar(POLICY_EPOCH)
     assert (await sweep(database, 2))["api_keys"] == 2
     assert (await sweep(database, 2))["api_keys"] == 1
     async with database.as_operator() as session:
         left = {each.name: each.replaced_by for each in await KeyRepository(session).list(tenant_id)}
         limits = await session.scalar(text("SELECT count(*) FROM quotas"))
-    assert left == dict.fromkeys(("working", "expires", "revoked-lately", "expired-lately"))
+        # A key that had ended, and its limits, changed no policy.
+        assert await session.scalar(POLICY_EPOCH) == epoch
+    # A key in its grace period was replaced, also when the key that replaced it has ended long ago.
+    kept = dict.fromkeys(("working", "expires", "revoked-lately", "expired-lately", "successor"))
+    assert left == kept | {"in-grace": records["successor"].id}
     assert limits == 0
 
 

@@ -160,6 +160,12 @@ async def test_changes_that_affect_requests_advance_the_policy_epoch(database: D
     async with database.as_operator() as session:
         await session.execute(text("UPDATE tenants SET suspended_at = now() WHERE id = :id"), {"id": mine})
     seen.append(await epoch())
+    async with database.as_operator() as session:
+        await session.execute(text("UPDATE api_keys SET revoked_at = NULL"))
+    seen.append(await epoch())
+    async with database.as_operator() as session:
+        await session.execute(text("DELETE FROM api_keys WHERE tenant_id = :id"), {"id": mine})
+    seen.append(await epoch())
     assert all(after > before for before, after in pairwise(seen)), seen
 
 

@@ -153,7 +153,7 @@ async def _start(
     context: RequestContext,
     endpoint: Endpoint,
 ) -> _StartedGeneration:
-    """Read the body and start its generation. The body's memory is leased until the engine has the request."""
+    """Read the body and start its generation. The body's memory is leased until the engine has started the request."""
     with body_lease(request) as lease:
         values = await _values(dependencies, request, context.caller, endpoint, lease)
         kind = "chatcmpl" if endpoint == "chat" else "cmpl"

@@ -98,7 +98,7 @@ for first = FIRST, #ARGV, WIDTH do
   levels[level] = { key = rate_key(subject), rate = rate, requests = limits[1], tokens = limits[2] }
   test_rates(level, rate, limits[1], limits[2])
   if limits[3] then
-    decide(level, 3, limits[3], tonumber(rate.sequences) - (expired[subject] or 0), 0, sequences_needed, 0)
+    decide(level, 3, limits[3], running_sequences(subject, rate, expired), 0, sequences_needed, 0)
   end
   test_period(level, subject, day, 4, limits[4], limits[6])
   test_period(level, subject, month, 5, limits[5], limits[7])

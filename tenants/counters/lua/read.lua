@@ -21,7 +21,7 @@ for first = 1, #ARGV, WIDTH do
   reply[#reply + 1] = lacks(request_debt, rate, tonumber(ARGV[first + 1]))
   reply[#reply + 1] = lacks(token_debt, rate, tonumber(ARGV[first + 2]))
   reply[#reply + 1] = rate.reserved
-  reply[#reply + 1] = tonumber(rate.sequences) - (expired[subject] or 0)
+  reply[#reply + 1] = running_sequences(subject, rate, expired)
   for _, period in ipairs({ day, month }) do
     local key = use_key(subject, period)
     for _, field in ipairs({ 'tokens', 'reserved_tokens', 'amount', 'reserved_amount' }) do

@@ -82,8 +82,20 @@ local function expired_sequences()
   return expired
 end
 
+local function has_leases(subject)
+  return redis.call('ZCARD', key_of('leases', subject)) > 0
+end
+
+-- A release that counted requests subtracts no sequences. What it leaves of them ends with the last lease of the subject.
+local function running_sequences(subject, rate, expired)
+  return has_leases(subject) and tonumber(rate.sequences) - (expired[subject] or 0) or 0
+end
+
 local function reserve(id, reservation, lease)
   for _, subject in ipairs(subjects_of(reservation)) do
+    if not has_leases(subject) then
+      redis.call('HDEL', rate_key(subject), sequences_field())
+    end
     for _, period in ipairs({ reservation.day, reservation.month }) do
       add_use(subject, period, 'reserved_tokens', reservation.tokens, 'reserved_amount', reservation.amount)
     end

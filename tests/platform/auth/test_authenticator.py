@@ -1,6 +1,7 @@
 """Authentication: addresses, kinds of keys, freshness, and hostile headers."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -12,10 +13,19 @@ from hypothesis import strategies as st
 from sqlalchemy import event, text
 from starlette.requests import Request
 
-from loraplex.platform.auth.authenticator import UNKNOWN_AT_ONCE, Authenticator, Caller, OperatorCaller
+from loraplex.platform.auth.authenticator import (
+    MAX_WAITING,
+    PENALIZED_AT_ONCE,
+    PENALIZED_WAITING,
+    UNKNOWN_AT_ONCE,
+    Authenticator,
+    Caller,
+    OperatorCaller,
+)
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.auth.failure_buckets import BURST
 from loraplex.platform.errors import AddressNotAllowed, InsufficientScope, TooManyUnknownKeys, describe
+from loraplex.platform.tenant_limiter import AT_ONCE
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
 from loraplex.tenants.api_keys.keys import KeyRepository
@@ -202,6 +212,12 @@ async def forge(authenticator: Authenticator, address: str) -> type[Exception]:
     return type(refused.value)
 
 
+async def burst(authenticator: Authenticator, address: str) -> list[type[Exception]]:
+    """The refusals of keys that one address presents at once, after it has used up its failures."""
+    flood = PENALIZED_AT_ONCE + PENALIZED_WAITING + 10
+    return await asyncio.gather(*(forge(authenticator, address) for _ in range(flood)))
+
+
 async def test_forged_keys_cost_a_bounded_number_of_look_ups(database: Database) -> None:
     key, clock = await make_key(database), Clock()
     authenticator = Authenticator(database, 1.0, clock=clock)
@@ -209,17 +225,64 @@ async def test_forged_keys_cost_a_bounded_number_of_look_ups(database: Database)
     for address in ("2001:db8::1", "192.0.2.1"):
         await authenticator.authenticate(bearer(key), address, cached=True)
         lookups.clear()
-        flood = [await forge(authenticator, address) for _ in range(BURST + 40)]
-        assert flood == [UnknownKey] * BURST + [TooManyUnknownKeys] * 40 and len(lookups) == BURST
+        assert [await forge(authenticator, address) for _ in range(BURST)] == [UnknownKey] * BURST
+        counts = Counter(await burst(authenticator, address))
+        assert counts == {UnknownKey: PENALIZED_AT_ONCE + PENALIZED_WAITING, TooManyUnknownKeys: 10}
+        assert len(lookups) == BURST + counts[UnknownKey]
     # The same subscriber, another one, and a valid key that was used before, also when it must be looked up again.
-    assert await forge(authenticator, "2001:db8::2") is TooManyUnknownKeys
-    assert await forge(authenticator, "2001:db8:1::2") is UnknownKey
+    assert TooManyUnknownKeys in await burst(authenticator, "2001:db8::2")
+    assert set(await burst(authenticator, "2001:db8:1::2")) == {UnknownKey}
     lookups.clear()
     for seconds in (0.0, 5.0):
         clock.now += seconds
         assert (await authenticator.authenticate(bearer(key), "192.0.2.1", cached=True)).tenant_name == "acme"
     assert len(lookups) == 1
     assert (await authenticator.authenticate(bearer(key), "192.0.2.1")).tenant_name == "acme"
+
+
+def test_a_refusal_is_a_429_that_may_be_repeated() -> None:
+    row = describe(TooManyUnknownKeys("too many")).row
+    assert (row.status, row.code, row.retry_after_s) == (429, "rate_limit_exceeded", 1)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+async def test_an_unseen_key_works_from_an_address_without_failures_left(
+    cached: bool, database: Database
+) -> None:
+    key, authenticator = await make_key(database), Authenticator(database, 60.0, clock=Clock())
+    for _ in range(BURST + 1):
+        await forge(authenticator, "192.0.2.1")
+    caller = await authenticator.authenticate(bearer(key), "192.0.2.1", cached=cached)
+    assert caller.tenant_name == "acme"
+
+
+async def test_requests_of_one_key_share_a_look_up(database: Database) -> None:
+    """More of them than may wait for a look-up, of a key that was never found, and of one that has expired in the cache."""
+    key, clock = await make_key(database), Clock()
+    authenticator, lookups = Authenticator(database, 1.0, clock=clock), lookups_of(database)
+    _, environment, key_id, _, _ = key.split("_")
+    forged = ParsedKey(environment, key_id, "0" * 43).plaintext
+    for seconds in (0.0, 5.0):
+        clock.now += seconds
+        lookups.clear()
+        valid = (
+            authenticator.authenticate(bearer(key), "192.0.2.1", cached=True)
+            for _ in range(MAX_WAITING + 2 * AT_ONCE)
+        )
+        wrong = authenticator.authenticate(bearer(forged), "192.0.2.1", cached=True)
+        *callers, refused = await asyncio.gather(*valid, wrong, return_exceptions=True)
+        assert {type(each) for each in callers} == {Caller} and isinstance(refused, UnknownKey)
+        assert len(lookups) == 1
+
+
+async def test_networks_that_wait_read_what_another_has_found(database: Database) -> None:
+    key, lookups = await make_key(database), lookups_of(database)
+    authenticator = Authenticator(database, 60.0, clock=Clock())
+    networks = [f"192.0.2.{number}" for number in range(20)]
+    found = await asyncio.gather(
+        *(authenticator.authenticate(bearer(key), network, cached=True) for network in networks)
+    )
+    assert {each.tenant_name for each in found} == {"acme"} and len(lookups) == UNKNOWN_AT_ONCE
 
 
 async def test_new_keys_work_at_once_from_an_address_with_failures_left(database: Database) -> None:

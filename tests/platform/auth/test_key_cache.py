@@ -103,6 +103,18 @@ def test_made_up_ids_push_out_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.last_found("a") is None
 
 
+def test_the_tenant_with_the_most_keys_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_cache, "MAX_KEYS", 4)
+    cache, other = Cache(), uuid4()
+    cache.find("other", other)
+    for key_id in "abcdef":
+        cache.find(key_id)
+    assert cache.knows("other") and [each for each in "abcdef" if cache.knows(each)] == ["d", "e", "f"]
+    cache.find("another", other)
+    assert cache.knows("other") and cache.knows("another")
+    assert [each for each in "def" if cache.knows(each)] == ["e", "f"] and len(cache) == 4
+
+
 def test_an_id_that_is_known_now_is_unknown_no_more() -> None:
     cache = Cache()
     cache.miss("a")

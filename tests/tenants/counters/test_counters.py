@@ -251,6 +251,25 @@ async def test_a_reservation_of_an_older_release_ends_without_taking_others_sequ
     assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 5
 
 
+async def test_sequences_that_an_older_release_did_not_subtract_run_no_more(
+    client: Redis, counters: Counters
+) -> None:
+    """While releases are mixed, an older gateway ends requests of a newer one: by their leases, not by the sum of sequences."""
+    tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(concurrent_requests=9)))
+    newer, last = tenant.request(sequences=5), tenant.request(sequences=9)
+    await admit(counters, newer)
+    open_key = tenant_key(tenant.tenant_id, "1:open")
+    record = await client.hget(open_key, str(newer.id))
+    assert isinstance(record, bytes)
+    await client.hset(open_key, str(newer.id), record.rpartition(b" ")[0].decode())
+    assert await counters.cancel(tenant.tenant_id, newer.id) == Settled(True)
+    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 0
+    await admit(counters, last)
+    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 9
+    assert await counters.cancel(tenant.tenant_id, last.id) == Settled(True)
+    assert (await used(counters, tenant))["tenant", "concurrent_requests"].used == 0
+
+
 async def test_a_budget_reserved_by_open_requests_allows_a_retry(counters: Counters) -> None:
     tenant = await with_counters(counters, LimitedTenant(tenant=QuotaLimits(tokens_per_day=15)))
     request = tenant.request()

@@ -13,6 +13,7 @@ from sqlalchemy import text as sql
 
 from loraplex.engine.fake_engine import FakeScript, Fault
 from loraplex.grammar.errors import GrammarRefused
+from loraplex.platform.inference.admission import RENEWALS
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.platform.inference.prompting.chat_template import PromptRenderer
 from loraplex.platform.tenant_limiter import AT_ONCE
@@ -210,7 +211,7 @@ async def test_sizes_are_checked_before_admission(start_gateway: Any) -> None:
     assert gateway.admissions.asked == []
 
 
-async def test_a_stale_policy_is_read_again_once(start_gateway: Any) -> None:
+async def test_a_stale_policy_is_read_again(start_gateway: Any) -> None:
     gateway = await start_gateway(limits=ServingConfig(key_cache_s=60))
     assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
     async with gateway.database.as_operator() as session:
@@ -221,7 +222,10 @@ async def test_a_stale_policy_is_read_again_once(start_gateway: Any) -> None:
     stale, fresh = gateway.admissions.asked[-2:]
     assert stale.key.policy_epoch == before < fresh.key.policy_epoch
     assert stale.id != fresh.id and gateway.engine.requests[-1].weight == 7
-    gateway.admissions.refusals = [PolicyStale("old")] * 2
+    # A key that is made and one that is revoked change it again while the caller is authenticated.
+    gateway.admissions.refusals = [PolicyStale("old")] * RENEWALS
+    assert (await gateway.post("/v1/chat/completions", CHAT)).status_code == 200
+    gateway.admissions.refusals = [PolicyStale("old")] * (RENEWALS + 1)
     response = await gateway.post("/v1/chat/completions", CHAT)
     assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
     assert gateway.admissions.refusals == []

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 
 from loraplex.engine.fake_engine import FakeScript
 from loraplex.grammar.errors import GrammarRefused
-from loraplex.platform.auth import failure_buckets
+from loraplex.platform.auth import authenticator, failure_buckets
 from loraplex.platform.inference.dependencies import ServingConfig
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.key_format import ParsedKey, generate_key
@@ -51,6 +51,9 @@ async def test_an_address_that_presents_too_many_forged_keys_is_429_and_valid_ke
     start_gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failure_buckets, "BURST", 3)
+    # As if other forged keys took the only connection that is left to the address.
+    monkeypatch.setattr(authenticator, "PENALIZED_AT_ONCE", 0)
+    monkeypatch.setattr(authenticator, "PENALIZED_WAITING", 0)
     gateway = await start_gateway()
     assert (await gateway.get("/v1/models", headers_of(gateway.key))).status_code == 200
     forged = [await gateway.get("/v1/models", headers_of(generate_key("live").plaintext)) for _ in range(8)]
