@@ -18,6 +18,8 @@ HEAD_S = 30.0
 LINGER_S = 2.0
 LINGER_BYTES = 256 << 10
 MIN_READ_BYTES_PER_S = 64 << 10
+MAX_PIPELINED: Final = 8
+"""Requests of a connection that wait for the responses to earlier ones."""
 CLOSE_HEADER: Final = (b"connection", b"close")
 REFUSAL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -25,6 +27,10 @@ REFUSAL: Final = (
 
 
 class HeadTooLarge(Exception):
+    """Raised inside the parser, which responds 400 and closes the connection."""
+
+
+class PipelineTooLong(Exception):
     """Raised inside the parser, which responds 400 and closes the connection."""
 
 
@@ -102,6 +108,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            # One read has room for thousands of heads, and each queued request takes some 2 KiB.
+            raise PipelineTooLong(f"at most {MAX_PIPELINED} requests of a connection may wait")
         self._head_timer.stop()
         super().on_headers_complete()
 

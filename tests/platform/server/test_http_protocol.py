@@ -15,7 +15,12 @@ from starlette.routing import Route
 
 from loraplex.platform.server import http_protocol
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
-from loraplex.platform.server.http_protocol import LINGER_BYTES, MAX_HEAD_BYTES, BoundedHttpProtocol
+from loraplex.platform.server.http_protocol import (
+    LINGER_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    BoundedHttpProtocol,
+)
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 StartServer = Callable[..., Awaitable["Served"]]
@@ -143,6 +148,15 @@ async def test_large_bodies_and_pipelined_requests_pass(port: int) -> None:
         assert answer.startswith(b"HTTP/1.1 200")
         assert await reader.readexactly(len(str(size))) == str(size).encode()
     writer.close()
+
+
+async def test_a_pipeline_of_many_requests_ends_the_connection(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n" * 5000)
+    async with asyncio.timeout(5):
+        answers = await reader.read()
+    writer.close()
+    assert answers.count(b"HTTP/1.1 404") <= MAX_PIPELINED
 
 
 async def test_a_slow_head_is_ended_and_a_slow_body_is_not(
