@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with bounds on connections, on the head of a request, and on an answer that is not read.
 
-Invariant: before authentication a connection costs this process at most `MAX_HEAD_BYTES` and one read, for `HEAD_S` seconds.
-The parser alone would collect a head of any size (RFC 9112, 2.2 and 3 leave the limits to servers).
+Invariant: until the application reads its body, a request costs at most `MAX_HEAD_BYTES` and one read (256 KiB). A head has
+`HEAD_S` seconds. The parser alone would collect a head of any size (RFC 9112, 2.2 and 3 leave the limits to servers).
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
 
@@ -52,7 +52,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._unparsed_bytes = 0
         self._parsed_something = False
-        self._closing_early = False
+        self._early_cycle: RequestResponseCycle | None = None
         self._lingering = False
         self._discarded_bytes = 0
         self._head_timer = _Timer(self.loop, self._head_is_late)
@@ -113,16 +113,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             raise PipelineTooLong(f"at most {MAX_PIPELINED} requests of a connection may wait")
         self._head_timer.stop()
         super().on_headers_complete()
+        # uvicorn resumes when the application asks for the body, and when the response is complete.
+        self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:
         self._parsed_something = True
         super().on_body(body)
 
     def on_response_complete(self) -> None:
+        if self._early_cycle is not None:
+            # A request behind an answer that ends the connection must not run.
+            self.pipeline.clear()
+            self.cycle = self._early_cycle
         super().on_response_complete()
         self._bound_unsent()
-        if self._closing_early and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._early_cycle is not None:
             self._linger()
+        elif not self.cycle.response_complete:
+            self.flow.pause_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -130,26 +140,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._write_timer.stop()
         if self.cycle is not None and self.cycle.response_complete:
             self._bound_unsent()
 
     async def _closing_after_early_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_mark(message: Message) -> None:
-            is_early = message["type"] == "http.response.start" and self._is_body_incomplete(scope)
+            # While this answer waits for its client, a pipelined request may become `self.cycle`.
+            cycle = self.cycle
+            is_early = message["type"] == "http.response.start" and cycle.scope is scope and cycle.more_body
             if is_early:
                 message = {**message, "headers": [*message.get("headers", ()), CLOSE_HEADER]}
             await send(message)
             if is_early:
-                self._closing_early = True
+                self._early_cycle = cycle
                 # uvicorn must not close at the end of the answer: `_linger` does, after what still arrives.
-                self.cycle.keep_alive = True
+                cycle.keep_alive = True
 
         await self._application(scope, receive, send_and_mark)
-
-    def _is_body_incomplete(self, scope: Scope) -> bool:
-        """Whether the request of `scope` still sends its body. Only the last one of a pipeline can."""
-        return self.cycle.scope is scope and self.cycle.more_body
 
     def _count(self, length: int) -> None:
         self._parsed_something = True
