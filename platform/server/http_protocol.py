@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from loraplex.platform.server.connection_limiter import ConnectionLimiter
+from loraplex.platform.server.connection_limiter import ConnectionLimiter, Place
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 30.0
@@ -48,7 +48,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.app = self._closing_after_early_answer
         self._limiter = limiter
         self._stall_s = stall_s
-        self._counted_address: str | None = None
+        self._place: Place | None = None
         self._head_bytes = 0
         self._unparsed_bytes = 0
         self._parsed_something = False
@@ -61,17 +61,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        address = self.client[0] if self.client else ""
-        if not self._limiter.acquire(address):
+        self._place = self._limiter.acquire(self.client[0] if self.client else "", self._give_way)
+        if self._place is None:
             transport.write(REFUSAL)
             transport.close()
             return
-        self._counted_address = address
         self._head_timer.start(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._counted_address is not None:
-            self._limiter.release(self._counted_address)
+        if self._place is not None:
+            self._limiter.release(self._place)
+            self._place = None
         for timer in (self._head_timer, self._linger_timer, self._write_timer):
             timer.stop()
         super().connection_lost(exc)
@@ -112,6 +112,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # One read has room for thousands of heads, and each queued request takes some 2 KiB.
             raise PipelineTooLong(f"at most {MAX_PIPELINED} requests of a connection may wait")
         self._head_timer.stop()
+        if self._place is not None:
+            self._limiter.set_busy(self._place)
         super().on_headers_complete()
         # uvicorn resumes when the application asks for the body, and when the response is complete.
         self.flow.pause_reading()
@@ -127,6 +129,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle = self._early_cycle
         super().on_response_complete()
         self._bound_unsent()
+        if self._place is not None and self.cycle.response_complete:
+            self._limiter.set_idle(self._place)
         if self.transport.is_closing():
             return
         if self._early_cycle is not None:
@@ -163,6 +167,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes += length
         if self._head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge(f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
+
+    def _give_way(self) -> None:
+        self._place = None
+        self.transport.abort()
 
     def _await_head(self) -> None:
         if not self._head_timer.runs:

@@ -15,7 +15,11 @@ from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import open_lone_engine
 from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
-from loraplex.platform.server.connection_limiter import ConnectionLimiter, reserve_descriptors
+from loraplex.platform.server.connection_limiter import (
+    ConnectionLimiter,
+    RefusalRecorder,
+    reserve_descriptors,
+)
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.server.uvicorn_server import (
@@ -127,7 +131,7 @@ def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) 
         fitting,
         settings.max_connections_per_address,
         tuple(map(parse_network, settings.trusted_proxies)),
-        metrics.connection_refused,
+        RefusalRecorder(metrics.connection_refused),
     )
     metrics.watch_connections(lambda: limiter.open_connections)
     return HttpListener(listener, limiter, settings.reader_stall_s)

@@ -383,7 +383,8 @@ async def test_a_client_that_keeps_reading_gets_its_answer(
 
 async def test_a_connection_over_a_bound_gets_503_and_ends(start_server: StartServer) -> None:
     refused: list[str] = []
-    served = await start_server(ConnectionLimiter(4, 2, on_refused=refused.append))
+    limiter = ConnectionLimiter(4, 2, on_refused=lambda bound, address: refused.append(bound))
+    served = await start_server(limiter)
     open_ones = [await served.connect() for _ in range(2)]
     await served_by(open_ones[-1])
     assert (await over_bound(await served.connect())).startswith(b"HTTP/1.1 503")
@@ -396,6 +397,23 @@ async def test_a_connection_over_a_bound_gets_503_and_ends(start_server: StartSe
         while served.limiter.open_connections == 3:
             await asyncio.sleep(0.01)
     await served_by(await served.connect())
+
+
+async def test_silent_connections_give_way_and_served_ones_do_not(start_server: StartServer) -> None:
+    served = await start_server(ConnectionLimiter(4, 4))
+    in_progress = await served.connect()
+    in_progress[1].write(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
+    await served.unread_body.begun.wait()
+    silent = await served.connect()
+    open_ones = []
+    for number in (2, 3, 4):
+        open_ones.append(await served.connect(f"127.0.0.{number}"))
+        await served_by(open_ones[-1])
+    assert await over_bound(silent) == b""
+    assert (await over_bound(await served.connect("127.0.0.5"))).startswith(b"HTTP/1.1 503")
+    served.unread_body.go.set()
+    in_progress[1].write(b"a")
+    assert (await in_progress[0].readline()).startswith(b"HTTP/1.1 200")
 
 
 async def served_by(connection: Connection) -> None:
