@@ -29,7 +29,7 @@ from loraplex.platform.server.uvicorn_server import (
     serve_until_stopped,
     serving,
 )
-from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, SettingsError
+from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, PortTaken, SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 
 LOG = structlog.get_logger("loraplex.serve")
@@ -85,6 +85,7 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
         listener = sockets.enter_context(bind(settings.host, settings.port))
         metrics_socket = None
         if settings.metrics_port is not None:
+            _require_own_port(settings, listener)
             metrics_socket = sockets.enter_context(
                 bind(settings.host, settings.metrics_port, "--metrics-port")
             )
@@ -119,6 +120,13 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             )
             if lost.done():
                 raise DependencyFailed(f"the embedded servers could not be kept running: {lost.result()}")
+
+
+def _require_own_port(settings: Settings, listener: socket.socket) -> None:
+    """Check that the metrics have another port: Linux binds one twice before it listens. Raises `PortTaken`."""
+    port = listener.getsockname()[1]
+    if settings.metrics_port == port:
+        raise PortTaken(settings.host, port, "the API has this port", "--metrics-port")
 
 
 def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> HttpListener:
