@@ -120,7 +120,7 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=10 << 20, ge=1024, le=1 << 30)
     max_buffered_body_bytes: int = Field(default=GIB // 4, ge=4096, le=1 << 40, validate_default=True)
     max_connections: int = Field(default=4096, ge=1, le=1 << 20)
-    max_connections_per_address: int = Field(default=256, ge=1, le=1 << 20)
+    max_connections_per_address: int = Field(default=1024, ge=1, le=1 << 20)
     max_buffered_tokens: int = Field(default=8192, ge=64, le=1 << 20)
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(default=(), max_length=64)
     reader_stall_s: float = Field(default=60.0, gt=0, le=3600)

@@ -197,7 +197,7 @@ class Metrics:
         )
         self._refused_connections = Counter(
             "loraplex_http_connections_refused",
-            "Connections closed at once, by the bound that they were over.",
+            "Connections that a bound refused or ended.",
             ("bound",),
             registry=self.registry,
         )

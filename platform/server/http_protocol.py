@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with bounds on connections, on the head of a request, and on an answer that is not read.
 
-Invariant: before authentication a connection costs this process at most `MAX_HEAD_BYTES` and one read, for `HEAD_S` seconds.
-The parser alone would collect a head of any size (RFC 9112, 2.2 and 3 leave the limits to servers).
+Invariant: until the application reads its body, a request costs at most `MAX_HEAD_BYTES` and one read (256 KiB). A head has
+`HEAD_S` seconds. The parser alone would collect a head of any size (RFC 9112, 2.2 and 3 leave the limits to servers).
 """
 
 import asyncio
@@ -9,15 +9,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from loraplex.platform.server.connection_limiter import ConnectionLimiter
+from loraplex.platform.server.connection_limiter import ConnectionLimiter, Place
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_S = 30.0
 LINGER_S = 2.0
 LINGER_BYTES = 256 << 10
 MIN_READ_BYTES_PER_S = 64 << 10
+MAX_PIPELINED: Final = 8
+"""Requests of a connection that wait for the responses to earlier ones."""
 CLOSE_HEADER: Final = (b"connection", b"close")
 REFUSAL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -25,6 +27,10 @@ REFUSAL: Final = (
 
 
 class HeadTooLarge(Exception):
+    """Raised inside the parser, which responds 400 and closes the connection."""
+
+
+class PipelineTooLong(Exception):
     """Raised inside the parser, which responds 400 and closes the connection."""
 
 
@@ -42,11 +48,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.app = self._closing_after_early_answer
         self._limiter = limiter
         self._stall_s = stall_s
-        self._counted_address: str | None = None
+        self._place: Place | None = None
         self._head_bytes = 0
         self._unparsed_bytes = 0
         self._parsed_something = False
-        self._closing_early = False
+        self._early_cycle: RequestResponseCycle | None = None
         self._lingering = False
         self._discarded_bytes = 0
         self._head_timer = _Timer(self.loop, self._head_is_late)
@@ -55,17 +61,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        address = self.client[0] if self.client else ""
-        if not self._limiter.acquire(address):
+        self._place = self._limiter.acquire(self.client[0] if self.client else "", self._give_way)
+        if self._place is None:
             transport.write(REFUSAL)
             transport.close()
             return
-        self._counted_address = address
         self._head_timer.start(HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._counted_address is not None:
-            self._limiter.release(self._counted_address)
+        if self._place is not None:
+            self._limiter.release(self._place)
+            self._place = None
         for timer in (self._head_timer, self._linger_timer, self._write_timer):
             timer.stop()
         super().connection_lost(exc)
@@ -102,18 +108,35 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            # One read has room for thousands of heads, and each queued request takes some 2 KiB.
+            raise PipelineTooLong(f"at most {MAX_PIPELINED} requests of a connection may wait")
         self._head_timer.stop()
+        if self._place is not None:
+            self._limiter.set_busy(self._place)
         super().on_headers_complete()
+        # uvicorn resumes when the application asks for the body, and when the response is complete.
+        self.flow.pause_reading()
 
     def on_body(self, body: bytes) -> None:
         self._parsed_something = True
         super().on_body(body)
 
     def on_response_complete(self) -> None:
+        if self._early_cycle is not None:
+            # A request behind an answer that ends the connection must not run.
+            self.pipeline.clear()
+            self.cycle = self._early_cycle
         super().on_response_complete()
         self._bound_unsent()
-        if self._closing_early and not self.transport.is_closing():
+        if self._place is not None and self.cycle.response_complete:
+            self._limiter.set_idle(self._place)
+        if self.transport.is_closing():
+            return
+        if self._early_cycle is not None:
             self._linger()
+        elif not self.cycle.response_complete:
+            self.flow.pause_reading()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -121,32 +144,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._write_timer.stop()
         if self.cycle is not None and self.cycle.response_complete:
             self._bound_unsent()
 
     async def _closing_after_early_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_and_mark(message: Message) -> None:
-            is_early = message["type"] == "http.response.start" and self._is_body_incomplete(scope)
+            # While this answer waits for its client, a pipelined request may become `self.cycle`.
+            cycle = self.cycle
+            is_early = message["type"] == "http.response.start" and cycle.scope is scope and cycle.more_body
             if is_early:
                 message = {**message, "headers": [*message.get("headers", ()), CLOSE_HEADER]}
             await send(message)
             if is_early:
-                self._closing_early = True
+                self._early_cycle = cycle
                 # uvicorn must not close at the end of the answer: `_linger` does, after what still arrives.
-                self.cycle.keep_alive = True
+                cycle.keep_alive = True
 
         await self._application(scope, receive, send_and_mark)
-
-    def _is_body_incomplete(self, scope: Scope) -> bool:
-        """Whether the request of `scope` still sends its body. Only the last one of a pipeline can."""
-        return self.cycle.scope is scope and self.cycle.more_body
 
     def _count(self, length: int) -> None:
         self._parsed_something = True
         self._head_bytes += length
         if self._head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge(f"the head of a request has at most {MAX_HEAD_BYTES} bytes")
+
+    def _give_way(self) -> None:
+        self._place = None
+        self.transport.abort()
 
     def _await_head(self) -> None:
         if not self._head_timer.runs:

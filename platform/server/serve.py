@@ -15,7 +15,11 @@ from loraplex.platform.engines import wire
 from loraplex.platform.engines.startup import open_lone_engine
 from loraplex.platform.observability.exposition import metrics_router
 from loraplex.platform.processes.gc_tuning import freeze_gc
-from loraplex.platform.server.connection_limiter import ConnectionLimiter, reserve_descriptors
+from loraplex.platform.server.connection_limiter import (
+    ConnectionLimiter,
+    RefusalRecorder,
+    reserve_descriptors,
+)
 from loraplex.platform.server.gateway import OpenGateway, open_gateway
 from loraplex.platform.server.progress import shown_progress
 from loraplex.platform.server.uvicorn_server import (
@@ -25,7 +29,7 @@ from loraplex.platform.server.uvicorn_server import (
     serve_until_stopped,
     serving,
 )
-from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, SettingsError
+from loraplex.platform.startup_errors import DependencyFailed, EngineStartFailed, PortTaken, SettingsError
 from loraplex.tenants.api_keys.networks import parse_network
 
 LOG = structlog.get_logger("loraplex.serve")
@@ -81,6 +85,7 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
         listener = sockets.enter_context(bind(settings.host, settings.port))
         metrics_socket = None
         if settings.metrics_port is not None:
+            _require_own_port(settings, listener)
             metrics_socket = sockets.enter_context(
                 bind(settings.host, settings.metrics_port, "--metrics-port")
             )
@@ -117,6 +122,13 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
                 raise DependencyFailed(f"the embedded servers could not be kept running: {lost.result()}")
 
 
+def _require_own_port(settings: Settings, listener: socket.socket) -> None:
+    """Check that the metrics have another port: Linux binds one twice before it listens. Raises `PortTaken`."""
+    port = listener.getsockname()[1]
+    if settings.metrics_port == port:
+        raise PortTaken(settings.host, port, "the API has this port", "--metrics-port")
+
+
 def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) -> HttpListener:
     """Bound the connections of the gateway's listener, and export their number."""
     metrics = gateway.health.metrics
@@ -127,7 +139,7 @@ def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) 
         fitting,
         settings.max_connections_per_address,
         tuple(map(parse_network, settings.trusted_proxies)),
-        metrics.connection_refused,
+        RefusalRecorder(metrics.connection_refused),
     )
     metrics.watch_connections(lambda: limiter.open_connections)
     return HttpListener(listener, limiter, settings.reader_stall_s)

@@ -5,28 +5,32 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from loraplex.platform.server import http_protocol
 from loraplex.platform.server.connection_limiter import ConnectionLimiter
-from loraplex.platform.server.http_protocol import LINGER_BYTES, MAX_HEAD_BYTES, BoundedHttpProtocol
+from loraplex.platform.server.http_protocol import (
+    LINGER_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_PIPELINED,
+    BoundedHttpProtocol,
+)
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 StartServer = Callable[..., Awaitable["Served"]]
 CHUNKED = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+SLOW = CHUNKED.replace(b"/echo", b"/slow")
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
 REFUSED_HEAD = b"POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 LARGE = 16 << 20
-
-
-async def echo(request: Request) -> PlainTextResponse:
-    return PlainTextResponse(str(len(await request.body())))
+CHUNK, CHUNKS = 1 << 20, 24
 
 
 async def refuse(request: Request) -> PlainTextResponse:
@@ -37,12 +41,53 @@ async def large(request: Request) -> PlainTextResponse:
     return PlainTextResponse("a" * LARGE)
 
 
+class SlowAnswer:
+    """An answer that is sent before the request's body is read, and ends when `end` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.end = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, request: Request) -> StreamingResponse:
+        return StreamingResponse(self._parts(), 401)
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        yield b"n"
+        self.begun.set()
+        await self.end.wait()
+        yield b"o"
+
+
+class UnreadBody:
+    """A handler that waits for `go` before it reads the body."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, request: Request) -> PlainTextResponse:
+        self.begun.set()
+        await self.go.wait()
+        return PlainTextResponse(str(len(await request.body())))
+
+
+async def in_chunks(request: Request) -> StreamingResponse:
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(CHUNKS):
+            yield b"a" * CHUNK
+
+    return StreamingResponse(parts())
+
+
 class Served:
     """A server with the protocol; its connections can be counted."""
 
     def __init__(self, limiter: ConnectionLimiter, stall_s: float) -> None:
+        self.slow_answer, self.unread_body = SlowAnswer(), UnreadBody()
+        self.echoed = 0
         routes = [
-            Route("/echo", echo, methods=["POST"]),
+            Route("/echo", self._echo, methods=["POST"]),
+            Route("/slow", self.slow_answer.__call__, methods=["POST"]),
+            Route("/unread", self.unread_body.__call__, methods=["POST"]),
+            Route("/chunks", in_chunks),
             Route("/refuse", refuse, methods=["POST"]),
             Route("/large", large),
         ]
@@ -56,6 +101,15 @@ class Served:
         self.limiter = limiter
         self._server = uvicorn.Server(config)
         self._task = asyncio.create_task(self._server.serve())
+
+    async def _echo(self, request: Request) -> PlainTextResponse:
+        self.echoed += 1
+        return PlainTextResponse(str(len(await request.body())))
+
+    @property
+    def protocols(self) -> list[Any]:
+        """The open connections of the server."""
+        return list(self._server.server_state.connections)
 
     async def started(self) -> "Served":
         while not self._server.started:
@@ -145,6 +199,15 @@ async def test_large_bodies_and_pipelined_requests_pass(port: int) -> None:
     writer.close()
 
 
+async def test_a_pipeline_of_many_requests_ends_the_connection(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n" * 5000)
+    async with asyncio.timeout(5):
+        answers = await reader.read()
+    writer.close()
+    assert answers.count(b"HTTP/1.1 404") <= MAX_PIPELINED
+
+
 async def test_a_slow_head_is_ended_and_a_slow_body_is_not(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +285,65 @@ async def test_an_answer_after_the_whole_body_keeps_the_connection(start_server:
     writer.close()
 
 
+async def test_a_body_is_not_read_before_the_application_asks_for_it(start_server: StartServer) -> None:
+    served = await start_server()
+    reader, writer = await served.connect()
+    size = 1 << 20
+    writer.write(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+    await served.unread_body.begun.wait()
+    writer.write(b"a" * size)
+    await asyncio.sleep(0.1)
+    assert [len(protocol.cycle.body) for protocol in served.protocols] == [0]
+    served.unread_body.go.set()
+    async with asyncio.timeout(5):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await reader.readexactly(len(str(size))) == str(size).encode()
+    writer.close()
+
+
+async def test_a_request_behind_an_early_answer_does_not_run(start_server: StartServer) -> None:
+    served = await start_server()
+    reader, writer = await served.connect()
+    # Chunked: no length of the rest is known, so the answer ends the connection.
+    writer.write(SLOW + b"1\r\na\r\n")
+    await served.slow_answer.begun.wait()
+    writer.write(b"0\r\n\r\n" + HEAD + b"Content-Length: 0\r\n\r\n")
+    await until_parsed(served)
+    served.slow_answer.end.set()
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1") == 1 and b"connection: close" in answer and served.echoed == 0
+    writer.close()
+    await served.until_closed()
+
+
+async def until_parsed(served: Served) -> None:
+    """Wait until the head behind the answer in progress is parsed."""
+    async with asyncio.timeout(5):
+        while not served.protocols[0].pipeline:
+            await asyncio.sleep(0.01)
+
+
+async def test_an_early_answer_that_waits_for_its_client_lingers(start_server: StartServer) -> None:
+    served = await start_server()
+    served.slow_answer.end.set()
+    reader, writer = await served.connect()
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" + SLOW)
+    async with asyncio.timeout(5):
+        while not any(protocol.cycle and protocol.cycle.more_body for protocol in served.protocols):
+            await asyncio.sleep(0.01)
+    writer.write(b"0\r\n\r\n" + HEAD + b"Content-Length: 0\r\n\r\n")
+    await until_parsed(served)
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
+    async with asyncio.timeout(10):
+        answers = await reader.read()
+    assert answers.count(b"HTTP/1.1") == 2 and answers.endswith(b"0\r\n\r\n") and served.echoed == 0
+    assert served.protocols, "what the client still sends would reset the connection"
+    writer.close()
+    await served.until_closed()
+
+
 def unread(connection: Connection) -> None:
     """Let the client's end take little more."""
     writer = connection[1]
@@ -242,22 +364,27 @@ async def test_a_client_that_reads_nothing_loses_its_connection(
     connection[1].close()
 
 
-async def test_a_client_that_keeps_reading_gets_its_answer(start_server: StartServer) -> None:
-    served = await start_server(stall_s=0.2)
+async def test_a_client_that_keeps_reading_gets_its_answer(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer takes longer than the bound on one stall, which begins again with each chunk."""
+    monkeypatch.setattr(http_protocol, "MIN_READ_BYTES_PER_S", CHUNK * 1000)
+    served = await start_server(stall_s=0.5)
     reader, writer = await served.connect()
-    writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+    writer.write(b"GET /chunks HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
-    received = 0
     async with asyncio.timeout(20):
-        while received < LARGE:
-            received += len(await reader.readexactly(LARGE // 16))
-            await asyncio.sleep(0.04)
+        for _ in range(CHUNKS):
+            await reader.readuntil(b"\r\n")
+            await reader.readexactly(CHUNK + 2)
+            await asyncio.sleep(0.05)
     writer.close()
 
 
 async def test_a_connection_over_a_bound_gets_503_and_ends(start_server: StartServer) -> None:
     refused: list[str] = []
-    served = await start_server(ConnectionLimiter(4, 2, on_refused=refused.append))
+    limiter = ConnectionLimiter(4, 2, on_refused=lambda bound, address: refused.append(bound))
+    served = await start_server(limiter)
     open_ones = [await served.connect() for _ in range(2)]
     await served_by(open_ones[-1])
     assert (await over_bound(await served.connect())).startswith(b"HTTP/1.1 503")
@@ -270,6 +397,23 @@ async def test_a_connection_over_a_bound_gets_503_and_ends(start_server: StartSe
         while served.limiter.open_connections == 3:
             await asyncio.sleep(0.01)
     await served_by(await served.connect())
+
+
+async def test_silent_connections_give_way_and_served_ones_do_not(start_server: StartServer) -> None:
+    served = await start_server(ConnectionLimiter(4, 4))
+    in_progress = await served.connect()
+    in_progress[1].write(b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n")
+    await served.unread_body.begun.wait()
+    silent = await served.connect()
+    open_ones = []
+    for number in (2, 3, 4):
+        open_ones.append(await served.connect(f"127.0.0.{number}"))
+        await served_by(open_ones[-1])
+    assert await over_bound(silent) == b""
+    assert (await over_bound(await served.connect("127.0.0.5"))).startswith(b"HTTP/1.1 503")
+    served.unread_body.go.set()
+    in_progress[1].write(b"a")
+    assert (await in_progress[0].readline()).startswith(b"HTTP/1.1 200")
 
 
 async def served_by(connection: Connection) -> None:

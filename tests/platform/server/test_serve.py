@@ -31,8 +31,8 @@ from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
 from loraplex.platform.server.serve import _serve_engine, _serve_gateway
-from loraplex.platform.server.uvicorn_server import Shutdown
-from loraplex.platform.startup_errors import EngineStartFailed
+from loraplex.platform.server.uvicorn_server import Shutdown, bind
+from loraplex.platform.startup_errors import EngineStartFailed, PortTaken
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR
@@ -508,6 +508,22 @@ def test_a_signal_during_the_start_ends_it_cleanly(tmp_path: Path, model_folder:
         serve.process.send_signal(signal.SIGTERM)
         assert serve.process.wait(20) == 0
         until(lambda: not any(lives(pid) for pid in pids), 5)
+
+
+async def test_one_port_for_the_api_and_the_metrics_is_refused(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    settings = load_settings(
+        {
+            "role": "gateway",
+            "engine": (f"ipc://{tmp_path}/e",),
+            "data_dir": tmp_path,
+            "port": port,
+            "metrics_port": port,
+        }
+    )
+    with pytest.raises(PortTaken, match="--metrics-port"):
+        await _serve_gateway(settings, demo=False, shutdown=Shutdown())
 
 
 @pytest.mark.parametrize("setting", ["database_url", "redis_url"])
