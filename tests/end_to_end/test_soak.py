@@ -1,6 +1,7 @@
 """A soak on the scripted engine: memory, file descriptors, tasks and metric series of a busy server stay constant."""
 
 import asyncio
+import faulthandler
 import re
 import statistics
 import subprocess
@@ -57,6 +58,7 @@ class Samples:
 def test_a_long_run_leaks_nothing(
     tmp_path: Path, demo_model: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    faulthandler.cancel_dump_traceback_later()
     minutes = float(pytestconfig.getoption("--soak-minutes"))
     script = tmp_path / "script.json"
     info = msgspec.structs.replace(DEFAULT_INFO, vocab_size=49_152, eos_token_ids=[2])
