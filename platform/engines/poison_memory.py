@@ -1,13 +1,13 @@
 """Remembers the adapters and grammars that were in use when engines died, and refuses them for a while after a second death.
 
-Invariant: an entry counts for its own tenant only. One request that finishes normally clears the entries of its adapter and
-grammar.
+Invariants: an entry counts for its own tenant only. No client request causes two counted deaths. A request that finishes
+normally takes back one death of its adapter and grammar.
 """
 
 import hashlib
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -20,6 +20,10 @@ Fingerprint: TypeAlias = tuple[Kind, str]
 Work: TypeAlias = EngineRequest | AdapterRef
 """A request, or an adapter that is probed."""
 KINDS: Final[tuple[Kind, ...]] = ("adapter", "grammar")
+REMEMBERED_DEATHS: Final = 16
+"""Counted deaths whose requests are known. A request is submitted again at once, so its next death is among the next few."""
+MAX_DOUBLINGS: Final = 64
+"""Bound of an exponent, far beyond the longest refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +31,7 @@ class PoisonPolicy:
     """A suspect is forgotten `suspect_s` after its last death. From `deaths` on it is refused.
 
     The refusal lasts `refusal_s` and doubles with each further death, up to `max_refusal_s`: others' adapters may have been
-    in use at both deaths by chance, and are cleared by their next request. Beyond a bound, the oldest entry of the tenant with
-    the most is dropped.
+    in use at both deaths by chance. Beyond a bound, the oldest entry of the tenant with the most is dropped.
     """
 
     deaths: int = 2
@@ -56,28 +59,38 @@ class PoisonMemory:
         self._policy = policy or PoisonPolicy()
         self._clock = clock
         self._tenants: dict[bytes, OrderedDict[Fingerprint, _Suspect]] = {}
+        self._deaths: deque[frozenset[str]] = deque(maxlen=REMEMBERED_DEATHS)
         self.entries = 0
         self.refusals: Counter[Kind] = Counter()
 
-    def record_death(self, open_work: Iterable[Work]) -> None:
-        """Suspect what was used by this work, which was open when its engine died."""
+    def record_death(self, open_work: Collection[Work]) -> None:
+        """Suspect what was used by this work, which was open when its engine died.
+
+        A death with a request that was open at a counted one before is not counted, for any tenant: a request that is
+        submitted once more may cause both, and everything that is submitted again beside it would be open at both.
+        """
         now = self._clock()
         self._drop_expired(now)
-        used = {(work.namespace, each) for work in open_work for each in _fingerprints(work)}
-        for namespace, fingerprint in sorted(used):
+        requests = frozenset(work.request_id for work in open_work if isinstance(work, EngineRequest))
+        if any(requests & earlier for earlier in self._deaths):
+            return
+        self._deaths.append(requests)
+        for namespace, fingerprint in sorted(_used(open_work)):
             self._suspect(namespace, fingerprint, now)
 
-    def record_finished(self, ended: Iterable[Work]) -> None:
-        """Clear what was used by this work, which ended normally."""
-        for work in ended:
-            suspects = self._tenants.get(work.namespace)
-            if suspects is None:
+    def record_finished(self, ended: Collection[Work]) -> None:
+        """Take back one death of what was used by this work, the whole of one client request, which ended normally."""
+        for namespace, fingerprint in _used(ended):
+            suspects = self._tenants.get(namespace)
+            suspect = None if suspects is None else suspects.get(fingerprint)
+            if suspects is None or suspect is None:
                 continue
-            for fingerprint in _fingerprints(work):
-                if suspects.pop(fingerprint, None) is not None:
-                    self.entries -= 1
+            suspect.deaths -= 1
+            if suspect.deaths == 0:
+                del suspects[fingerprint]
+                self.entries -= 1
             if not suspects:
-                del self._tenants[work.namespace]
+                del self._tenants[namespace]
 
     def check(self, request: EngineRequest, grammar_param: str | None) -> None:
         """Raise `AdapterQuarantined` or `GrammarTooCostly`, naming `grammar_param`, for what its tenant may not use now."""
@@ -105,7 +118,8 @@ class PoisonMemory:
         policy = self._policy
         if suspect is None or suspect.deaths < policy.deaths:
             return 0.0
-        lasts_s = min(policy.refusal_s * 2.0 ** (suspect.deaths - policy.deaths), policy.max_refusal_s)
+        doublings = min(suspect.deaths - policy.deaths, MAX_DOUBLINGS)
+        lasts_s = min(policy.refusal_s * 2.0**doublings, policy.max_refusal_s)
         return suspect.at + lasts_s - self._clock()
 
     def _suspect(self, namespace: bytes, fingerprint: Fingerprint, now: float) -> None:
@@ -133,6 +147,10 @@ class PoisonMemory:
                 self.entries -= 1
             if not suspects:
                 del self._tenants[namespace]
+
+
+def _used(works: Collection[Work]) -> set[tuple[bytes, Fingerprint]]:
+    return {(work.namespace, each) for work in works for each in _fingerprints(work)}
 
 
 def _fingerprints(work: Work) -> Iterator[Fingerprint]:

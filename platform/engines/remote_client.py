@@ -221,8 +221,9 @@ class RemoteEngine:
             self._clock.tick(time.monotonic())
             if self.connected and self.silent_for() > self._silence_s:
                 self._lose("the engine is silent")
-            if self._socket is None:
-                self._connect()
+            if self._socket is None and not self._connect():
+                await asyncio.sleep(wire.PING_INTERVAL_S)
+                continue
             if not self.connected:
                 self._send(wire.Hello(wire.PROTOCOL_VERSION))
                 with suppress(TimeoutError):
@@ -236,9 +237,17 @@ class RemoteEngine:
                 self._send(wire.Forget(namespace))
             await asyncio.sleep(wire.PING_INTERVAL_S)
 
-    def _connect(self) -> None:
-        """Open a new socket per session: messages queued for a lost engine must never reach the next one."""
-        socket = self._socket = self._context.socket(zmq.DEALER)
+    def _connect(self) -> bool:
+        """Open a new socket per session: messages queued for a lost engine must never reach the next one.
+
+        False while the process has no file or memory left for one.
+        """
+        try:
+            socket = self._context.socket(zmq.DEALER)
+        except (zmq.ZMQError, OSError) as error:
+            self._log.error("no socket for the engine; trying again", reason=str(error))
+            return False
+        self._socket = socket
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -246,6 +255,7 @@ class RemoteEngine:
         socket.connect(self._address)
         self._tasks = [task for task in self._tasks if not task.done()]
         self._tasks.append(asyncio.create_task(self._receive(socket)))
+        return True
 
     def _disconnect(self) -> None:
         if self._socket is not None:

@@ -2,6 +2,10 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
+
+MAX_DOUBLINGS: Final = 64
+"""Bound of an exponent, far beyond the longest delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class RestartBudget:
             self._recent.popleft()
         if policy.max_restarts is not None and len(self._recent) >= policy.max_restarts:
             return None
-        delay = policy.first_delay_s * 2.0 ** len(self._recent)
+        delay = policy.first_delay_s * 2.0 ** min(len(self._recent), MAX_DOUBLINGS)
         self._recent.append(now)
         self.restarts += 1
         return min(delay, policy.max_delay_s)

@@ -146,23 +146,52 @@ async def test_a_crash_loop_ends_where_the_policy_has_a_bound(tmp_path: Path) ->
             await engine.stats()
 
 
-async def test_an_adapter_that_kills_two_engines_is_refused(tmp_path: Path) -> None:
+def with_adapter(request_id: str, tenant: bytes) -> EngineRequest:
+    """A request with the only adapter of a tenant, a letter."""
+    adapter = AdapterRef(namespace=tenant * 32, digest="d" * 64, blob_path="/b")
+    return replace(request(request_id, 3000), namespace=tenant * 32, adapter=adapter)
+
+
+@asynccontextmanager
+async def remembered(chosen: EngineProcessOptions) -> AsyncIterator[tuple[EngineProcess, PoisonMemory]]:
     memory = PoisonMemory()
-    chosen = options(tmp_path, CRASHING)
     engine = EngineProcess(chosen, on_death=memory.record_death)
     await engine.start()
-    adapter = AdapterRef(namespace=b"n" * 32, digest="d" * 64, blob_path="/b")
-    poison = replace(request("bad"), adapter=adapter)
     try:
-        for deaths in (1, 2):
-            memory.check(poison, None)
-            assert isinstance((await collect(engine, poison))[-1], Failed)
-            await engine.wait_ready()
-            assert engine.deaths == deaths
+        yield engine, memory
     finally:
         await engine.stop()
-    with pytest.raises(AdapterQuarantined):
-        memory.check(poison, None)
+
+
+async def all_lost(engine: EngineProcess, *requests: EngineRequest) -> None:
+    """Submit requests of which one kills the engine, and wait for the next engine."""
+    deaths = engine.deaths
+    for events in await asyncio.gather(*(collect(engine, each) for each in requests)):
+        assert isinstance(events[-1], Failed) and events[-1].code == "engine_lost"
+    await engine.wait_ready()
+    assert engine.deaths == deaths + 1
+
+
+async def test_an_adapter_that_kills_two_engines_is_refused(tmp_path: Path) -> None:
+    async with remembered(options(tmp_path, FakeScript(faults=(Fault(kind="crash"),)))) as (engine, memory):
+        for request_id in ("first", "second"):
+            memory.check(with_adapter(request_id, b"n"), None)
+            await all_lost(engine, with_adapter(request_id, b"n"))
+        with pytest.raises(AdapterQuarantined):
+            memory.check(with_adapter("third", b"n"), None)
+
+
+async def test_a_request_that_kills_two_engines_costs_no_other_tenant_its_adapter(tmp_path: Path) -> None:
+    """`open` is submitted once more beside it; `stream` had begun, so that its client asks again."""
+    script = FakeScript(
+        token_interval_s=0.01, faults=(Fault(kind="crash", request_id="bad", after_tokens=10),)
+    )
+    bad, innocent = with_adapter("bad", b"a"), with_adapter("open", b"b")
+    async with remembered(options(tmp_path, script)) as (engine, memory):
+        for stream in ("stream", "next stream"):
+            await all_lost(engine, bad, innocent, with_adapter(stream, b"c"))
+        for tenant in (b"a", b"b", b"c"):
+            memory.check(with_adapter("later", tenant), None)
 
 
 async def test_no_error_of_a_start_ends_the_supervision(

@@ -1,6 +1,7 @@
 """Client and server of the engine socket over a real unix socket, with the scripted engine behind it."""
 
 import asyncio
+import errno
 import os
 import pickle
 import stat
@@ -327,6 +328,29 @@ async def test_without_an_engine_requests_fail_at_once(address: str) -> None:
     with pytest.raises(EngineUnavailable):
         await client.stats()
     await asyncio.wait_for(client.abort("r"), 1)
+    await client.close()
+
+
+@pytest.mark.parametrize("error", [zmq.ZMQError(errno.EMFILE), OSError(errno.ENOMEM, "no memory")])
+async def test_a_process_without_files_or_memory_reconnects_once_it_has_some(
+    address: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(wire, "PING_INTERVAL_S", 0.05)
+    client = RemoteEngine(address, EventBufferConfig())
+    open_socket, errors = client._context.socket, [error, error]
+
+    def fail_first(kind: int) -> zmq.asyncio.Socket:
+        if errors:
+            raise errors.pop()
+        return open_socket(kind)
+
+    monkeypatch.setattr(client._context, "socket", fail_first)
+    client.start()
+    async with serving(FakeEngine(), address):
+        async with asyncio.timeout(5):
+            await client.wait_ready()
+        assert not errors
+        assert isinstance((await collect(client, request()))[-1], Finished)
     await client.close()
 
 

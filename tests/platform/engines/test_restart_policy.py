@@ -23,6 +23,11 @@ def test_without_a_bound_restarts_go_on_with_capped_delays_for_ever() -> None:
     assert budget.next_delay(now + 600.0) == 0.5
 
 
+def test_any_number_of_restarts_has_a_delay() -> None:
+    budget = RestartBudget(RestartPolicy(max_delay_s=0.01))
+    assert {budget.next_delay(0.0) for _ in range(1_100)} == {0.01}
+
+
 def test_old_restarts_are_forgiven() -> None:
     budget = RestartBudget(RestartPolicy(first_delay_s=1.0, max_restarts=2, window_s=100.0))
     assert [budget.next_delay(now) for now in (0.0, 10.0, 20.0, 100.0, 111.0)] == [1.0, 2.0, None, 2.0, 2.0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from loraplex.engine.errors import AdapterQuarantined
 from loraplex.engine.fake_engine import FakeScript, Fault
@@ -55,9 +56,10 @@ async def test_deaths_of_the_opened_engine_reach_the_memory_of_its_pool(tmp_path
     )
     async with AsyncExitStack() as stack:
         pool = await open_engines(settings, "fake", stack, lambda stage: None)
-        for _ in range(2):
+        for request_id in ("first", "second"):
             pool.poison_memory.check(request, None)
-            assert [type(event) async for event in pool.submit(request)] == [Failed]
+            poison = replace(request, request_id=request_id)
+            assert [type(event) async for event in pool.submit(poison)] == [Failed]
             await pool.wait_ready()
         with pytest.raises(AdapterQuarantined):
             pool.poison_memory.check(request, None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from loraplex.engine.errors import EngineLost, EngineUnavailable
 from loraplex.engine.fake_engine import FakeScript, Fault
@@ -131,8 +132,8 @@ async def test_an_adapter_in_use_at_two_deaths_is_refused_to_its_tenant(start_ga
     (poison,) = gateway.engine.requests
     gateway.poison_memory.record_death([poison])
     assert (await ask(gateway, model="mine")).status_code == 200
-    gateway.poison_memory.record_death([poison])
-    gateway.poison_memory.record_death([poison])
+    for request_id in ("second", "third"):
+        gateway.poison_memory.record_death([replace(poison, request_id=request_id)])
     response = await ask(gateway, model="mine")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "adapter_quarantined")
     assert response.headers["retry-after"]
@@ -149,8 +150,9 @@ async def test_an_adapter_in_use_at_two_deaths_is_refused_to_its_tenant(start_ga
 async def test_a_grammar_in_use_at_two_deaths_is_refused_by_name(start_gateway: Any) -> None:
     gateway = await start_gateway(FakeScript(answers=(("{", "}"),)))
     assert (await ask(gateway, response_format=FORMAT)).status_code == 200
-    for _ in range(2):
-        gateway.poison_memory.record_death(gateway.engine.requests)
+    (poison,) = gateway.engine.requests
+    for request_id in ("first", "second"):
+        gateway.poison_memory.record_death([replace(poison, request_id=request_id)])
     response = await ask(gateway, response_format=FORMAT)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "schema_too_costly")
