@@ -4,6 +4,7 @@ Invariant: `block_table` holds the KV of `token_ids[:num_computed_tokens]`. Laun
 tokens; the rest is unplanned. The first sequence's prompt is computed before its siblings start.
 """
 
+import math
 import sys
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -33,7 +34,7 @@ class Sequence:
     1 while a launched step samples a token that is not in `token_ids` yet. Rows planned in an earlier `epoch` are dropped.
     `num_launched` counts its rows that are not completed, `num_departures` the pins they still need. `num_prefilled_tokens`
     are the prompt tokens that were computed or found in the cache before it left the batch, also if they are recomputed.
-    `queued_at`: since when it has waited for nothing but a place in the batch.
+    `queued_at`: when it could first have run since it was last in the batch; infinite while it runs.
     """
 
     request: EngineRequest
@@ -64,7 +65,7 @@ class Sequence:
     num_departures: int = 0
     epoch: int = 0
     planned_block_table: tuple[int, ...] = ()
-    queued_at: float = 0.0
+    queued_at: float = math.inf
     adapter_wait_since: float | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None

@@ -3,6 +3,9 @@
 Invariant: a table covers `num_computed_tokens`; its first `num_registered_blocks` entries are full and published.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+
 from loraplex.engine.batch.sequence import Sequence
 from loraplex.engine.kv_cache.prefix_cache import PrefixCache
 
@@ -89,6 +92,15 @@ class SequenceBlocks:
     def forget(self, sequence: Sequence) -> None:
         """Make this sequence's blocks unfindable in the prefix cache."""
         self._cache.forget(sequence.block_table)
+
+    def fits_without(self, others: Iterable[Sequence], sequence: Sequence, num_running: int) -> bool:
+        """Whether `open` succeeds once `others` and forked siblings have given their blocks back. O(blocks)."""
+        giving = [*others, *(sibling for sibling in self._forked if sibling is not sequence)]
+        uses = Counter(block for other in giving for block in other.block_table)
+        pool = self._cache.pool
+        freed = sum(pool.references(block) == count for block, count in uses.items())
+        missing = self.blocks_for(len(sequence.token_ids)) - len(sequence.block_table)
+        return pool.num_available + freed >= missing + num_running
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -128,7 +128,10 @@ class StepIsolation:
             self._runner.check()
         self._last_good = plan
         names = [row.sequence.request_id for row in failed]
-        _logger.error("a step failed; requests ended: %s", names, exc_info=error)
+        if names:
+            _logger.error("a step failed; requests ended: %s", names, exc_info=error)
+        else:
+            _logger.warning("a step failed, and succeeded when it was run again", exc_info=error)
         message = "the computation of this request failed"
         return results | {
             row.sequence: SampledToken(-1, finite=False, error=StepFailed(message)) for row in failed

@@ -158,8 +158,9 @@ class AdapterScheduler:
             self._changed = False
             self._next_review = now + REVIEW_INTERVAL_S
             self._choose_overdue(now)
-            self._start_loads(free_slots)
+            # First, since a load may evict what has just arrived: its sequences have then begun to wait for a slot.
             ready = self._take_ready()
+            self._start_loads(free_slots)
         return ready, failed
 
     def _has_room(self, key: AdapterKey) -> bool:

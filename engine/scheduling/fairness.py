@@ -5,6 +5,8 @@ queue (preempted, adapter loaded) regains the place its submission gave it.
 """
 
 import heapq
+from collections.abc import Iterator
+from itertools import chain
 from typing import Protocol, TypeAlias
 
 from loraplex.engine.batch.sequence import Sequence
@@ -19,6 +21,9 @@ class ArrivalQueue:
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (sequence for order, sequence in self._heap if order in self._members)
 
     def push(self, sequence: Sequence) -> None:
         if sequence.order not in self._members:
@@ -47,6 +52,10 @@ class Policy(Protocol):
     """Orders the sequences that could join the batch now, and counts their service."""
 
     def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """The queued sequences, in no order."""
+        ...
 
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence, or put one back in the place of its submission."""
@@ -85,6 +94,9 @@ class FirstComeFirstServed:
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._queue)
 
     def push(self, sequence: Sequence) -> None:
         self._queue.push(sequence)
@@ -133,6 +145,9 @@ class FairShare:
 
     def __len__(self) -> int:
         return self._num_queued
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain.from_iterable(self._queues.values())
 
     def counter(self, namespace: bytes) -> float:
         """Weighted service that a tenant has received, lifted when it was idle."""

@@ -52,6 +52,11 @@ class RunningBatch:
         """Sequences that may still join."""
         return self._max_sequences - len(self._running)
 
+    @property
+    def namespaces(self) -> set[bytes]:
+        """The tenants that have a row. O(rows)."""
+        return {row.request.namespace for row in self._running}
+
     def join(self, sequence: Sequence) -> bool:
         """Add a sequence whose adapter is admitted; False when too few blocks are free."""
         if not self._blocks.open(sequence, len(self._running)):
@@ -64,16 +69,15 @@ class RunningBatch:
     def displace(self, sequence: Sequence) -> bool:
         """Let a sequence join, if necessary in place of the newest rows of the tenants with the most for their weight.
 
-        False when its tenant has a row already, or when it does not fit although no tenant is left with more than one.
+        False, with no row preempted, when it would not fit even if every tenant had only one row left.
         """
-        namespace = sequence.request.namespace
-        if any(row.request.namespace == namespace for row in self._running):
+        surplus = self._surplus()
+        num_left = len(self._running) - len(surplus)
+        if num_left >= self._max_sequences or not self._blocks.fits_without(surplus, sequence, num_left):
             return False
         while not (self.num_free and self.join(sequence)):
-            victim = self._newest_surplus()
-            if victim is None:
-                return False
-            self._preempt(victim)
+            if not (self.num_free and self._blocks.reclaim(keep=sequence)):
+                self._preempt(self._newest_surplus())
         return True
 
     def remove(self, sequence: Sequence) -> None:
@@ -120,15 +124,21 @@ class RunningBatch:
                 return False
         return True
 
-    def _newest_surplus(self) -> Sequence | None:
+    def _surplus(self) -> list[Sequence]:
+        """Return every row but the oldest of each tenant."""
+        oldest = {row.request.namespace: row for row in reversed(self._running)}
+        return [row for row in self._running if oldest[row.request.namespace] is not row]
+
+    def _newest_surplus(self) -> Sequence:
         """Return the newest row of the tenant with the most for its weight, of those with several. O(rows)."""
-        rows = Counter(sequence.request.namespace for sequence in self._running)
-        several = (sequence for sequence in self._running if rows[sequence.request.namespace] > 1)
+        rows = Counter(row.request.namespace for row in self._running)
+        # Requests keep the weight they were sent with; the newest one counts for all of a tenant's.
+        weights = {row.request.namespace: row.request.weight for row in self._running}
 
-        def load(sequence: Sequence) -> tuple[float, int]:
-            return (rows[sequence.request.namespace] / sequence.request.weight, sequence.order)
+        def load(row: Sequence) -> tuple[float, int]:
+            return (rows[row.request.namespace] / weights[row.request.namespace], row.order)
 
-        return max(several, key=load, default=None)
+        return max(self._surplus(), key=load)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence. A token that a launched step samples for it is lost; the same one will be sampled again."""

@@ -4,6 +4,7 @@ Invariant: every limit of a step is enforced here, where its plan is built. The 
 Every added sequence ends exactly once, with its blocks, pin and place given back.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 
 from loraplex.engine.batch.sequence import RequestChoices, Sequence, SequenceStatus
@@ -37,6 +38,9 @@ from loraplex.engine.scheduling.request_limits import DeadlineKind, Deadlines, R
 from loraplex.engine.scheduling.running_batch import RunningBatch
 from loraplex.engine.scheduling.stop_conditions import finish_reason
 from loraplex.engine.scheduling.unstarted_requests import UnstartedRequests
+
+REVIEW_INTERVAL_S = 0.05
+"""Between two searches for a tenant that has waited too long for a row: such a search reads the whole queue."""
 
 
 def _has_mask(sequence: Sequence) -> bool:
@@ -90,6 +94,7 @@ class Scheduler:
         self._failures: list[tuple[Sequence, EngineError]] = []
         self._num_live = 0
         self._next_order = 0
+        self._next_review = 0.0
 
     @property
     def num_preemptions(self) -> int:
@@ -273,23 +278,36 @@ class Scheduler:
             self._adapters.queue(sequence)
 
     def _push(self, sequence: Sequence) -> None:
-        sequence.queued_at = self._clock()
+        sequence.queued_at = min(sequence.queued_at, self._clock())
         self._policy.push(sequence)
 
     def _admit_starved(self) -> None:
-        """Admit the policy's next sequence in place of others, once it has waited `max_slot_wait_s` and its tenant has no row.
+        """Admit a sequence that has waited `max_slot_wait_s` and whose tenant has no row, if necessary in place of others.
 
-        Without this, a tenant with a batch full of long responses would keep all others out until they end.
+        Without this, a tenant with a batch full of long responses would keep all others out until they end. The first by
+        policy is never passed over because it does not fit: small prompts would keep a large one out for ever.
         """
-        sequence, now = self._policy.peek(), self._clock()
-        if sequence is None or now - sequence.queued_at < self.config.max_slot_wait_s:
-            return
-        if not self._adapters.admits(sequence):
-            return
-        if self._batch.displace(sequence):
-            self._leave_queue(sequence)
-        else:
-            sequence.queued_at = now
+        for sequence in self._starved():
+            if self._adapters.admits(sequence):
+                if self._batch.displace(sequence):
+                    self._leave_queue(sequence)
+                return
+            self._await_adapter(sequence)
+
+    def _starved(self) -> list[Sequence]:
+        """Return what `_admit_starved` chooses from, in the policy's order; nothing between two reviews. O(queued)."""
+        now = self._clock()
+        if now < self._next_review:
+            return []
+        self._next_review = now + REVIEW_INTERVAL_S
+        latest, served = now - self.config.max_slot_wait_s, self._batch.namespaces
+        waiting = (s for s in self._policy if s.queued_at <= latest and s.request.namespace not in served)
+        return sorted(waiting, key=self._policy.rank)
+
+    def _await_adapter(self, sequence: Sequence) -> None:
+        """Let others pass by a queued sequence whose adapter has been evicted or lacks a place in the step."""
+        self._policy.remove(sequence)
+        self._adapters.queue(sequence)
 
     def _fill(self, step: StepRows, started: list[Sequence], room: bool) -> StepPlan | None:
         """Complete the step with what fits besides its single tokens. After a preemption no sequence is admitted, so that
@@ -322,8 +340,7 @@ class Scheduler:
             return None
         sequence = self._policy.peek()
         while sequence is not None and not self._adapters.admits(sequence):
-            self._policy.remove(sequence)
-            self._adapters.queue(sequence)
+            self._await_adapter(sequence)
             sequence = self._policy.peek()
         if sequence is None or not self._batch.join(sequence):
             return None
@@ -333,6 +350,7 @@ class Scheduler:
     def _leave_queue(self, sequence: Sequence) -> None:
         """Count the first admission of a choice. Recomputation after a preemption is charged to no tenant."""
         self._policy.remove(sequence)
+        sequence.queued_at = math.inf
         request = self._requests[sequence.request_id]
         if not request.admitted:
             request.admitted = True

@@ -130,9 +130,9 @@ class _TenantGrammar:
         self.memory.add(self.namespace, compiled)
         return compiled
 
-    def grown(self, compiled: CompiledLlguidance) -> None:
+    def exceeds_share(self, compiled: CompiledLlguidance, added_bytes: int) -> bool:
         self.cache.reweigh(self.namespace, self._key)
-        self.memory.grown(self.namespace, compiled)
+        return self.memory.exceeds_share(self.namespace, compiled, added_bytes)
 
     def rebuilt(self) -> CompiledLlguidance:
         # The key names the backend, so what is cached for it is this kind.

@@ -14,9 +14,7 @@ TRIM_BYTES = 32 << 20
 
 
 class GrowingGrammar(Protocol):
-    """A compiled grammar that grows while it is used. `is_outgrown`: its masks are to continue on a new build."""
-
-    is_outgrown: bool
+    """A compiled grammar that grows while it is used."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -26,7 +24,7 @@ class GrowingGrammar(Protocol):
 
 
 class GrammarMemory:
-    """Marks the largest grammars of a tenant above its share. Safe to use from several threads.
+    """Finds the largest grammars of a tenant above its share. Safe to use from several threads.
 
     The share is `max_tenant_bytes`, or an equal part of `max_bytes` while all tenants together use more than that.
     """
@@ -45,33 +43,36 @@ class GrammarMemory:
             for empty in [each for each, grammars in self._grammars.items() if not grammars]:
                 del self._grammars[empty], self._sizes[empty]
             self._grammars.setdefault(namespace, WeakSet()).add(grammar)
-            self._weigh(namespace)
+            self._count(namespace, grammar.size_bytes)
 
     def size_bytes(self, namespace: bytes) -> int:
         """Return the estimated bytes of a tenant's grammars."""
         with self._lock:
             return self._weigh(namespace) if namespace in self._grammars else 0
 
-    def grown(self, namespace: bytes, grammar: GrowingGrammar) -> None:
-        """Mark `grammar`, which has just grown, if its tenant is above its share and it takes most of that share.
+    def exceeds_share(self, namespace: bytes, grammar: GrowingGrammar, added_bytes: int) -> bool:
+        """Count growth of `grammar`. Whether its tenant is above its share and it takes most of that share.
 
-        One that takes long to build is not marked: its number of lexer states alone bounds it.
+        False for one that takes long to build: its number of lexer states alone bounds it.
         """
         with self._lock:
-            size, share = self._weigh(namespace), self._share_bytes()
+            self._count(namespace, added_bytes)
+            share = self._share_bytes()
+            is_above = self._sizes[namespace] > share and self._weigh(namespace) > share
             count = len(self._grammars[namespace])
             trims = self._grown_bytes >= TRIM_BYTES
             self._grown_bytes = 0 if trims else self._grown_bytes
         if trims:
             return_free_memory()
-        if size > share and grammar.size_bytes > share // count and grammar.is_quickly_built:
-            grammar.is_outgrown = True
+        return is_above and grammar.size_bytes > share // count and grammar.is_quickly_built
+
+    def _count(self, namespace: bytes, added_bytes: int) -> None:
+        self._sizes[namespace] = self._sizes.get(namespace, 0) + added_bytes
+        self._grown_bytes += added_bytes
 
     def _weigh(self, namespace: bytes) -> int:
-        size = sum(grammar.size_bytes for grammar in list(self._grammars[namespace]))
-        self._grown_bytes += max(size - self._sizes.get(namespace, 0), 0)
-        self._sizes[namespace] = size
-        return size
+        self._sizes[namespace] = sum(grammar.size_bytes for grammar in list(self._grammars[namespace]))
+        return self._sizes[namespace]
 
     def _share_bytes(self) -> int:
         """Weigh all tenants only where their last known sizes, which miss what was freed since, exceed the bound."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 from weakref import ref
 
+import torch
 from llguidance import LLMatcher, LLParserLimits
 from torch import Tensor
 
@@ -41,12 +42,16 @@ BYTES_PER_SOURCE_BYTE = 128
 """Estimated memory of a compiled grammar per byte of its source; the library reports no size."""
 BYTES_AT_LEAST = 65_536
 
+GROWTH_PER_MASK = 8 << 10
+"""Estimated growth of a lexer by a mask of up to `WARM_S`; measured: 7 KB where few tokens are allowed."""
 WARM_S = 0.0002
-"""CPU time of a mask whose lexer states exist already. A mask of 49k tokens takes 10 to 150 us then."""
+"""CPU time of usual masks: 10 to 150 us at 49k tokens. Slower ones count by their time."""
 GROWTH_BYTES_PER_S = 600 << 20
 """Estimated growth of a lexer per second of CPU time in slower masks; measured: 100 to 335 MB by grammar on one core."""
-MAX_GROWTH_BYTES = 64 << 20
-"""Upper bound of that estimate, since slow masks may also be those of a lexer that no longer grows."""
+MAX_GROWTH_BYTES = 40 << 20
+"""Upper bound of the estimate: 16,384 states of at most 2.3 KB."""
+REPORT_BYTES = 128 << 10
+"""Estimated growth between two reports to the grammar's owner."""
 
 QUICK_BUILD_S = 0.05
 """CPU time of a build that a mask may wait for: usual schemas take 1 to 5 ms, 128 tools 400 ms."""
@@ -142,10 +147,23 @@ class LlguidanceMask:
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(target, size_bytes)
         seconds = time.thread_time() - began
-        if seconds > WARM_S:
-            self._compiled.grow(seconds)
-            if self._may_rebuild:
-                self._compiled.report_growth()
+        self._compiled.grow(seconds)
+        if self._may_rebuild and self._compiled.exceeds_share():
+            if self._has_added_states(seconds):
+                self._compiled.is_outgrown = True
+            else:
+                self._compiled.halve_growth()
+
+    def _has_added_states(self, seconds: float) -> bool:
+        """Whether the present mask, which took `seconds`, takes less than half when computed again from the start.
+
+        A matcher keeps its last mask, so another one computes it.
+        """
+        matcher, unread = self._compiled.matcher(), torch.empty_like(self._compiled.end)
+        matcher.try_consume_tokens(self._accepted)
+        began = time.thread_time()
+        matcher.unsafe_compute_mask_ptr(unread.data_ptr(), unread.nbytes)
+        return matcher.is_error() or time.thread_time() - began < seconds / 2
 
     def _rebuild(self) -> None:
         """Continue on a new build, whose lexer has the states of the accepted tokens only. The old one is freed with its
@@ -153,8 +171,10 @@ class LlguidanceMask:
         """
         compiled = self._compiled.rebuilt()
         matcher = compiled.matcher()
+        began = time.thread_time()
         if matcher.try_consume_tokens(self._accepted) != len(self._accepted):
             raise MatcherFailed("a new build of the grammar refuses what the old one accepted")
+        compiled.grow(time.thread_time() - began)
         self._matcher, self._compiled = matcher, compiled
 
     def _is_lexer_spent(self) -> bool:
@@ -249,9 +269,9 @@ class EndTokens:
 
 
 class GrammarOwner(Protocol):
-    """What keeps a compiled grammar: it learns of growth, and builds the grammar again."""
+    """What keeps a compiled grammar: it learns of growth, decides whether that is too much, and builds the grammar again."""
 
-    def grown(self, compiled: "CompiledLlguidance") -> None: ...
+    def exceeds_share(self, compiled: "CompiledLlguidance", added_bytes: int) -> bool: ...
 
     def rebuilt(self) -> "CompiledLlguidance": ...
 
@@ -277,14 +297,15 @@ class CompiledLlguidance:
         self.is_outgrown = False
         self.is_quickly_built = build_s < QUICK_BUILD_S
         self._bytes_at_start = BYTES_AT_LEAST + BYTES_PER_SOURCE_BYTE * len(source)
-        self._slow_s = 0.0
+        self._growth_bytes = 0
+        self._reported_bytes = 0
         self._rebuilding = threading.Lock()
         self._successor: ref[CompiledLlguidance] | None = None
 
     @property
     def size_bytes(self) -> int:
-        """Estimated from the source and from the CPU time of masks that added lexer states."""
-        return self._bytes_at_start + min(int(self._slow_s * GROWTH_BYTES_PER_S), MAX_GROWTH_BYTES)
+        """Estimated from the source and from the masks that were filled."""
+        return self._bytes_at_start + min(self._growth_bytes, MAX_GROWTH_BYTES)
 
     def mask(self, closer: CloseFinder, *, fast_forward: bool, closes: bool) -> LlguidanceMask:
         return LlguidanceMask(self.matcher(), self, closer, fast_forward=fast_forward, closes=closes)
@@ -294,11 +315,23 @@ class CompiledLlguidance:
         return self._start.deep_copy()
 
     def grow(self, seconds: float) -> None:
-        """Count the CPU time of one slow mask."""
-        self._slow_s += seconds
+        """Count one mask, or the tokens of a new matcher, by CPU time."""
+        slow_s = seconds if seconds > WARM_S else 0.0
+        self._growth_bytes += max(GROWTH_PER_MASK, int(slow_s * GROWTH_BYTES_PER_S))
 
-    def report_growth(self) -> None:
-        self._owner.grown(self)
+    def exceeds_share(self) -> bool:
+        """Report the growth to the owner from time to time. Whether this grammar is one to rebuild if it still grows."""
+        if self.is_outgrown or self._growth_bytes - self._reported_bytes < REPORT_BYTES:
+            return False
+        capped = min(self._growth_bytes, MAX_GROWTH_BYTES)
+        added = capped - min(self._reported_bytes, MAX_GROWTH_BYTES)
+        self._reported_bytes = self._growth_bytes
+        return self._owner.exceeds_share(self, added)
+
+    def halve_growth(self) -> None:
+        """Correct the estimate: the time of a mask was not that of new states."""
+        self._growth_bytes = min(self._growth_bytes, MAX_GROWTH_BYTES) // 2
+        self._reported_bytes = self._growth_bytes
 
     def rebuilt(self) -> "CompiledLlguidance":
         """Return a new build of this grammar, the same for all masks. Slow. Raises `GrammarInvalid`."""

@@ -97,7 +97,11 @@ def test_the_row_that_causes_it_fails_alone(
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("stage", ["launch", "sample", "collect"])
 def test_a_fault_that_does_not_return_ends_no_request(
-    harness: Callable[..., Harness], undisturbed: Harness, stage: str, overlap: str
+    harness: Callable[..., Harness],
+    undisturbed: Harness,
+    stage: str,
+    overlap: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     disturbed = harness(scheduler=LIMITS | {"overlap": overlap})
     steps = iter(range(1000))
@@ -107,6 +111,7 @@ def test_a_fault_that_does_not_return_ends_no_request(
     assert faults.raised > 2 and not disturbed.failures
     assert (disturbed.outputs, disturbed.reasons) == (undisturbed.outputs, undisturbed.reasons)
     disturbed.check_idle()
+    assert {record.levelname for record in caplog.records} == {"WARNING"}, "no request has ended"
 
 
 @pytest.mark.parametrize("stage", ["launch", "sample", "collect"])

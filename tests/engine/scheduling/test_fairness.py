@@ -161,7 +161,7 @@ def test_backlogged_tenants_differ_by_a_bounded_amount_of_service(simulation: "t
 def test_a_heavy_tenant_does_not_starve_a_light_one(
     simulation: "type[Simulation]", policy: Policy, starves: bool
 ) -> None:
-    run = simulation(policy=policy, max_num_seqs=2, max_num_batched_tokens=32)
+    run = simulation(policy=policy, max_num_seqs=2, max_num_batched_tokens=32, max_slot_wait_s=1000.0)
     for index in range(50):
         run.submit([index + 2] * 8, tenant="heavy", max_tokens=16)
     light = run.submit([3] * 8, tenant="light", max_tokens=4)[0]

@@ -14,7 +14,7 @@ from tests.grammar.growing_grammars import (
     wordy_vocabulary,
 )
 
-from loraplex.grammar.backends import emit_llguidance
+from loraplex.grammar.backends import emit_llguidance, llguidance_mask
 from loraplex.grammar.backends.grammar_memory import GrammarMemory
 from loraplex.grammar.backends.llguidance_mask import CompiledLlguidance
 from loraplex.grammar.backends.vocabulary import Vocabulary
@@ -89,6 +89,33 @@ def test_an_ordinary_grammar_is_built_once(vocabulary: Vocabulary) -> None:
     assert len({mask.family for mask in masks}) == 1
 
 
+def pattern_spec(pattern: str) -> bytes:
+    return encode_spec(GrammarSpec(backend="llguidance", source=emit_llguidance.emit(Pattern(pattern))))
+
+
+def test_slow_masks_without_new_states_rebuild_nothing(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All masks count as slow. The first pass adds the few states there are."""
+    monkeypatch.setattr(llguidance_mask, "WARM_S", 0.0)
+    mask = compiler_of(vocabulary, 1 << 18).compile(b"tenant", pattern_spec("[a-z]{30}: [a-z]{20}"))
+    families = {id(mask.family): mask.family}
+    for _ in range(40):
+        walk(mask, vocabulary, 4, seed=0)
+        families[id(mask.family)] = mask.family
+        mask.rollback(4)
+    assert len(families) <= 8
+
+
+def test_growth_by_quick_masks_counts(vocabulary: Vocabulary) -> None:
+    mask = compiler_of(vocabulary).compile(b"tenant", pattern_spec("[aeiou]*a[aeiou]{22}"))
+    family = mask.family
+    assert isinstance(family, CompiledLlguidance)
+    before = family.size_bytes
+    walk(mask, vocabulary, 40, seed=0)
+    assert family.size_bytes - before >= 40 * 7_000
+
+
 def test_a_search_for_the_end_of_a_document_builds_nothing(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,13 +137,11 @@ def refuse(compiled: CompiledLlguidance) -> CompiledLlguidance:
 @dataclass(eq=False)
 class Grammar:
     size_bytes: int
-    is_outgrown: bool = False
     is_quickly_built: bool = True
 
 
 def grown(memory: GrammarMemory, namespace: bytes, grammar: Grammar) -> bool:
-    memory.grown(namespace, grammar)
-    return grammar.is_outgrown
+    return memory.exceeds_share(namespace, grammar, 0)
 
 
 def counted(memory: GrammarMemory, namespace: bytes, *sizes: int) -> list[Grammar]:
