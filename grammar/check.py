@@ -134,7 +134,11 @@ class Checker:
             return False
         mask = start.fork()
         tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return all(mask.accept(token) for token in tokens) and mask.is_complete()
+        if not all(mask.accept(token) for token in tokens):
+            return False
+        # A mask may accept tokens before it checks them; filling it checks all of them.
+        mask.fill(self._bitmask, 0)
+        return mask.is_complete()
 
 
 def _refused(case: Case, error: BaseException, started: float) -> SchemaReport:

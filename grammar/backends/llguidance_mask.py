@@ -172,10 +172,13 @@ class LlguidanceMask:
         compiled = self._compiled.rebuilt()
         matcher = compiled.matcher()
         began = time.thread_time()
-        if matcher.try_consume_tokens(self._accepted) != len(self._accepted):
-            raise MatcherFailed("a new build of the grammar refuses what the old one accepted")
+        consumed = matcher.try_consume_tokens(self._accepted)
         compiled.grow(time.thread_time() - began)
         self._matcher, self._compiled = matcher, compiled
+        if matcher.is_error():
+            raise self._failure()
+        if consumed != len(self._accepted):
+            raise MatcherFailed("a new build of the grammar refuses what the old one accepted")
 
     def _is_lexer_spent(self) -> bool:
         return bool(self._matcher.get_error().startswith(LEXER_SPENT))
