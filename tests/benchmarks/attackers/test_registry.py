@@ -9,7 +9,7 @@ from tests.benchmarks.attacks import run_attacker, run_stub
 @pytest.mark.parametrize("attack", ATTACKERS)
 async def test_an_attacker_reports_its_outcome(attack: str) -> None:
     async with run_stub() as stub:
-        outcome = await ATTACKERS[attack](AttackJob(attack, stub, "lpx_live_x", "model", 0, 0.5))
+        outcome = await ATTACKERS[attack](AttackJob(attack, stub, "lpx_live_x", "model", 0, 2.0))
     assert sum(outcome.values()) > 0
 
 
