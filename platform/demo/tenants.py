@@ -9,9 +9,9 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.versions.push import AdapterRegistry
 from loraplex.platform.demo.demo_file import DemoAccess, DemoTenantAccess, read_demo_file, write_demo_file
 from loraplex.platform.demo.errors import TenantIsNotTheDemos
+from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE, OPERATOR, TENANT_ADMIN
@@ -43,7 +43,7 @@ DEMO_TENANTS = (
 
 async def prepare_demo(
     database: Database,
-    registry: AdapterRegistry,
+    push: FolderPush,
     data_dir: Path,
     *,
     base_url: str,
@@ -72,7 +72,8 @@ async def prepare_demo(
     write_demo_file(data_dir, access)
     for plan, tenant in tenants:
         for adapter in plan.adapters:
-            await registry.push(tenant.id, adapter, ADAPTERS_FOLDER / adapter, promote="first")
+            request = PushRequest(name=adapter, folder=ADAPTERS_FOLDER / adapter, promote="first")
+            await push.push_unprobed(tenant.id, request)
     return access
 
 
