@@ -28,11 +28,11 @@ from loraplex.platform.bench.report import BenchFailed
 from loraplex.platform.bench.workload import vocabulary_text
 from loraplex.platform.datastores.embedded.servers import EmbeddedServices
 from loraplex.platform.server.base_model_file import read_base_model
+from loraplex.platform.services import api_keys, tenants
 from loraplex.platform.services.actors import command_actor
+from loraplex.platform.services.api_keys import OperatorKeys
 from loraplex.platform.services.push import FolderPush, PushRequest
 from loraplex.platform.services.unit_of_work import unit_of_work
-from loraplex.tenants.accounts.tenants import TenantRepository
-from loraplex.tenants.api_keys.keys import KeyRepository
 from loraplex.tenants.api_keys.scopes import INFERENCE
 from loraplex.tenants.database import Database, DefaultLimits
 
@@ -72,10 +72,10 @@ class BenchFixtures:
         self._server = server
 
     async def tenant(self, name: str) -> BenchTenant:
-        async with self._database.as_operator() as session:
-            tenant = await TenantRepository(session).create(name)
-            issued = await KeyRepository(session).create(tenant.id, "bench", [INFERENCE])
-            return BenchTenant(name, tenant.id, issued.plaintext)
+        async with unit_of_work(self._database, command_actor(), None, None) as uow:
+            tenant_id = (await tenants.create(uow, name)).tenant.id
+            issued = await api_keys.create(uow, OperatorKeys(uow, tenant_id), "bench", [INFERENCE])
+        return BenchTenant(name, tenant_id, issued.plaintext)
 
     async def push_folders(self, tenant: BenchTenant, folders: Sequence[Path]) -> PushTiming:
         """Register each folder under its name, without a probe."""

@@ -3,13 +3,10 @@
 Invariant: a deletion needs an adapter that nothing uses. An operator may force it; the audit log then names the aliases.
 """
 
-from contextlib import suppress
 from uuid import UUID
 
 from loraplex.platform.services.unit_of_work import UnitOfWork
-from loraplex.tenants.errors import AdapterNotFound
 from loraplex.tenants.models import Adapter
-from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry.adapters import AdapterRepository
 from loraplex.tenants.registry.aliases import AliasRepository
 from loraplex.tenants.registry.deletion import AdapterDeletion
@@ -26,13 +23,6 @@ async def create(
     after = {"name": name, "description": description}
     await uow.audit.record("adapter.create", target(name), None, after, tenant_id=tenant_id)
     return adapter
-
-
-async def ensure(uow: UnitOfWork, tenant_id: UUID, name: str, *, base_model: str | None) -> Adapter:
-    """Return the adapter; create it, as `create` does, if there is none."""
-    with suppress(AdapterNotFound):
-        return await AdapterRepository(uow.session, tenant_id).get(check_adapter_name(name))
-    return await create(uow, tenant_id, name, base_model=base_model)
 
 
 async def describe(

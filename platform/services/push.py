@@ -6,7 +6,7 @@ engine, ready. Only `push_unprobed` skips the probe, and the audit log records t
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -28,7 +28,8 @@ from loraplex.adapters.versions.version_job import LifecycleConfig, Validation, 
 from loraplex.platform.services import adapters, aliases, versions
 from loraplex.platform.services.unit_of_work import UnitOfWork
 from loraplex.tenants.database import Database
-from loraplex.tenants.models import AdapterVersion
+from loraplex.tenants.errors import AdapterNotFound
+from loraplex.tenants.models import Adapter, AdapterVersion
 from loraplex.tenants.names import check_adapter_name
 from loraplex.tenants.registry.adapters import AdapterProfile, AdapterRepository, ProfileChange, profile_of
 from loraplex.tenants.registry.aliases import WHOLE
@@ -210,7 +211,7 @@ class FolderPush:
         name, repository = request.name, AdapterRepository(uow.session, tenant_id)
         quota = StorageQuota(uow.session, tenant_id)
         await quota.lock()
-        adapter = await adapters.ensure(uow, tenant_id, name, base_model=self._base_model)
+        adapter = await self._ensure_adapter(uow, tenant_id, name)
         is_first = not await repository.versions(name)
         if unprobed is not None:
             equal = await repository.equal_version(name, unprobed.digest, request.profile)
@@ -232,6 +233,11 @@ class FolderPush:
         except BaseException:
             made.pending.discard()
             raise
+
+    async def _ensure_adapter(self, uow: UnitOfWork, tenant_id: UUID, name: str) -> Adapter:
+        with suppress(AdapterNotFound):
+            return await AdapterRepository(uow.session, tenant_id).get(name)
+        return await adapters.create(uow, tenant_id, name, base_model=self._base_model)
 
     async def _result(self, tenant_id: UUID, name: str, registered: AdapterVersion) -> AdapterVersion:
         """Wait until a server has ended the validation, or no server runs any more. Raises `VersionRejected`."""
