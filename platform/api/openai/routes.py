@@ -26,6 +26,7 @@ from loraplex.platform.inference.generation import Generation
 from loraplex.platform.inference.model_resolution import list_models, resolve_model
 from loraplex.platform.inference.pipeline import InferencePipeline
 from loraplex.platform.parameters.parameter_table import Endpoint, Values, read_parameters
+from loraplex.platform.parameters.request_models import StreamOptions
 from loraplex.platform.tenant_limiter import AT_ONCE, MAX_WAITING, TenantLimiter
 
 SCOPE = "inference"
@@ -159,7 +160,8 @@ async def _start(
         kind = "chatcmpl" if endpoint == "chat" else "cmpl"
         head = ResponseHead(f"{kind}-{uuid4().hex}", int(time.time()), values["model"])
         generation = await unless_disconnected(request.receive, inference.begin(context, endpoint, values))
-        include_usage = bool((values["stream_options"] or {}).get("include_usage"))
+        options: StreamOptions | None = values["stream_options"]
+        include_usage = options is not None and options.include_usage
         return _StartedGeneration(generation, head, bool(values["stream"]), include_usage)
 
 
