@@ -118,7 +118,7 @@ def _read_part(value: object) -> str:
     return TextPart.check(value).text
 
 
-class CalledFunction(RequestObject):
+class MessageFunction(RequestObject):
     """The function of a call. `arguments` is the text of a JSON object, unless it was truncated."""
 
     allowed: ClassVar[str] = _CALL
@@ -133,7 +133,7 @@ class MessageToolCall(RequestObject):
     allowed: ClassVar[str] = _CALL
     type: Annotated[str, Choice(("function",))]
     id: Annotated[str, _SHORT]
-    function: CalledFunction
+    function: MessageFunction
     index: Any = None
 
     def tool_call(self) -> ToolCall:
