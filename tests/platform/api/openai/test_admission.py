@@ -4,7 +4,9 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import httpx
 import openai
@@ -372,12 +374,14 @@ async def test_a_client_that_leaves_while_the_ledger_is_written_is_settled(start
 
 async def test_a_split_alias_sends_a_user_the_same_way(start_gateway: Any, monkeypatch: Any) -> None:
     gateway = await start_gateway()
+    await gateway.adapter("acme", "pirate", DIGEST)
     seen: list[str] = []
 
-    async def resolve(self: Any, model: str, sticky: str = "") -> None:
+    def choose(adapter_id: UUID, alias: str, targets: Mapping[int, int], sticky: str) -> int:
         seen.append(sticky)
+        return 1
 
-    monkeypatch.setattr("loraplex.tenants.registry.resolution.ModelResolver.resolve", resolve)
+    monkeypatch.setattr("loraplex.tenants.registry.resolution.choose_target", choose)
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate", "user": "u-1"})
     await gateway.post("/v1/chat/completions", CHAT | {"model": "pirate"}, **{"x-request-id": "r-1"})
     assert seen == ["u-1", "r-1"]
