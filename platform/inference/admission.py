@@ -174,34 +174,28 @@ class InferenceAdmission:
         on_provisional: OnProvisional,
     ) -> Reservation:
         while True:
+            caller = context.caller
+            request = ReservationRequest(
+                id=uuid7(),
+                request_id=context.request_id,
+                tenant_id=caller.tenant_id,
+                api_key_id=caller.api_key_id,
+                policy_epoch=caller.policy_epoch,
+                adapter_id=model.adapter_id,
+                adapter_version=model.version,
+                digest=model.digest,
+                prompt_tokens=sizes.prompt_tokens,
+                completion_tokens=sizes.completion_tokens,
+                sequences=sizes.sequences,
+            )
             try:
-                return await self._admit_once(context, model, sizes, on_provisional)
+                return await self._controller.admit(request, on_provisional)
             except PolicyStale:
                 if context.renewals == RENEWALS:
                     raise
             await context.renew()
             if not await still_names(model):
                 raise ModelMoved
-
-    async def _admit_once(
-        self,
-        context: RequestContext,
-        model: ResolvedModel,
-        sizes: RequestSizes,
-        on_provisional: OnProvisional,
-    ) -> Reservation:
-        request = ReservationRequest(
-            id=uuid7(),
-            request_id=context.request_id,
-            key=context.caller.key,
-            adapter_id=model.adapter_id,
-            adapter_version=model.version,
-            digest=model.digest,
-            prompt_tokens=sizes.prompt_tokens,
-            completion_tokens=sizes.completion_tokens,
-            sequences=sizes.sequences,
-        )
-        return await self._controller.admit(request, on_provisional)
 
     async def _cancel(self, pending: PendingAdmission) -> None:
         reservation = await pending.reservation_or_none()

@@ -127,7 +127,7 @@ async def test_a_request_that_has_begun_on_the_old_version_begins_again_on_the_n
     assert response.status_code == 200 and response.headers["x-loraplex-adapter"] == "pirate@2"
     assert [each.digest for each in gateway.admissions.asked] == [*DIGESTS.values()]
     ((reservation, usage),) = gateway.admissions.settled
-    assert (reservation.digest, usage.completion_tokens) == (DIGESTS[2], 2)
+    assert (reservation.request.digest, usage.completion_tokens) == (DIGESTS[2], 2)
     assert gateway.engine.running == 0 and len(gateway.recorder.timings) == 1
 
 
