@@ -17,6 +17,7 @@ from loraplex.platform.inference.prompting.token_text import TokenText
 from loraplex.platform.observability.request_stats import RequestRecorder
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.composed import CachedPlan
+from loraplex.platform.services.unit_of_work import PolicyPublisher
 from loraplex.tenants.admission.controller import AdmissionController
 from loraplex.tenants.api_keys.last_used import LastUsedTracker
 from loraplex.tenants.database import Database
@@ -77,14 +78,6 @@ class RequestAnalysis(Protocol):
 
         Raises `GrammarRefused`, `Overloaded`, `WorkersUnavailable`.
         """
-        ...
-
-
-class PolicyPublisher(Protocol):
-    """Notifies every gateway that a tenant's policy has changed."""
-
-    async def publish(self, tenant_id: UUID) -> None:
-        """Notify the gateways; call it after the commit. Raises `StoreUnavailable` of tenants."""
         ...
 
 
