@@ -42,12 +42,6 @@ class ResolvedModel:
             return {}
         return {"x-loraplex-adapter": self.adapter, "x-loraplex-adapter-digest": self.digest}
 
-    def card(self, created: int, base: str) -> dict[str, object]:
-        """Build the model object of the OpenAI API; `parent` names the base model of an adapter."""
-        parent = None if self.adapter is None else base
-        card = {"id": self.name, "object": "model", "created": created, "owned_by": "loraplex"}
-        return card | {"root": self.adapter or self.name, "parent": parent}
-
 
 class KnownModels:
     """The adapters that model names refer to, as they were read, for requests of the policy epoch under which they were read.
