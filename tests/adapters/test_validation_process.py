@@ -172,7 +172,7 @@ async def test_cancelling_kills_the_process_and_makes_room(tmp_path: Path) -> No
     pool = misbehaving("sleep", concurrent=1)
     running = asyncio.create_task(pool.validate(TENANT, good_folder(tmp_path)))
     waiting = asyncio.create_task(pool.validate(TENANT, tmp_path))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not validations():
             await asyncio.sleep(0.01)
     assert pool.waiting == 1

@@ -38,7 +38,7 @@ def validation_processes() -> list[int]:
 
 @pytest.fixture
 async def validators() -> AsyncIterator[ValueValidators]:
-    validators = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=0.5))
+    validators = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=1.0))
     yield validators
     await validators.close()
 
@@ -55,9 +55,9 @@ async def test_yes_and_no_with_keyword_and_place(validators: ValueValidators) ->
 
 async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators: ValueValidators) -> None:
     begun = time.monotonic()
-    with pytest.raises(SchemaNotSatisfied, match=r"within 0\.5 s"):
+    with pytest.raises(SchemaNotSatisfied, match=r"within 1 s"):
         await validators.validate(ONE, doubling(30), "[1, 1]")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     await validators.validate(ONE, UNIQUE, "[1, 2]")
 
 
@@ -110,14 +110,14 @@ async def test_validation_processes_have_low_priority(validators: ValueValidator
 
 async def test_no_wait_is_longer_than_queue_timeout_s() -> None:
     validators = ValueValidators(
-        ValidatorPoolConfig(environment=os.environ, deadline_s=2.0, queue_timeout_s=1.0)
+        ValidatorPoolConfig(environment=os.environ, deadline_s=20.0, queue_timeout_s=1.0)
     )
     try:
         await validators.validate(OTHER, UNIQUE, "[1, 2]")
         asked = [validators.validate(ONE, doubling(30), "[1, 1]") for _ in range(3)]
         begun = time.monotonic()
         ended = await asyncio.gather(*asked, return_exceptions=True)
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 15
         assert all(isinstance(each, WorkersUnavailable) for each in ended)
     finally:
         await validators.close()
@@ -136,7 +136,7 @@ asyncio.run(validators.validate(b"a", sys.argv[1], "[1, 1]"))
 def test_no_validation_outlives_a_killed_gateway() -> None:
     gateway = subprocess.Popen([sys.executable, "-c", GATEWAY, doubling(40)])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not any(map(is_ready, children(gateway.pid))):
             assert time.monotonic() < deadline and gateway.poll() is None
             time.sleep(0.05)
@@ -144,7 +144,7 @@ def test_no_validation_outlives_a_killed_gateway() -> None:
     finally:
         gateway.kill()
         gateway.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive(process):
         assert time.monotonic() < deadline
         time.sleep(0.02)

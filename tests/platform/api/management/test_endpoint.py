@@ -87,7 +87,7 @@ class Making:
 
     async def has_begun(self) -> None:
         """Within seconds, or the work never will."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.begun.wait()
 
     async def post(
