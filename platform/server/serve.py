@@ -106,7 +106,7 @@ async def _serve_gateway(settings: Settings, demo: bool, shutdown: Shutdown) -> 
             shutdown.started()
             if metrics_socket is not None:
                 print(f"Serving metrics at {base_url(metrics_socket)}/metrics", flush=True)
-                await stack.enter_async_context(_serving_metrics(settings, gateway, metrics_socket))
+                await stack.enter_async_context(_serving_metrics(settings, gateway, metrics_socket, shutdown))
             freeze_gc()
             lost = asyncio.wrap_future(gateway.stores_lost)
             lost.add_done_callback(lambda _: shutdown.drain.set())
@@ -146,12 +146,12 @@ def _bounded(settings: Settings, gateway: OpenGateway, listener: socket.socket) 
 
 
 def _serving_metrics(
-    settings: Settings, gateway: OpenGateway, listener: socket.socket
+    settings: Settings, gateway: OpenGateway, listener: socket.socket, shutdown: Shutdown
 ) -> AbstractAsyncContextManager[None]:
     app = FastAPI(openapi_url=None)
     app.include_router(metrics_router(gateway.exposition))
     limiter = ConnectionLimiter(METRICS_CONNECTIONS, METRICS_CONNECTIONS)
-    return serving(app, HttpListener(listener, limiter, settings.reader_stall_s))
+    return serving(app, HttpListener(listener, limiter, settings.reader_stall_s), shutdown)
 
 
 async def _model(settings: Settings, demo: bool) -> str:

@@ -1,9 +1,10 @@
 """Every use case leaves the same rows and the same audit entries over HTTP and by its command; a refused one leaves nothing."""
 
 from collections.abc import AsyncIterator
+from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
-from types import ModuleType
+from pkgutil import iter_modules
 
 import pytest
 from tests.platform.services import account_use_cases as accounts
@@ -20,11 +21,10 @@ from tests.platform.services.walked_world import (
 )
 
 from loraplex.adapters.versions.pending_folders import PendingFolders
-from loraplex.platform.services import adapters, aliases, api_keys, quotas, tenants, uploads, versions
+from loraplex.platform import services
 from loraplex.platform.services.unit_of_work import UnitOfWork
 
 ALL = (*accounts.TENANTS, *accounts.KEYS, *accounts.LIMITS, *of_adapters.ALL)
-WALKED = (tenants, api_keys, quotas, adapters, versions, aliases, uploads)
 
 
 @pytest.fixture
@@ -86,14 +86,13 @@ async def assert_published(world: World, before: Dump) -> None:
             assert newest == present, row["name"]
 
 
-@pytest.mark.parametrize("module", WALKED, ids=lambda each: each.__name__.rpartition(".")[2])
-def test_every_use_case_is_walked(module: ModuleType) -> None:
+def test_every_use_case_is_walked() -> None:
     """A use case is a public coroutine function whose first argument is a unit of work."""
-    found = {
-        each
-        for name, each in vars(module).items()
-        if iscoroutinefunction(each)
-        and not name.startswith("_")
-        and next(iter(each.__annotations__.values()), None) is UnitOfWork
-    }
-    assert found and found <= {use_case.function for use_case in ALL}
+    found = set()
+    for module in iter_modules(services.__path__):
+        members = vars(import_module(f"{services.__name__}.{module.name}"))
+        for name, each in members.items():
+            if iscoroutinefunction(each) and not name.startswith("_"):
+                first = next(iter(each.__annotations__.values()), None)
+                found |= {each} if first is UnitOfWork else set()
+    assert found == {use_case.function for use_case in ALL}
