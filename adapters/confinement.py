@@ -62,7 +62,7 @@ def confine(limits: SandboxLimits, parent_pid: int) -> None:
 
 
 def status_bytes(name: str) -> int:
-    """Return a number of /proc/self/status: VmSize is the address space, VmHWM the peak resident memory."""
+    """Return a number of /proc/self/status; VmSize is the address space."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -71,6 +71,6 @@ def status_bytes(name: str) -> int:
 
 def discard_standard_error() -> None:
     """Discard standard error: messages of libraries may quote untrusted content."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+    nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     os.close(nothing)

@@ -1,32 +1,32 @@
 """Entry point of one validation: `python -m loraplex.adapters.validation_child`, job on standard input, reply on
 output.
 
-Invariant: it confines itself before it opens the folder, and it validates one folder only. It imports no torch.
+Invariant: it confines itself before it reads from the upload's two descriptors; from then on it can open nothing. Its
+environment is empty, and it imports no torch.
 """
 
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final, NoReturn, TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
-from loraplex.adapters.confinement import SandboxLimits, confine, discard_standard_error, status_bytes
+from loraplex.adapters.confinement import SandboxLimits, confine, discard_standard_error
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation.result import Rejected, Validated
-from loraplex.adapters.validation.validate import validate_folder
+from loraplex.adapters.validation.upload_files import UploadFiles
+from loraplex.adapters.validation.validate import validate_files
 
 BROKEN_STATUS: Final = 70
 
 
 class ValidationJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of standard input."""
+    """The content of standard input. `files` are descriptors that this process has inherited."""
 
     parent_pid: int
-    folder: str
+    files: UploadFiles
     modules: tuple[AdaptableModule, ...]
     base_model_digest: str
     adapter_limits: AdapterLimits
@@ -58,15 +58,15 @@ def main() -> NoReturn:
 
 
 def validate_job(job: ValidationJob) -> Reply:
-    """Confine this process and validate the folder."""
+    """Confine this process and validate the files."""
     try:
+        os.environ.clear()
         discard_standard_error()
         confine(job.limits, job.parent_pid)
     except (OSError, ValueError) as error:
         return Unconfined(str(error))
     modules = {module.path: module for module in job.modules}
-    result = validate_folder(Path(job.folder), modules, job.base_model_digest, job.adapter_limits)
-    return replace(result, peak_bytes=status_bytes("VmHWM"))
+    return validate_files(job.files, modules, job.base_model_digest, job.adapter_limits)
 
 
 def _write(document: Reply) -> None:

@@ -1,14 +1,15 @@
 """`ValidationProcesses`: validates each uploaded folder in its own process, which can be killed.
 
-Invariant: whatever the files do to that process, its caller gets a result, and other tenants are not delayed.
+Invariant: whatever the files do to that process, its caller gets a result, and other tenants are not delayed. The
+process gets two descriptors for reading and an empty environment.
 """
 
 import asyncio
 import os
 import signal
-from asyncio.subprocess import Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,25 +18,27 @@ from uuid import UUID
 import msgspec
 
 from loraplex.adapters.confinement import DEFAULT_VALIDATION_LIMITS, SandboxLimits
-from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.errors import FolderRejected, ValidationUnavailable
 from loraplex.adapters.limits import DEFAULT_LIMITS, AdapterLimits
+from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.target_modules import AdaptableModule
-from loraplex.adapters.validation.result import Rejected, ValidationResult, refused
+from loraplex.adapters.validation.result import Rejected, ValidationResult, refused, refused_by
+from loraplex.adapters.validation.upload_files import UploadFiles, open_upload
 from loraplex.adapters.validation_child import Reply, Unconfined, ValidationJob, decode_reply, encode
-from loraplex.grammar.child_process import end_child, spawn_child
+from loraplex.grammar.child_process import end_child, python_command
 from loraplex.grammar.trial.fair_queue import TenantFairQueue
 
 MODULE: Final = "loraplex.adapters.validation_child"
 MAX_REPLY_BYTES: Final = 16 << 20
 MIB: Final = 1 << 20
 SUBJECT: Final = "the upload"
-ENVIRONMENT: Final = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-}
-"""A system-call filter applies to one thread, so there must be no other."""
+ENTRY_POINT: Final = """\
+import os, runpy, sys
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+sys.path[:0] = sys.argv[2:]
+runpy.run_module(sys.argv[1], run_name="__main__")
+"""
+"""Runs a module whose folders are arguments. A system-call filter applies to one thread, so there must be no other."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +50,7 @@ class _Turn:
 
 
 class ValidationProcesses:
-    """`environment` is the processes' environment: it only locates the code."""
+    """Of `environment` only PYTHONPATH is used: it locates the code of the processes, whose environment is empty."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class ValidationProcesses:
         """`module` is what a process runs; tests pass one that fails."""
         self._modules = tuple(modules)
         self._base_model_digest = base_model_digest
-        self._environment = {**environment, **ENVIRONMENT}
+        self._path = tuple(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
         self._limits = limits
         self._adapter_limits = adapter_limits
         self._module = module
@@ -106,13 +109,21 @@ class ValidationProcesses:
             turn.has_come.set()
 
     async def _run(self, folder: Path) -> ValidationResult:
+        with ExitStack() as stack:
+            try:
+                files = await on_thread(stack.enter_context, open_upload(folder, self._adapter_limits))
+            except FolderRejected as error:
+                return refused_by(error)
+            return await self._validate(files)
+
+    async def _validate(self, files: UploadFiles) -> ValidationResult:
         try:
-            process = await spawn_child(self._module, environment=self._environment)
+            process = await self._spawn(files)
         except OSError as error:
             raise ValidationUnavailable(f"no process could be started: {error.strerror}") from error
         try:
             async with asyncio.timeout(self._limits.deadline_s):
-                output = await self._exchange(process, folder)
+                output = await self._exchange(process, files)
                 status = await process.wait()
         except TimeoutError:
             return refused(
@@ -122,12 +133,22 @@ class ValidationProcesses:
             await end_child(process)
         return self._result_of(output, status)
 
-    async def _exchange(self, process: Process, folder: Path) -> bytes:
+    async def _spawn(self, files: UploadFiles) -> Process:
+        return await asyncio.create_subprocess_exec(
+            *python_command("-c", ENTRY_POINT, self._module, *self._path),
+            stdin=PIPE,
+            stdout=PIPE,
+            env={},
+            pass_fds=(files.config.descriptor, files.weights.descriptor),
+            preexec_fn=os.setpgrp,  # as in `spawn_child`
+        )
+
+    async def _exchange(self, process: Process, files: UploadFiles) -> bytes:
         if process.stdin is None or process.stdout is None:
             raise ValidationUnavailable("the process has no standard streams")
         job = ValidationJob(
             parent_pid=os.getpid(),
-            folder=str(folder),
+            files=files,
             modules=self._modules,
             base_model_digest=self._base_model_digest,
             adapter_limits=self._adapter_limits,

@@ -19,7 +19,8 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, Loc
 from loraplex.adapters.storage.safe_files import copy_regular
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.result import Validated
-from loraplex.adapters.validation.validate import PICKLE_FILE, examine
+from loraplex.adapters.validation.upload_files import PICKLE_FILE, open_upload
+from loraplex.adapters.validation.validate import examine
 from loraplex.engine.models.config import ModelConfig
 from loraplex.tenants.database import Database
 from loraplex.tenants.names import check_adapter_name
@@ -136,7 +137,8 @@ class AdapterRegistry:
             if (folder / PICKLE_FILE).exists() and not (folder / WEIGHTS_FILE).exists():
                 raise FolderRejected(PICKLE_FILE, f"is a pickle; save the adapter as {WEIGHTS_FILE}")
             copy_regular(folder / WEIGHTS_FILE, staged / WEIGHTS_FILE, max_bytes=limits.max_weights_bytes)
-            validated = examine(staged, self._modules, self._base_model_digest, limits)
+            with open_upload(staged, limits) as files:
+                validated = examine(files, self._modules, self._base_model_digest, limits)
             keep_canonical(staged, validated.canonical)
             self._storage.put(tenant_id, validated.digest, staged)
         return validated

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from loraplex.adapters.errors import AdaptersError
+from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
 from loraplex.adapters.validation.result import Rejected
 from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.platform.cli.command_context import exit_codes
@@ -43,7 +45,6 @@ GOOD_DISK_BYTES = 10 * GIB
 OLDEST_POSTGRES = 14
 CONNECT_SECONDS = 5
 NO_TENANT = UUID(int=0)
-NO_FOLDER = Path("/nonexistent")
 
 Status = Literal["ok", "warning", "failed"]
 
@@ -149,13 +150,16 @@ def check_valkey(settings: Settings) -> Check:
 
 
 def check_uploads(settings: Settings) -> Check:
-    """Start a sandboxed process as for an upload, and let it validate a folder that does not exist."""
+    """Start a sandboxed process as for an upload, and let it reject an empty configuration."""
     processes = ValidationProcesses((), "", environment=foreign_environment())
-    try:
-        result = asyncio.run(processes.validate(NO_TENANT, NO_FOLDER))
-    except AdaptersError as error:
-        return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
-    confined = isinstance(result, Rejected) and result.check == "files"
+    with TemporaryDirectory() as folder:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            (Path(folder) / name).touch()
+        try:
+            result = asyncio.run(processes.validate(NO_TENANT, Path(folder)))
+        except AdaptersError as error:
+            return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
+    confined = isinstance(result, Rejected) and result.check == "manifest"
     if not confined:
         return Check("uploads", "warning", "the process that validates uploads does not work here")
     return Check("uploads", "ok", "validated by processes without network")

@@ -1,8 +1,10 @@
-"""A validation process that misbehaves as `BEHAVIOUR` in its environment says, in place of reading the folder."""
+"""A validation that misbehaves as the uploaded adapter_config.json says: {"behaviour": ..., "folder": its own path}."""
 
 import ctypes
 import errno
 import fcntl
+import json
+import mmap
 import os
 import resource
 import signal
@@ -10,33 +12,36 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from loraplex.adapters import validation_child as child
 from loraplex.adapters.errors import FolderRejected
+from loraplex.adapters.storage.safe_files import read_exactly
 from loraplex.adapters.validation import validate
+from loraplex.adapters.validation.upload_files import UploadFiles
 
-BEHAVIOUR = os.environ.get("BEHAVIOUR", "")
 IO_URING_SETUP = 425
 PTRACE = {"x86_64": 101, "aarch64": 117}.get(os.uname().machine, 0)
 ATTACH = 16
+MMAP = {"x86_64": 9, "aarch64": 222}.get(os.uname().machine, 0)
 SHMGET = {"x86_64": 29, "aarch64": 194}.get(os.uname().machine, 0)
 SIOCSPGRP, FIOASYNC = 0x8902, 0x5452
 OPEN = {"x86_64": 2}.get(os.uname().machine)
+MAX_DESCRIPTOR = 1024
 
 
-def act(folder: Path, *_: Any) -> Any:
-    match BEHAVIOUR:
+def act(files: UploadFiles, *_: Any) -> Any:
+    upload = json.loads(read_exactly(*files.config, offset=0))
+    match upload["behaviour"]:
         case "spin":
             while True:
                 pass
         case "sleep":
-            signal.pause()
+            wait(-1)
         case "nap":
-            time.sleep(0.3)
+            wait(0.3)
         case "abort":
             os.abort()
         case "exit":
@@ -48,10 +53,19 @@ def act(folder: Path, *_: Any) -> Any:
         case "babble":
             while True:
                 os.write(1, b"x" * (1 << 20))
-    raise FolderRejected("deeds", repr(attempts(folder)))
+    raise FolderRejected(
+        "deeds", repr(attempts(Path(upload["folder"]), *(file.descriptor for file in files)))
+    )
 
 
-def attempts(folder: Path) -> dict[str, str]:
+def wait(timeout_s: float) -> None:
+    """Wait without a call that is refused; -1 is forever."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire(timeout=timeout_s)
+
+
+def attempts(folder: Path, config: int, weights: int) -> dict[str, Any]:
     """Return what the kernel answers to calls that the process must not make."""
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,19 +73,8 @@ def attempts(folder: Path) -> dict[str, str]:
         if libc.syscall(number, *arguments) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-    def write() -> None:
-        with (folder / "written").open("wb", buffering=0) as file:
-            file.write(b"x")
-
-    def opened(flags: int, name: str = "adapter_config.json") -> Callable[[], None]:
-        return lambda: os.close(os.open(folder / name, flags, 0o600))
-
-    def on_opened(act: Callable[[int], object]) -> Callable[[], None]:
-        def opened_and_used() -> None:
-            with (folder / "adapter_config.json").open("rb", buffering=0) as file:
-                act(file.fileno())
-
-        return opened_and_used
+    def opened(flags: int, path: Path = folder / "adapter_config.json") -> Callable[[], None]:
+        return lambda: os.close(os.open(path, flags, 0o600))
 
     def opened_by_its_older_call() -> None:
         path = str(folder / "other").encode()
@@ -94,42 +97,56 @@ def attempts(folder: Path) -> dict[str, str]:
         "cut": lambda: os.truncate(folder / "adapter_config.json", 0),
         "folder": lambda: (folder / "made").mkdir(),
         "limits": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE),
-        "files": open_many,
-        "write": write,
+        "write": opened(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, folder / "written"),
         "append": opened(os.O_WRONLY | os.O_APPEND),
         "update": opened(os.O_RDWR),
         "empty": opened(os.O_RDONLY | os.O_TRUNC),
-        "create": opened(os.O_RDONLY | os.O_CREAT, "other"),
-        "nameless": opened(os.O_TMPFILE | os.O_RDWR, "."),
+        "create": opened(os.O_RDONLY | os.O_CREAT, folder / "other"),
+        "nameless": opened(os.O_TMPFILE | os.O_RDWR, folder),
         "older": opened_by_its_older_call,
-        "owner": on_opened(lambda file: fcntl.fcntl(file, fcntl.F_SETOWN, os.getppid())),
-        "owner signal": on_opened(lambda file: fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGKILL)),
-        "owner group": on_opened(lambda file: fcntl.ioctl(file, SIOCSPGRP, struct.pack("i", os.getppid()))),
-        "asynchronous": on_opened(lambda file: fcntl.ioctl(file, FIOASYNC, struct.pack("i", 1))),
-        "lock": on_opened(lambda file: fcntl.flock(file, fcntl.LOCK_EX)),
+        "read": opened(os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW),
+        "read another upload": opened(os.O_RDONLY, folder.with_name("other") / "adapter_config.json"),
+        "read a setting": opened(os.O_RDONLY, Path("/etc/passwd")),
+        "read the parent": opened(os.O_RDONLY, Path(f"/proc/{os.getppid()}/environ")),
+        "reopen": opened(os.O_RDONLY, Path(f"/proc/self/fd/{config}")),
+        "reopen to write": opened(os.O_RDWR, Path(f"/proc/self/fd/{weights}")),
+        "list descriptors": lambda: os.listdir("/proc/self/fd"),
+        "list uploads": lambda: os.listdir(folder.parent),
+        "existence": lambda: os.stat(folder),
+        "link target": lambda: os.readlink("/proc/self/exe"),
+        "working folder": lambda: os.chdir(folder),
+        "duplicate": lambda: os.dup(config),
+        "cut open": lambda: os.ftruncate(weights, 0),
+        "mode open": lambda: os.fchmod(weights, 0o777),
+        "send": lambda: os.sendfile(1, config, 0, 1),
+        "owner": lambda: fcntl.fcntl(config, fcntl.F_SETOWN, os.getppid()),
+        "owner signal": lambda: fcntl.fcntl(config, fcntl.F_SETSIG, signal.SIGKILL),
+        "owner group": lambda: fcntl.ioctl(config, SIOCSPGRP, struct.pack("i", os.getppid())),
+        "asynchronous": lambda: fcntl.ioctl(config, FIOASYNC, struct.pack("i", 1)),
+        "lock": lambda: fcntl.flock(config, fcntl.LOCK_EX),
         "shared memory": lambda: system_call(SHMGET, 0, 4096, 0o1600),
         "scheduling": lambda: os.sched_setparam(0, os.sched_param(0)),
-        "flags": on_opened(lambda file: fcntl.fcntl(file, fcntl.F_GETFL)),
         "times": lambda: os.utime(folder / "adapter_config.json", (0, 0)),
         "device": lambda: os.close(os.open(os.devnull, os.O_WRONLY)),
-        "read": opened(os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW),
         "core": lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)),
+        "descriptors": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+        "change config": lambda: os.write(config, b"x"),
+        "change weights": lambda: os.write(weights, b"x"),
+        "map to write": lambda: system_call(MMAP, 0, 4096, mmap.PROT_WRITE, mmap.MAP_SHARED, weights, 0),
     }
     return {
-        **{name: outcome(call) for name, call in tried.items()},
-        "niceness": str(os.getpriority(os.PRIO_PROCESS, 0)),
-        "torch": str("torch" in sys.modules),
+        "refusals": {name: outcome(call) for name, call in tried.items()},
+        "environment": dict(os.environ),
+        "readable": [number for number in range(MAX_DESCRIPTOR) if is_readable(number)],
+        "torch": "torch" in sys.modules,
     }
 
 
-def open_many() -> None:
-    opened: list[int] = []
+def is_readable(descriptor: int) -> bool:
     try:
-        for _ in range(40):
-            opened.append(os.open(os.devnull, os.O_RDONLY))
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
+        return bool(os.pread(descriptor, 1, 0))
+    except OSError:
+        return False
 
 
 def outcome(call: Callable[[], object]) -> str:
@@ -141,7 +158,5 @@ def outcome(call: Callable[[], object]) -> str:
 
 
 if __name__ == "__main__":
-    if BEHAVIOUR == "thread":
-        threading.Thread(target=signal.pause, daemon=True).start()
     validate.examine = act  # type: ignore[assignment]  # a stand-in that never returns
     child.main()

@@ -1,8 +1,9 @@
-"""Validation in separate processes: a corpus of bad uploads, forbidden system calls, and how processes end."""
+"""Validation in separate processes: a corpus of bad uploads, what the process reaches, and how processes end."""
 
 import ast
 import asyncio
 import errno
+import json
 import os
 import sys
 from pathlib import Path
@@ -11,14 +12,15 @@ from uuid import UUID
 
 import pytest
 from tests.adapters.validation.bad_folders import BAD_UPLOADS, FILES, BadUpload
-from tests.adapters.validation.good_folder import LIMITS, MODEL, write_good
+from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
 from tests.grammar.process_table import children, command_line
 
 from loraplex.adapters.confinement import SandboxLimits
-from loraplex.adapters.errors import ValidationUnavailable
+from loraplex.adapters.errors import FolderRejected, ValidationUnavailable
 from loraplex.adapters.target_modules import adaptable_modules
-from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult
-from loraplex.adapters.validation.validate import validate_folder
+from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult, refused_by
+from loraplex.adapters.validation.upload_files import open_upload
+from loraplex.adapters.validation.validate import validate_files
 from loraplex.adapters.validation_process import MODULE, ValidationProcesses
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +29,9 @@ MODULES = tuple(adaptable_modules(MODEL).values())
 BASE_DIGEST = "b" * 64
 TENANT = UUID(int=1)
 MISBEHAVING = "tests.adapters.misbehaving_validation"
+THREADED = "tests.adapters.threaded_validation"
+FLAT = 32 * MIB
+"""The address space that a validation may add to that of its process; by default it is eight times as much."""
 
 
 def processes(
@@ -58,9 +63,20 @@ def separately_validated() -> set[str]:
     return files | set(others[::2])
 
 
+def validate_here(folder: Path) -> ValidationResult:
+    try:
+        with open_upload(folder, LIMITS) as files:
+            return validate_files(files, adaptable_modules(MODEL), BASE_DIGEST, LIMITS)
+    except FolderRejected as error:
+        return refused_by(error)
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationResult]:
-    """Results of the whole corpus, two at a time as in a server, and of a good upload under the name ""."""
+    """Results of the whole corpus, two at a time as in a server, and of a good upload under the name "".
+
+    Memory is flat whatever is uploaded: `FLAT` suffices for each.
+    """
     parent = tmp_path_factory.mktemp("uploads")
     folders = {"": good_folder(parent)}
     for number, upload in enumerate(BAD_UPLOADS.values()):
@@ -69,15 +85,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationRes
     by_process = {name: folder for name, folder in folders.items() if name in {"", *separately_validated()}}
 
     async def validate() -> list[ValidationResult]:
-        pool = processes(queued_per_tenant=len(by_process))
+        pool = processes(queued_per_tenant=len(by_process), memory_bytes=FLAT)
         return await asyncio.gather(*(pool.validate(TENANT, folder) for folder in by_process.values()))
 
-    modules = adaptable_modules(MODEL)
-    here = {
-        name: validate_folder(folder, modules, BASE_DIGEST, LIMITS)
-        for name, folder in folders.items()
-        if name not in by_process
-    }
+    here = {name: validate_here(folder) for name, folder in folders.items() if name not in by_process}
     return here | dict(zip(by_process, asyncio.run(validate()), strict=True))
 
 
@@ -98,48 +109,83 @@ def test_the_corpus_is_large_and_every_refusal_is_distinct(results: dict[str, Va
 
 @pytest.mark.parametrize("upload", BAD_UPLOADS.values(), ids=lambda upload: upload.name)
 def test_a_bad_upload_is_refused_by_name(results: dict[str, ValidationResult], upload: BadUpload) -> None:
-    result, good = results[upload.name], results[""]
+    result = results[upload.name]
     assert isinstance(result, Rejected)
     assert (result.check, True) == (upload.check, upload.message in result.message), result.message
     assert upload.subject in result.subject
     *passed, failed = result.report.checks
     assert failed.name == upload.check and not failed.passed and all(check.passed for check in passed)
     assert upload.check == "files" or passed[0].name == "files"
-    assert (result.peak_bytes > 0) == (upload.name in separately_validated())
-    assert result.peak_bytes - good.peak_bytes < 32 * MIB, "memory is flat whatever is uploaded"
 
 
 async def result_of_misbehaving(behaviour: str, parent: Path, **limits: Any) -> ValidationResult:
     """Return the result for a process that misbehaves."""
-    return await misbehaving(behaviour, **limits).validate(
-        TENANT, good_folder(parent, behaviour or "nothing")
-    )
+    return await misbehaving(**limits).validate(TENANT, hostile_folder(parent, behaviour))
 
 
-def misbehaving(behaviour: str, **limits: Any) -> ValidationProcesses:
-    environment = {
-        **os.environ,
-        "BEHAVIOUR": behaviour,
-        "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path))),
-    }
-    return processes(MISBEHAVING, environment, **limits)
+def hostile_folder(parent: Path, behaviour: str) -> Path:
+    folder = good_folder(parent, behaviour or "nothing")
+    (folder / CONFIG).write_text(json.dumps({"behaviour": behaviour, "folder": str(folder)}))
+    return folder
+
+
+def misbehaving(module: str = MISBEHAVING, **limits: Any) -> ValidationProcesses:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path)))}
+    return processes(module, environment, **limits)
 
 
 async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
+    good_folder(tmp_path, "other")
     result = await result_of_misbehaving("", tmp_path)
     assert isinstance(result, Rejected) and result.subject == "deeds"
     outcomes = ast.literal_eval(result.message)
-    forbidden = (
-        *("socket", "socketpair", "exec", "fork", "signal", "io_uring", "ptrace"),
-        *("remove", "rename", "link", "mode", "cut", "folder", "limits"),
-        *("write", "append", "update", "empty", "create", "nameless", "older", "times", "device"),
-        *("owner", "owner signal", "owner group", "asynchronous", "lock", "shared memory", "scheduling"),
-    )
-    assert {name: outcomes[name] for name in forbidden} == dict.fromkeys(forbidden, os.strerror(errno.EPERM))
-    assert outcomes["files"] == os.strerror(errno.EMFILE)
-    assert outcomes["read"] == outcomes["flags"] == "done"
-    assert outcomes["core"] != "done"
-    assert (outcomes["niceness"], outcomes["torch"]) == ("19", "False")
+    of_the_file = {
+        "change config": os.strerror(errno.EBADF),
+        "change weights": os.strerror(errno.EBADF),
+        "map to write": os.strerror(errno.EACCES),
+        # `resource` reports EPERM so.
+        "core": "ValueError",
+        "descriptors": "ValueError",
+    }
+    refusals = outcomes["refusals"]
+    assert len(refusals) >= 50
+    assert refusals == dict.fromkeys(refusals, os.strerror(errno.EPERM)) | of_the_file
+    assert outcomes["environment"] == {}
+    assert len(outcomes["readable"]) == 2
+    assert outcomes["torch"] is False
+
+
+async def test_what_the_process_has(tmp_path: Path) -> None:
+    """Of its caller: the upload's two files for reading, and the pipes of its job and its reply."""
+    folder = hostile_folder(tmp_path, "sleep")
+    running = asyncio.create_task(misbehaving().validate(TENANT, folder))
+    process = Path(f"/proc/{await confined()}")
+    files = {entry.name: os.readlink(entry) for entry in (process / "fd").iterdir()}
+    upload = {str(folder / CONFIG), str(folder / WEIGHTS)}
+    pipes = {files.pop("0"), files.pop("1")}
+    assert files.pop("2") == os.devnull and all(pipe.startswith("pipe:") for pipe in pipes)
+    assert set(files.values()) == upload
+    flags = {(process / "fdinfo" / number).read_text().split()[3] for number in files}
+    assert {int(each, 8) & os.O_ACCMODE for each in flags} == {os.O_RDONLY}
+    assert (process / "environ").read_bytes() == b""
+    limits = (process / "limits").read_text()
+    for limit in ("core file size 0 0", "file size 0 0", "open files 16 16", "cpu time 120 122"):
+        assert f"Max {limit}" in " ".join(limits.split())
+    assert os.getpriority(os.PRIO_PROCESS, int(process.name)) == 19
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def confined() -> int:
+    """Return the process of the only validation once its filter is set."""
+    async with asyncio.timeout(30):
+        while not (found := validations()) or "Seccomp:\t2" not in status_of(found[0]):
+            await asyncio.sleep(0.01)
+    return found[0]
+
+
+def status_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
 
 
 @pytest.mark.parametrize(
@@ -169,8 +215,8 @@ def validations() -> list[int]:
 
 
 async def test_cancelling_kills_the_process_and_makes_room(tmp_path: Path) -> None:
-    pool = misbehaving("sleep", concurrent=1)
-    running = asyncio.create_task(pool.validate(TENANT, good_folder(tmp_path)))
+    pool = misbehaving(concurrent=1)
+    running = asyncio.create_task(pool.validate(TENANT, hostile_folder(tmp_path, "sleep")))
     waiting = asyncio.create_task(pool.validate(TENANT, tmp_path))
     async with asyncio.timeout(30):
         while not validations():
@@ -184,8 +230,8 @@ async def test_cancelling_kills_the_process_and_makes_room(tmp_path: Path) -> No
 
 
 async def test_tenants_alternate_and_the_queue_is_bounded(tmp_path: Path) -> None:
-    pool = misbehaving("nap", concurrent=1, concurrent_per_tenant=1, queued_per_tenant=2, queued=3)
-    folder, other, ended = good_folder(tmp_path), UUID(int=2), list[UUID]()
+    pool = misbehaving(concurrent=1, concurrent_per_tenant=1, queued_per_tenant=2, queued=3)
+    folder, other, ended = hostile_folder(tmp_path, "nap"), UUID(int=2), list[UUID]()
 
     async def validate(tenant: UUID) -> None:
         await pool.validate(tenant, folder)
@@ -203,4 +249,4 @@ async def test_tenants_alternate_and_the_queue_is_bounded(tmp_path: Path) -> Non
 
 async def test_a_process_that_cannot_be_confined_reads_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValidationUnavailable, match="cannot be confined here: 2 threads"):
-        await result_of_misbehaving("thread", tmp_path)
+        await misbehaving(THREADED).validate(TENANT, good_folder(tmp_path))
