@@ -63,11 +63,10 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
 
 
 class Done(msgspec.Struct, Generic[Result], frozen=True, tag="done"):
-    """The function returned. `cpu_s` is the job's CPU time, `peak_bytes` the peak resident memory of its process."""
+    """The function returned. `cpu_s` is the job's CPU time."""
 
     result: Result
     cpu_s: float = 0.0
-    peak_bytes: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -5,14 +5,15 @@ its caller gets a reply, and only its own.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Hashable
+from collections.abc import Coroutine, Hashable
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 from loraplex.platform.errors import Overloaded, WorkersUnavailable
 from loraplex.platform.tenant_limiter import TenantLimiter
 from loraplex.platform.workers.messages import Reply
 from loraplex.platform.workers.runners import RUNNERS, Runner
-from loraplex.platform.workers.task import TaskSpec, TaskStats
+from loraplex.platform.workers.task import Files, TaskSpec, TaskStats
 from loraplex.platform.workers.worker_process import Unconfined
 
 Result = TypeVar("Result")
@@ -39,16 +40,17 @@ class WorkerPool:
         payload: tuple[object, ...],
         tenant: Hashable,
         *,
-        descriptors: Collection[int] = (),
+        files: Files | None = None,
     ) -> Reply[Result]:
         """Run the task's function on `payload`, the tuple of its arguments, for a tenant.
 
-        A process of `spawn` mode inherits `descriptors`, under their numbers. A cancelled call kills its job, but for one
-        that has begun in `reuse` mode: it runs to its end, since a new process costs more. Raises `WorkersUnavailable`.
+        `files` are opened when the task has its slot, for a process of `spawn` mode, which inherits them under their numbers;
+        they are the first argument. A cancelled call kills its job, but for one that has begun in `reuse` mode: it runs to
+        its end, since a new process costs more. Raises `WorkersUnavailable`, and what `files` raise.
         """
         workers = self._workers_of(task)
         has_slot = asyncio.Event()
-        job = self._begin(workers.run(payload, tenant, descriptors, has_slot))
+        job = self._begin(workers.run(payload, tenant, files, has_slot))
         try:
             async with asyncio.timeout(task.queue_timeout_s):
                 reply: Reply[Result] = await asyncio.shield(job)
@@ -127,14 +129,16 @@ class _TaskWorkers:
         self,
         payload: tuple[object, ...],
         tenant: Hashable,
-        descriptors: Collection[int],
+        files: Files | None,
         has_slot: asyncio.Event,
     ) -> Any:
         """Wait for a slot, then run one job."""
         try:
             async with self._slots.slot(tenant):
                 has_slot.set()
-                return await self._runner.run(payload, descriptors)
+                async with files or nullcontext(()) as opened:
+                    arguments = (opened, *payload) if files else payload
+                    return await self._runner.run(arguments, [descriptor for descriptor, _ in opened])
         except WorkersUnavailable:
             raise
         except Overloaded as refusal:

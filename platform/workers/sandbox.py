@@ -31,6 +31,7 @@ def enter(sandbox: Sandbox, parent_pid: int) -> None:
         allowed = hard if most == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(kind, (min(soft, allowed), allowed))
     if sandbox.filter_system_calls:
+        os.environ.clear()
         refuse_system_calls()
 
 
@@ -76,8 +77,8 @@ def threads() -> int:
 def status_bytes(name: str) -> int:
     """Return a number of /proc/self/status. Raises `OSError` where it is missing.
 
-    VmData is the private writable memory mapped, which RLIMIT_DATA counts, VmSize the address space, VmHWM the peak
-    resident memory, RssAnon the anonymous resident memory, with pages shared with the parent.
+    VmData is the private writable memory mapped, which RLIMIT_DATA counts, VmSize the address space, RssAnon the anonymous
+    resident memory, with pages shared with the parent.
     """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):

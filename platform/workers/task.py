@@ -1,6 +1,7 @@
 """`TaskSpec`: what a worker process runs, within which bounds, and for how many callers at once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
@@ -10,6 +11,8 @@ Result = TypeVar("Result")
 
 Mode: TypeAlias = Literal["fork", "reuse", "spawn"]
 How: TypeAlias = Literal["cpu", "memory", "deadline", "crashed", "cancelled"]
+Files: TypeAlias = AbstractAsyncContextManager[Sequence[tuple[int, int]]]
+"""Opens files for a process; each is its descriptor and its size in bytes."""
 
 MIB: Final = 1 << 20
 
@@ -19,7 +22,8 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
 
     No worker dumps core or writes a file. `data_bytes` and `address_space_bytes` are what a task may allocate beyond the
     process that is ready for it; `stack_bytes` is that of its thread. `cpu_s` is whole seconds of a process's whole life.
-    `max_descriptors` bounds the numbers of descriptors opened later. `filter_system_calls` needs a process with one thread.
+    `max_descriptors` bounds the numbers of descriptors opened later. With `filter_system_calls` the process, which must have
+    one thread, can open nothing and has an empty environment.
     """
 
     niceness: int = 10

@@ -12,7 +12,6 @@ from typing import Any, get_type_hints
 import msgspec
 
 from loraplex.platform.workers.messages import Done, Failed, Refused, encode
-from loraplex.platform.workers.sandbox import status_bytes
 
 
 def load_function(name: str, setup: bytes | None) -> Callable[..., Any]:
@@ -46,7 +45,7 @@ class TaskFunction:
         try:
             result = self._function(*self._decode(payload))
             cpu_s = time.process_time() - begun
-            return encode(Done(result, cpu_s, status_bytes("VmHWM")))
+            return encode(Done(result, cpu_s))
         except MemoryError:
             raise
         # A panic of a Rust library is not an `Exception`.

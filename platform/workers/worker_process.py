@@ -157,12 +157,16 @@ class WorkerProcess:
                 raise msgspec.DecodeError("a report before any job")
 
     async def _read(self) -> None:
-        """Deliver replies until the process ends; reap it and fail the jobs it left open."""
+        """Deliver replies until the process ends; reap it and fail the jobs it left open.
+
+        A process that reports what is no open job is killed: it could keep the event loop busy.
+        """
         try:
             while isinstance(report := await self._receive(), Report):
                 reply = self._replies.get(report.job_id)
-                if reply is not None and not reply.done():
-                    reply.set_result(report.reply)
+                if reply is None or reply.done():
+                    break
+                reply.set_result(report.reply)
             self._kill()
         except (OSError, EOFError):
             pass  # the usual end of a process; its exit code tells more

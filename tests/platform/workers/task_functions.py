@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from loraplex.platform.workers.messages import Done, Report, encode, frame
 from loraplex.platform.workers.task import Sandbox, TaskSpec
 
 ROOT = Path(__file__).parents[3]
@@ -115,19 +116,24 @@ def misbehave(how: str) -> str:
     return how
 
 
-def write_endlessly() -> None:
+def write_endlessly(data: bytes = b"x" * MIB) -> None:
     """Write to whatever leads to the gateway."""
     pipes = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
     while True:
         for pipe in pipes:
             try:
-                os.write(pipe, b"x" * MIB)
+                os.write(pipe, data)
             except OSError:
                 continue
 
 
-def read(descriptor: int) -> bytes:
-    return os.pread(descriptor, 100, 0)
+def report_another_job() -> None:
+    write_endlessly(frame(encode(Report(7, encode(Done(None))))))
+
+
+def read(files: tuple[tuple[int, int], ...], length: int) -> tuple[int, bytes]:
+    ((descriptor, size),) = files
+    return size, os.pread(descriptor, length, 0)
 
 
 def surroundings() -> dict[str, Any]:

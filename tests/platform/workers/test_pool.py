@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +48,7 @@ async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
 async def total(pool: WorkerPool, spec: TaskSpec[Any], *payload: int) -> Sum:
     reply = await pool.run(spec, payload, ONE)
     assert isinstance(reply, Done), reply
-    assert reply.cpu_s < 5 and MIB < reply.peak_bytes < 1024 * MIB
+    assert reply.cpu_s < 5
     result: Sum = reply.result
     return result
 
@@ -110,6 +112,11 @@ async def test_a_deadline_kills_and_counts_from_a_ready_process(pool: WorkerPool
     assert time.monotonic() - begun < 10 and workers() == []
 
 
+async def test_a_process_that_reports_what_was_not_asked_is_killed(pool: WorkerPool) -> None:
+    ended = await pool.run(task("report_another_job", mode="spawn"), (), ONE)
+    assert ended == Ended("memory", -signal.SIGKILL), "before the deadline"
+
+
 async def test_a_result_that_is_too_large_or_of_another_type_is_none(pool: WorkerPool) -> None:
     ended = await pool.run(task("misbehave", max_reply_bytes=MIB), ("large",), ONE)
     assert isinstance(ended, Ended) and ended.exit_code == -signal.SIGKILL
@@ -135,14 +142,38 @@ async def test_a_worker_has_nothing_of_this_process(pool: WorkerPool) -> None:
     assert packages <= {"platform", "grammar"} and "loraplex.platform.config" not in found["modules"]
 
 
-async def test_a_process_inherits_the_descriptors_of_its_job(pool: WorkerPool) -> None:
-    descriptor = os.open(__file__, os.O_RDONLY)
-    try:
-        reply = await pool.run(task("read", mode="spawn"), (descriptor,), ONE, descriptors=(descriptor,))
-        assert isinstance(reply, Done) and reply.result == os.pread(descriptor, 100, 0)
-        assert not os.get_inheritable(descriptor)
-    finally:
-        os.close(descriptor)
+async def test_a_process_inherits_the_files_of_its_job(pool: WorkerPool) -> None:
+    opened: list[str] = []
+
+    @asynccontextmanager
+    async def this_file() -> AsyncIterator[list[tuple[int, int]]]:
+        descriptor = os.open(__file__, os.O_RDONLY)
+        opened.append("open")
+        try:
+            yield [(descriptor, os.fstat(descriptor).st_size)]
+            assert not os.get_inheritable(descriptor)
+        finally:
+            os.close(descriptor)
+            opened.append("closed")
+
+    spec = task("read", mode="spawn", concurrent=1)
+    content = Path(__file__).read_bytes()
+    for reply in await asyncio.gather(
+        *(pool.run(spec, (100,), tenant, files=this_file()) for tenant in (ONE, OTHER))
+    ):
+        assert isinstance(reply, Done) and reply.result == [len(content), content[:100]]
+    assert opened == ["open", "closed"] * 2, "a job that waits has nothing open"
+
+
+async def test_a_job_whose_files_do_not_open_starts_no_process(pool: WorkerPool) -> None:
+    @asynccontextmanager
+    async def missing() -> AsyncIterator[list[tuple[int, int]]]:
+        os.open("/nonexistent", os.O_RDONLY)
+        yield []
+
+    with pytest.raises(FileNotFoundError):
+        await pool.run(task("read", mode="spawn"), (100,), ONE, files=missing())
+    assert workers() == [] and pool.stats(task("read")).running == 0
 
 
 async def test_without_a_process_tasks_are_unavailable(
