@@ -25,14 +25,15 @@ from rich.table import Table
 
 from loraplex.adapters.errors import AdaptersError
 from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE
-from loraplex.adapters.validation.result import Rejected
-from loraplex.adapters.validation_process import ValidationProcesses
+from loraplex.adapters.validation.result import Rejected, ValidationResult
 from loraplex.platform.cli.command_context import exit_codes
-from loraplex.platform.config import PLAIN_HTTP, Settings, foreign_environment, load_settings
+from loraplex.platform.config import PLAIN_HTTP, Settings, load_settings
 from loraplex.platform.datastores.embedded.binaries import find_postgres, find_valkey
 from loraplex.platform.datastores.embedded.errors import EmbeddedError
 from loraplex.platform.datastores.embedded.identity import choose_identity
 from loraplex.platform.datastores.migrations import current_revision, newest_revision
+from loraplex.platform.server.adapter_validation import AdapterValidation
+from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.database import parse_database_url
 from loraplex.tenants.errors import TenantsError
 from loraplex.tenants.valkey import open_valkey, ping
@@ -151,18 +152,26 @@ def check_valkey(settings: Settings) -> Check:
 
 def check_uploads(settings: Settings) -> Check:
     """Start a sandboxed process as for an upload, and let it reject an empty configuration."""
-    processes = ValidationProcesses((), "", environment=foreign_environment())
-    with TemporaryDirectory() as folder:
-        for name in (CONFIG_FILE, WEIGHTS_FILE):
-            (Path(folder) / name).touch()
-        try:
-            result = asyncio.run(processes.validate(NO_TENANT, Path(folder)))
-        except AdaptersError as error:
-            return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
+    try:
+        result = asyncio.run(validate_empty_upload())
+    except AdaptersError as error:
+        return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
     confined = isinstance(result, Rejected) and result.check == "manifest"
     if not confined:
         return Check("uploads", "warning", "the process that validates uploads does not work here")
     return Check("uploads", "ok", "validated by processes without network")
+
+
+async def validate_empty_upload() -> ValidationResult:
+    """Validate two empty files as a gateway does. Raises `ValidationUnavailable`."""
+    pool = WorkerPool()
+    with TemporaryDirectory() as folder:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            (Path(folder) / name).touch()
+        try:
+            return await AdapterValidation(pool, {}, "").validate(NO_TENANT, Path(folder))
+        finally:
+            await pool.close()
 
 
 CHECKS: tuple[Callable[[Settings], Check], ...] = (

@@ -15,7 +15,6 @@ from loraplex.adapters.errors import ValidationUnavailable
 from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.target_modules import adaptable_modules, max_weights_bytes
 from loraplex.adapters.validation.result import ValidationResult
-from loraplex.adapters.validation_process import ValidationProcesses
 from loraplex.adapters.versions.lifecycle import AdapterKey, VersionLifecycle
 from loraplex.adapters.versions.pending_folders import PendingFolders
 from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig, Validation, VersionJob
@@ -37,6 +36,8 @@ from loraplex.platform.inference.structured_output.compile_cache import (
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
+from loraplex.platform.server.adapter_validation import AdapterValidation
+from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants import valkey
 from loraplex.tenants.admission.controller import AdmissionConfig, QuotaAdmissionController
 from loraplex.tenants.database import Database
@@ -88,6 +89,16 @@ async def open_compile_checks(
 
 
 @asynccontextmanager
+async def open_worker_pool() -> AsyncIterator[WorkerPool]:
+    """Open the worker pool of a gateway. Closing it ends all worker processes."""
+    pool = WorkerPool()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
 async def open_request_analysis(setup: Setup) -> AsyncIterator[RequestAnalysis]:
     """Open the request-analysis process of a gateway. It starts in the background; requests that need it wait for it."""
     analyzer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=foreign_environment()))
@@ -132,10 +143,11 @@ async def open_lifecycle(
     store: AdapterStore,
     root: Path,
     namespace_of: Callable[[UUID], bytes],
+    pool: WorkerPool,
 ) -> AsyncIterator[VersionLifecycle]:
     """Run the version lifecycle until the context ends. `root` is the local storage; pending uploads are next to it."""
     config = LifecycleConfig()
-    validation = await asyncio.to_thread(_validation, engines.info())
+    validation = await asyncio.to_thread(_validation, engines.info(), pool)
     job = VersionJob(database, validation, engines, store, namespace_of, config)
     lifecycle = VersionLifecycle(
         database, job, PendingFolders(root), config, lambda: refused_by_engines(engines)
@@ -167,15 +179,13 @@ def adapter_limits(settings: Settings, info: EngineInfo) -> AdapterLimits:
     return replace(limits, max_weights_bytes=min(limits.max_weights_bytes, largest))
 
 
-def _validation(info: EngineInfo) -> Validation:
+def _validation(info: EngineInfo, pool: WorkerPool) -> Validation:
     try:
         model = load_model_config(info.model_path)
     except ModelError as error:
         LOG.warning("no upload can be validated", reason=str(error))
         return NoValidation(f"the base model's configuration cannot be read here: {error}")
-    return ValidationProcesses(
-        adaptable_modules(model).values(), info.model_digest, environment=foreign_environment()
-    )
+    return AdapterValidation(pool, adaptable_modules(model), info.model_digest)
 
 
 async def open_admission_control(

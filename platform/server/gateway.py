@@ -50,6 +50,7 @@ from loraplex.platform.server.components import (
     open_lifecycle,
     open_request_analysis,
     open_value_validation,
+    open_worker_pool,
 )
 from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
@@ -180,12 +181,13 @@ async def _open_dependencies(
     info, engines, database = resources.info, resources.engines, resources.database
     blobs, metrics, admissions = resources.blobs, resources.metrics, resources.admissions
     limits = _limits(settings)
+    pool = await stack.enter_async_context(open_worker_pool())
     text = await _open_text_components(settings, info, limits, metrics, stack)
     configured = settings.secret.get_secret_value() if settings.secret else None
     secret = server_secret(configured, settings.data_dir)
     namespace_of = partial(_namespace_of, secret)
     lifecycle = await stack.enter_async_context(
-        open_lifecycle(database, engines, blobs.adapters, blobs.local.root, namespace_of)
+        open_lifecycle(database, engines, blobs.adapters, blobs.local.root, namespace_of, pool)
     )
     return GatewayDependencies(
         served_model_name=resources.served_model_name,

@@ -6,45 +6,54 @@ import errno
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec import structs
 from tests.adapters.validation.bad_folders import BAD_UPLOADS, FILES, BadUpload
 from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
 from tests.grammar.process_table import children, command_line
 
-from loraplex.adapters.confinement import SandboxLimits
 from loraplex.adapters.errors import FolderRejected, ValidationUnavailable
 from loraplex.adapters.target_modules import adaptable_modules
 from loraplex.adapters.validation.result import Rejected, Validated, ValidationResult, refused_by
 from loraplex.adapters.validation.upload_files import open_upload
 from loraplex.adapters.validation.validate import validate_files
-from loraplex.adapters.validation_process import MODULE, ValidationProcesses
+from loraplex.platform.server.adapter_validation import AdapterValidation, validation_task
+from loraplex.platform.workers.pool import WorkerPool
+from loraplex.platform.workers.task import Sandbox
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
-MODULES = tuple(adaptable_modules(MODEL).values())
 BASE_DIGEST = "b" * 64
 TENANT = UUID(int=1)
-MISBEHAVING = "tests.adapters.misbehaving_validation"
-THREADED = "tests.adapters.threaded_validation"
+MISBEHAVING = "tests.platform.server.misbehaving_validation"
+THREADED = "tests.platform.server.threaded_validation"
 FLAT = 32 * MIB
 """The address space that a validation may add to that of its process; by default it is eight times as much."""
 
 
-def processes(
-    module: str = MODULE, environment: dict[str, str] | None = None, **limits: Any
-) -> ValidationProcesses:
-    return ValidationProcesses(
-        MODULES,
-        BASE_DIGEST,
-        environment=environment or dict(os.environ),
-        limits=SandboxLimits(**({"concurrent_per_tenant": 2} | limits)),
-        adapter_limits=LIMITS,
-        module=module,
-    )
+@pytest.fixture
+async def pool() -> AsyncIterator[WorkerPool]:
+    pool = WorkerPool()
+    yield pool
+    await pool.close()
+    assert not validations()
+
+
+def validation(pool: WorkerPool, module: str | None = None, **changes: Any) -> AdapterValidation:
+    """A validation with another task: a function of a test module, other bounds of the queue or the sandbox."""
+    task = replace(validation_task(), concurrent_per_tenant=2)
+    if module is not None:
+        environment = {"PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path)))}
+        task = replace(task, function=f"{module}:validate_files", environment=environment)
+    sandbox = {name: changes.pop(name) for name in Sandbox.__struct_fields__ if name in changes}
+    task = replace(task, sandbox=structs.replace(task.sandbox, **sandbox), **changes)
+    return AdapterValidation(pool, adaptable_modules(MODEL), BASE_DIGEST, LIMITS, task)
 
 
 def good_folder(parent: Path, name: str = "good") -> Path:
@@ -85,8 +94,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ValidationRes
     by_process = {name: folder for name, folder in folders.items() if name in {"", *separately_validated()}}
 
     async def validate() -> list[ValidationResult]:
-        pool = processes(queued_per_tenant=len(by_process), memory_bytes=FLAT)
-        return await asyncio.gather(*(pool.validate(TENANT, folder) for folder in by_process.values()))
+        checks = validation(WorkerPool(), queued_per_tenant=len(by_process), address_space_bytes=FLAT)
+        return await asyncio.gather(*(checks.validate(TENANT, folder) for folder in by_process.values()))
 
     here = {name: validate_here(folder) for name, folder in folders.items() if name not in by_process}
     return here | dict(zip(by_process, asyncio.run(validate()), strict=True))
@@ -118,9 +127,12 @@ def test_a_bad_upload_is_refused_by_name(results: dict[str, ValidationResult], u
     assert upload.check == "files" or passed[0].name == "files"
 
 
-async def result_of_misbehaving(behaviour: str, parent: Path, **limits: Any) -> ValidationResult:
+async def result_of_misbehaving(
+    pool: WorkerPool, behaviour: str, parent: Path, **changes: Any
+) -> ValidationResult:
     """Return the result for a process that misbehaves."""
-    return await misbehaving(**limits).validate(TENANT, hostile_folder(parent, behaviour))
+    checks = validation(pool, MISBEHAVING, **changes)
+    return await checks.validate(TENANT, hostile_folder(parent, behaviour))
 
 
 def hostile_folder(parent: Path, behaviour: str) -> Path:
@@ -129,14 +141,9 @@ def hostile_folder(parent: Path, behaviour: str) -> Path:
     return folder
 
 
-def misbehaving(module: str = MISBEHAVING, **limits: Any) -> ValidationProcesses:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, sys.path)))}
-    return processes(module, environment, **limits)
-
-
-async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
+async def test_what_the_process_may_not_do(pool: WorkerPool, tmp_path: Path) -> None:
     good_folder(tmp_path, "other")
-    result = await result_of_misbehaving("", tmp_path)
+    result = await result_of_misbehaving(pool, "", tmp_path)
     assert isinstance(result, Rejected) and result.subject == "deeds"
     outcomes = ast.literal_eval(result.message)
     of_the_file = {
@@ -155,19 +162,18 @@ async def test_what_the_process_may_not_do(tmp_path: Path) -> None:
     assert outcomes["torch"] is False
 
 
-async def test_what_the_process_has(tmp_path: Path) -> None:
-    """Of its caller: the upload's two files for reading, and the pipes of its job and its reply."""
+async def test_what_the_process_has(pool: WorkerPool, tmp_path: Path) -> None:
+    """Of its caller: the upload's two files for reading, and the pipes of jobs and replies."""
     folder = hostile_folder(tmp_path, "sleep")
-    running = asyncio.create_task(misbehaving().validate(TENANT, folder))
+    running = asyncio.create_task(validation(pool, MISBEHAVING).validate(TENANT, folder))
     process = Path(f"/proc/{await confined()}")
-    files = {entry.name: os.readlink(entry) for entry in (process / "fd").iterdir()}
-    upload = {str(folder / CONFIG), str(folder / WEIGHTS)}
-    pipes = {files.pop("0"), files.pop("1")}
-    assert files.pop("2") == os.devnull and all(pipe.startswith("pipe:") for pipe in pipes)
-    assert set(files.values()) == upload
+    descriptors = {entry.name: os.readlink(entry) for entry in (process / "fd").iterdir()}
+    files = {number: target for number, target in descriptors.items() if target.startswith("/")}
+    assert len(descriptors) - len(files) == 2
+    assert (files.pop("1"), files.pop("2")) == (os.devnull, os.devnull)
+    assert set(files.values()) == {str(folder / CONFIG), str(folder / WEIGHTS)}
     flags = {(process / "fdinfo" / number).read_text().split()[3] for number in files}
     assert {int(each, 8) & os.O_ACCMODE for each in flags} == {os.O_RDONLY}
-    assert (process / "environ").read_bytes() == b""
     limits = (process / "limits").read_text()
     for limit in ("core file size 0 0", "file size 0 0", "open files 16 16", "cpu time 120 122"):
         assert f"Max {limit}" in " ".join(limits.split())
@@ -201,9 +207,10 @@ def status_of(pid: int) -> str:
     ],
 )
 async def test_a_process_that_goes_wrong_refuses_its_upload_alone(
-    tmp_path: Path, behaviour: str, check: str, message: str, limits: dict[str, Any]
+    pool: WorkerPool, tmp_path: Path, behaviour: str, check: str, message: str, limits: dict[str, Any]
 ) -> None:
-    result = await asyncio.wait_for(result_of_misbehaving(behaviour, tmp_path, **limits), 60)
+    async with asyncio.timeout(60):
+        result = await result_of_misbehaving(pool, behaviour, tmp_path, **limits)
     assert isinstance(result, Rejected)
     assert result.check == check
     assert message in result.message and not result.report.passed
@@ -214,39 +221,40 @@ def validations() -> list[int]:
     return [pid for pid in children(os.getpid()) if b"validation" in command_line(pid)]
 
 
-async def test_cancelling_kills_the_process_and_makes_room(tmp_path: Path) -> None:
-    pool = misbehaving(concurrent=1)
-    running = asyncio.create_task(pool.validate(TENANT, hostile_folder(tmp_path, "sleep")))
-    waiting = asyncio.create_task(pool.validate(TENANT, tmp_path))
+async def test_cancelling_kills_the_process_and_makes_room(pool: WorkerPool, tmp_path: Path) -> None:
+    checks = validation(pool, MISBEHAVING, concurrent=1)
+    running = asyncio.create_task(checks.validate(TENANT, hostile_folder(tmp_path, "sleep")))
+    waiting = asyncio.create_task(checks.validate(TENANT, tmp_path))
     async with asyncio.timeout(30):
         while not validations():
             await asyncio.sleep(0.01)
-    assert pool.waiting == 1
+    assert pool.stats(checks.task).waiting == 1
     for task in (waiting, running):
         task.cancel()
     await asyncio.gather(waiting, running, return_exceptions=True)
     assert waiting.cancelled() and running.cancelled()
-    assert not validations() and pool.waiting == 0
+    assert not validations() and pool.stats(checks.task).waiting == 0
 
 
-async def test_tenants_alternate_and_the_queue_is_bounded(tmp_path: Path) -> None:
-    pool = misbehaving(concurrent=1, concurrent_per_tenant=1, queued_per_tenant=2, queued=3)
+async def test_tenants_alternate_and_the_queue_is_bounded(pool: WorkerPool, tmp_path: Path) -> None:
+    bounds = {"concurrent": 1, "concurrent_per_tenant": 1, "queued_per_tenant": 2, "queued": 3}
+    checks = validation(pool, MISBEHAVING, **bounds)
     folder, other, ended = hostile_folder(tmp_path, "nap"), UUID(int=2), list[UUID]()
 
     async def validate(tenant: UUID) -> None:
-        await pool.validate(tenant, folder)
+        await checks.validate(tenant, folder)
         ended.append(tenant)
 
     tasks = [asyncio.create_task(validate(tenant)) for tenant in (TENANT, TENANT, TENANT, other)]
     await asyncio.sleep(0)
     with pytest.raises(ValidationUnavailable, match="2 uploads of this tenant wait"):
-        await pool.validate(TENANT, folder)
+        await checks.validate(TENANT, folder)
     with pytest.raises(ValidationUnavailable, match="3 uploads wait"):
-        await pool.validate(UUID(int=3), folder)
+        await checks.validate(UUID(int=3), folder)
     await asyncio.gather(*tasks)
     assert ended == [TENANT, TENANT, other, TENANT]
 
 
-async def test_a_process_that_cannot_be_confined_reads_nothing(tmp_path: Path) -> None:
+async def test_a_process_that_cannot_be_confined_reads_nothing(pool: WorkerPool, tmp_path: Path) -> None:
     with pytest.raises(ValidationUnavailable, match="cannot be confined here: 2 threads"):
-        await misbehaving(THREADED).validate(TENANT, good_folder(tmp_path))
+        await validation(pool, THREADED).validate(TENANT, good_folder(tmp_path))

@@ -12,14 +12,17 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from loraplex.adapters import validation_child as child
 from loraplex.adapters.errors import FolderRejected
+from loraplex.adapters.limits import AdapterLimits
 from loraplex.adapters.storage.safe_files import read_exactly
+from loraplex.adapters.target_modules import AdaptableModule
 from loraplex.adapters.validation import validate
+from loraplex.adapters.validation.result import ValidationResult
 from loraplex.adapters.validation.upload_files import UploadFiles
 
 IO_URING_SETUP = 425
@@ -51,8 +54,7 @@ def act(files: UploadFiles, *_: Any) -> Any:
         case "allocate":
             bytearray(1 << 36)
         case "babble":
-            while True:
-                os.write(1, b"x" * (1 << 20))
+            write_endlessly()
     raise FolderRejected(
         "deeds", repr(attempts(Path(upload["folder"]), *(file.descriptor for file in files)))
     )
@@ -142,6 +144,14 @@ def attempts(folder: Path, config: int, weights: int) -> dict[str, Any]:
     }
 
 
+def write_endlessly() -> None:
+    """Write to whatever leads to the gateway."""
+    while True:
+        for descriptor in range(MAX_DESCRIPTOR):
+            with suppress(OSError):
+                os.write(descriptor, b"x" * (1 << 20))
+
+
 def is_readable(descriptor: int) -> bool:
     try:
         return bool(os.pread(descriptor, 1, 0))
@@ -157,6 +167,9 @@ def outcome(call: Callable[[], object]) -> str:
     return "done"
 
 
-if __name__ == "__main__":
-    validate.examine = act  # type: ignore[assignment]  # a stand-in that never returns
-    child.main()
+def validate_files(
+    files: UploadFiles, modules: Mapping[str, AdaptableModule], base_model_digest: str, limits: AdapterLimits
+) -> ValidationResult:
+    """The function of a validation, with a stand-in for its checks."""
+    validate.examine = act  # type: ignore[assignment]  # a stand-in that takes fewer arguments
+    return validate.validate_files(files, modules, base_model_digest, limits)
