@@ -174,12 +174,25 @@ async def test_what_the_process_has(pool: WorkerPool, tmp_path: Path) -> None:
     assert set(files.values()) == {str(folder / CONFIG), str(folder / WEIGHTS)}
     flags = {(process / "fdinfo" / number).read_text().split()[3] for number in files}
     assert {int(each, 8) & os.O_ACCMODE for each in flags} == {os.O_RDONLY}
+    variables = (process / "environ").read_bytes().split(b"\0")
+    assert [each.partition(b"=")[0] for each in variables if each] == [b"PYTHONPATH"], "where the tests lie"
     limits = (process / "limits").read_text()
     for limit in ("core file size 0 0", "file size 0 0", "open files 16 16", "cpu time 120 122"):
         assert f"Max {limit}" in " ".join(limits.split())
     assert os.getpriority(os.PRIO_PROCESS, int(process.name)) == 19
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("path", "expected"), [(None, {}), ("/srv/lib", {"PYTHONPATH": "/srv/lib"})])
+def test_the_environment_only_locates_the_code(
+    monkeypatch: pytest.MonkeyPatch, path: str | None, expected: dict[str, str]
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if path is not None:
+        monkeypatch.setenv("PYTHONPATH", path)
+    assert validation_task().environment == expected
 
 
 async def confined() -> int:
