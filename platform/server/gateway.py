@@ -10,11 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from importlib.metadata import version
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
-import structlog
 from fastapi import FastAPI
 
 from loraplex.adapters.storage.blob_store import BlobStore
@@ -24,7 +22,6 @@ from loraplex.engine.messages import EngineInfo
 from loraplex.platform.api.app import create_app
 from loraplex.platform.auth.client_address import ClientAddresses
 from loraplex.platform.config import Settings
-from loraplex.platform.datastores.blob_storage import BlobStorage
 from loraplex.platform.datastores.connections import StoreAddresses, ensure_schema, open_stores
 from loraplex.platform.engines.pool import EnginePool
 from loraplex.platform.engines.startup import open_engines
@@ -42,34 +39,28 @@ from loraplex.platform.jobs.housekeeping import Housekeeping
 from loraplex.platform.jobs.tenant_erasure import StoredFiles, TenantErasure
 from loraplex.platform.observability.admission_metrics import RecordedAdmissionController
 from loraplex.platform.observability.exposition import MetricsExposition, metrics_router
-from loraplex.platform.observability.health import Dependency, Health, health_router
+from loraplex.platform.observability.health import Health, health_router
 from loraplex.platform.observability.metrics import Metrics
 from loraplex.platform.parameters.json_object import BodyLimits
 from loraplex.platform.preparation.messages import Setup
 from loraplex.platform.server.base_model_file import BaseModelFacts, default_served_name, write_base_model
 from loraplex.platform.server.components import (
     adapter_limits,
-    open_admission_control,
     open_compile_checks,
     open_lifecycle,
     open_request_analysis,
     open_value_validation,
 )
+from loraplex.platform.server.resources import GatewayResources, open_resources
 from loraplex.platform.server.secret import derive, server_secret, tenant_namespace
-from loraplex.platform.startup_errors import DependencyFailed, SettingsError
-from loraplex.tenants import valkey
+from loraplex.platform.startup_errors import SettingsError
 from loraplex.tenants.api_keys.last_used import writing_use
 from loraplex.tenants.api_keys.networks import parse_network
 from loraplex.tenants.database import Database
-from loraplex.tenants.errors import InvalidField, RoleUnsafe, TenantsError
-from loraplex.tenants.registry.adapters import tenants_with
+from loraplex.tenants.errors import InvalidField
 from loraplex.tenants.retention import Retention
 
-LOG = structlog.get_logger("loraplex.gateway")
-
 OnStage = Callable[[str], None]
-MAX_SHADOWED_NAMED: Final = 20
-"""Most tenants that one warning names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,42 +142,43 @@ async def _assemble(
     engines: EnginePool,
     stack: AsyncExitStack,
 ) -> OpenGateway:
-    info = engines.info()
-    served_name = settings.served_model_name or default_served_name(model or info.model_path)
-    database = Database(addresses.database_url, limits=settings.default_limits)
-    stack.push_async_callback(database.close)
-    client = valkey.open_valkey(addresses.redis_url)
-    stack.push_async_callback(client.aclose)
-    metrics = Metrics(
-        served_name,
-        version("loraplex"),
-        info.max_model_len,
-        engines,
-        adapter_names=settings.metrics_adapter_names,
-    )
-    health = Health(
+    served_name = settings.served_model_name or default_served_name(model or engines.info().model_path)
+    resources = await open_resources(settings, served_name, addresses, engines, stack)
+    _start_upkeep(resources, stack)
+    dependencies = await _open_dependencies(settings, resources, stack)
+    stack.push_async_callback(dependencies.background_tasks.join)
+    info = resources.info
+    write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
+    _run_in_background(_housekeeping(settings, dependencies, resources).run(), stack)
+    exposition = MetricsExposition(resources.metrics.render)
+    return OpenGateway(
+        app=await _create_app(settings, dependencies, resources.health, exposition),
+        exposition=exposition,
         engines=engines,
-        dependencies={
-            "postgresql": Dependency(database.ping, settings.database_grace_s),
-            "valkey": Dependency(partial(valkey.ping, client)),
-        },
-        metrics=metrics,
-        stall_s=settings.ready_stall_s,
+        health=resources.health,
+        database=resources.database,
+        adapters=resources.blobs.local,
+        served_model_name=served_name,
+        stores_lost=addresses.lost,
     )
-    await _require_dependencies(health)
-    await _require_roles(database)
-    await warn_of_shadowed_adapters(database, served_name)
-    admissions = await open_admission_control(
-        settings, addresses.redis_url, database, metrics.admission, stack
-    )
-    blobs = await asyncio.to_thread(BlobStorage, settings, info.model_digest)
+
+
+def _start_upkeep(resources: GatewayResources, stack: AsyncExitStack) -> None:
+    blobs, database = resources.blobs, resources.database
     for job in (
-        health.watch(),
+        resources.health.watch(),
         blobs.cleaner(database).run(),
         BlobGarbageCollector(database, blobs.adapters.delete).run(),
         blobs.adapters.run_eviction(),
     ):
         _run_in_background(job, stack)
+
+
+async def _open_dependencies(
+    settings: Settings, resources: GatewayResources, stack: AsyncExitStack
+) -> GatewayDependencies:
+    info, engines, database = resources.info, resources.engines, resources.database
+    blobs, metrics, admissions = resources.blobs, resources.metrics, resources.admissions
     limits = _limits(settings)
     text = await _open_text_components(settings, info, limits, metrics, stack)
     configured = settings.secret.get_secret_value() if settings.secret else None
@@ -195,8 +187,8 @@ async def _assemble(
     lifecycle = await stack.enter_async_context(
         open_lifecycle(database, engines, blobs.adapters, blobs.local.root, namespace_of)
     )
-    dependencies = GatewayDependencies(
-        served_model_name=served_name,
+    return GatewayDependencies(
+        served_model_name=resources.served_model_name,
         database=database,
         engine=engines,
         poison_memory=engines.poison_memory,
@@ -218,25 +210,18 @@ async def _assemble(
         key_use=await stack.enter_async_context(writing_use(database)),
         uploads=blobs.uploads(database, lifecycle, await asyncio.to_thread(adapter_limits, settings, info)),
     )
-    stack.push_async_callback(dependencies.background_tasks.join)
-    write_base_model(settings.data_dir, BaseModelFacts(served_name, info.model_path, info.model_digest))
-    _run_in_background(_housekeeping(settings, dependencies, client, blobs).run(), stack)
-    exposition = MetricsExposition(metrics.render)
+
+
+async def _create_app(
+    settings: Settings, dependencies: GatewayDependencies, health: Health, exposition: MetricsExposition
+) -> FastAPI:
+    """Create the application and render its OpenAPI document, so that no request waits for that."""
     routers = [health_router(health)]
     if settings.metrics_port is None:
         routers.append(metrics_router(exposition))
     app = create_app(dependencies, routers)
     await asyncio.to_thread(lambda: app.rendered_document)
-    return OpenGateway(
-        app=app,
-        exposition=exposition,
-        engines=engines,
-        health=health,
-        database=database,
-        adapters=blobs.local,
-        served_model_name=served_name,
-        stores_lost=addresses.lost,
-    )
+    return app
 
 
 def _run_in_background(work: Coroutine[Any, Any, None], stack: AsyncExitStack) -> None:
@@ -261,44 +246,20 @@ async def _open_text_components(
 
 
 def _housekeeping(
-    settings: Settings, dependencies: GatewayDependencies, client: valkey.Valkey, blobs: BlobStorage
+    settings: Settings, dependencies: GatewayDependencies, resources: GatewayResources
 ) -> Housekeeping:
     erasure = TenantErasure(
         database=dependencies.database,
-        valkey=client,
+        valkey=resources.valkey_client,
         engine=dependencies.engine,
         namespace_of=dependencies.namespace_of,
-        files=StoredFiles(blobs.adapters, blobs.parts),
+        files=StoredFiles(resources.blobs.adapters, resources.blobs.parts),
     )
     retention = Retention(
         audit=timedelta(days=settings.audit_retention_days),
         quota_events=timedelta(days=settings.quota_event_retention_days),
     )
     return Housekeeping(database=dependencies.database, erasure=erasure, retention=retention)
-
-
-async def _require_dependencies(health: Health) -> None:
-    for name, dependency in health.dependencies.items():
-        try:
-            await dependency.ping()
-        except (TenantsError, OSError) as error:
-            raise DependencyFailed(f"{name}: {error}") from error
-    await health.check()
-
-
-async def warn_of_shadowed_adapters(database: Database, served_name: str) -> None:
-    """Log adapters that get no requests, because the base model was given their name later."""
-    async with database.as_operator() as session:
-        tenants = await tenants_with(session, served_name, MAX_SHADOWED_NAMED)
-    if tenants:
-        LOG.warning("adapters are shadowed by the base model of that name", name=served_name, tenants=tenants)
-
-
-async def _require_roles(database: Database) -> None:
-    try:
-        await database.check_roles()
-    except RoleUnsafe as error:
-        raise DependencyFailed(f"postgresql: {error}") from error
 
 
 def _namespace_of(secret: bytes, tenant_id: UUID) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 from structlog.testing import capture_logs
 from tests.platform.api.tenant.managed_tenant import ManagedTenant, managed
 
-from loraplex.platform.server.gateway import warn_of_shadowed_adapters
+from loraplex.platform.server.resources import warn_of_shadowed_adapters
 from loraplex.tenants.database import Database, DefaultLimits
 
 

@@ -1,0 +1,125 @@
+"""Opens and checks what every part of a gateway stands on: database, Valkey, admission, adapter storage, metrics, health.
+
+Invariant: nothing is served before both stores answer and the database roles are safe.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+
+import structlog
+
+from loraplex.engine.messages import EngineInfo
+from loraplex.platform.config import Settings
+from loraplex.platform.datastores.blob_storage import BlobStorage
+from loraplex.platform.datastores.connections import StoreAddresses
+from loraplex.platform.engines.pool import EnginePool
+from loraplex.platform.observability.health import Dependency, Health
+from loraplex.platform.observability.metrics import Metrics
+from loraplex.platform.server.components import open_admission_control
+from loraplex.platform.startup_errors import DependencyFailed
+from loraplex.tenants import valkey
+from loraplex.tenants.admission.controller import QuotaAdmissionController
+from loraplex.tenants.database import Database
+from loraplex.tenants.errors import RoleUnsafe, TenantsError
+from loraplex.tenants.registry.adapters import tenants_with
+
+LOG = structlog.get_logger("loraplex.gateway")
+
+MAX_SHADOWED_NAMED: Final = 20
+"""Most tenants that one warning names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayResources:
+    """The engines, the stores and the storage of a gateway, open and checked, and what measures them."""
+
+    served_model_name: str
+    info: EngineInfo
+    engines: EnginePool
+    database: Database
+    valkey_client: valkey.Valkey
+    metrics: Metrics
+    health: Health
+    admissions: QuotaAdmissionController
+    blobs: BlobStorage
+
+
+async def open_resources(
+    settings: Settings,
+    served_model_name: str,
+    addresses: StoreAddresses,
+    engines: EnginePool,
+    stack: AsyncExitStack,
+) -> GatewayResources:
+    """Open the stores at `addresses` and check them; `stack` closes them. Raises `StartError`."""
+    info = engines.info()
+    database = Database(addresses.database_url, limits=settings.default_limits)
+    stack.push_async_callback(database.close)
+    client = valkey.open_valkey(addresses.redis_url)
+    stack.push_async_callback(client.aclose)
+    metrics = Metrics(
+        served_model_name,
+        version("loraplex"),
+        info.max_model_len,
+        engines,
+        adapter_names=settings.metrics_adapter_names,
+    )
+    health = _health(settings, engines, database, client, metrics)
+    await _require_dependencies(health)
+    await _require_roles(database)
+    await warn_of_shadowed_adapters(database, served_model_name)
+    return GatewayResources(
+        served_model_name=served_model_name,
+        info=info,
+        engines=engines,
+        database=database,
+        valkey_client=client,
+        metrics=metrics,
+        health=health,
+        admissions=await open_admission_control(
+            settings, addresses.redis_url, database, metrics.admission, stack
+        ),
+        blobs=await asyncio.to_thread(BlobStorage, settings, info.model_digest),
+    )
+
+
+def _health(
+    settings: Settings, engines: EnginePool, database: Database, client: valkey.Valkey, metrics: Metrics
+) -> Health:
+    return Health(
+        engines=engines,
+        dependencies={
+            "postgresql": Dependency(database.ping, settings.database_grace_s),
+            "valkey": Dependency(partial(valkey.ping, client)),
+        },
+        metrics=metrics,
+        stall_s=settings.ready_stall_s,
+    )
+
+
+async def _require_dependencies(health: Health) -> None:
+    for name, dependency in health.dependencies.items():
+        try:
+            await dependency.ping()
+        except (TenantsError, OSError) as error:
+            raise DependencyFailed(f"{name}: {error}") from error
+    await health.check()
+
+
+async def _require_roles(database: Database) -> None:
+    try:
+        await database.check_roles()
+    except RoleUnsafe as error:
+        raise DependencyFailed(f"postgresql: {error}") from error
+
+
+async def warn_of_shadowed_adapters(database: Database, served_name: str) -> None:
+    """Log adapters that get no requests, because the base model was given their name later."""
+    async with database.as_operator() as session:
+        tenants = await tenants_with(session, served_name, MAX_SHADOWED_NAMED)
+    if tenants:
+        LOG.warning("adapters are shadowed by the base model of that name", name=served_name, tenants=tenants)
