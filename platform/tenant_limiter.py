@@ -75,6 +75,9 @@ class TenantLimiter:
         self._running[tenant_id] -= 1
         if not self._running[tenant_id]:
             del self._running[tenant_id]
+        if tenant_id in self._waiting:
+            # It has just had a slot: every other waiting tenant is before it.
+            self._waiting[tenant_id] = self._waiting.pop(tenant_id)
         # Without a bound in total, a slot of one tenant is of use to that tenant only.
         while self._hand_over((tenant_id,) if self._total is None else self._waiting):
             continue

@@ -21,21 +21,29 @@ from loraplex.adapters.versions.version_job import AdapterStore, LifecycleConfig
 from loraplex.engine.checkpoints.config_reader import load_model_config
 from loraplex.engine.errors import ModelError
 from loraplex.engine.messages import EngineInfo
-from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
 from loraplex.grammar.trial.messages import SandboxLimits
 from loraplex.grammar.trial.trials import CompileCache
 from loraplex.grammar.trial.worker import CompileWorkerConfig
 from loraplex.platform.config import Settings, foreign_environment
 from loraplex.platform.engines.pool import EnginePool
-from loraplex.platform.inference.dependencies import CompileChecks, RequestAnalysis, ValueValidation
+from loraplex.platform.inference.structured_output.build_task import AnalysisSetup
 from loraplex.platform.inference.structured_output.compile_cache import (
     CompileCheckRecorder,
+    CompileChecks,
     NoCompileChecks,
     RecordedCompileChecks,
 )
+from loraplex.platform.inference.structured_output.request_analysis import (
+    RequestAnalysis,
+    RequestAnalyzer,
+    request_analysis_task,
+)
+from loraplex.platform.inference.structured_output.value_validation import (
+    ValueValidation,
+    ValueValidator,
+    value_validation_task,
+)
 from loraplex.platform.observability.admission_metrics import AdmissionMetrics
-from loraplex.platform.preparation.messages import Setup
-from loraplex.platform.preparation.preparer import AnalyzerConfig, RequestAnalyzer
 from loraplex.platform.server.adapter_validation import AdapterValidation
 from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants import valkey
@@ -99,27 +107,21 @@ async def open_worker_pool() -> AsyncIterator[WorkerPool]:
 
 
 @asynccontextmanager
-async def open_request_analysis(setup: Setup) -> AsyncIterator[RequestAnalysis]:
-    """Open the request-analysis process of a gateway. It starts in the background; requests that need it wait for it."""
-    analyzer = RequestAnalyzer(AnalyzerConfig(setup=setup, environment=foreign_environment()))
-    starting = asyncio.create_task(analyzer.start())
+async def open_request_analysis(pool: WorkerPool, setup: AnalysisSetup) -> AsyncIterator[RequestAnalysis]:
+    """Open the request analysis of a gateway. Its process starts in the background; requests that need it wait for it."""
+    task = request_analysis_task(setup, foreign_environment())
+    starting = asyncio.create_task(pool.start(task))
     try:
-        yield analyzer
+        yield RequestAnalyzer(pool, task)
     finally:
         starting.cancel()
         # A failed start has been logged.
         await asyncio.gather(starting, return_exceptions=True)
-        await analyzer.close()
 
 
-@asynccontextmanager
-async def open_value_validation() -> AsyncIterator[ValueValidation]:
-    """Open the validation of finished values. Its processes start with the first value."""
-    validators = ValueValidators(ValidatorPoolConfig(environment=foreign_environment()))
-    try:
-        yield validators
-    finally:
-        await validators.close()
+def value_validation(pool: WorkerPool) -> ValueValidation:
+    """Return the validation of finished values. Its processes start with the first value."""
+    return ValueValidator(pool, value_validation_task(foreign_environment()))
 
 
 LOG = structlog.get_logger("loraplex.lifecycle")
