@@ -140,7 +140,7 @@ def test_a_deadline_is_the_grammars_only_if_it_had_time(
     limits = SandboxLimits(deadline_s=0.8, cpu_s=2)
     (result,) = results(first_mask, start_check(), limits=limits)
     assert result.outcome == outcome
-    assert 0.8 <= result.wall_s < 3
+    assert 0.8 <= result.wall_s < 30
 
 
 def test_an_error_text_is_cleaned() -> None:

@@ -205,7 +205,7 @@ def test_the_environment_only_locates_the_code(
 
 async def confined() -> int:
     """Return the process of the only validation once its filter is set."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (found := validations()) or "Seccomp:\t2" not in status_of(found[0]):
             await asyncio.sleep(0.01)
     return found[0]
@@ -246,7 +246,7 @@ async def test_cancelling_kills_the_process_and_makes_room(pool: WorkerPool, tmp
     checks = validation(pool, MISBEHAVING, concurrent=1)
     running = asyncio.create_task(checks.validate(TENANT, hostile_folder(tmp_path, "sleep")))
     waiting = asyncio.create_task(checks.validate(TENANT, tmp_path))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not validations():
             await asyncio.sleep(0.01)
     assert pool.stats(checks.task).waiting == 1
