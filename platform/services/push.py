@@ -21,7 +21,7 @@ from loraplex.adapters.storage.local_store import CONFIG_FILE, WEIGHTS_FILE, rem
 from loraplex.adapters.storage.safe_files import copy_regular
 from loraplex.adapters.storage.threads import on_thread
 from loraplex.adapters.validation.result import Rejected, Validated
-from loraplex.adapters.validation.validate import PICKLE_FILE
+from loraplex.adapters.validation.upload_files import PICKLE_FILE
 from loraplex.adapters.versions.lifecycle import register_folder
 from loraplex.adapters.versions.pending_folders import PendingFolder, PendingFolders
 from loraplex.adapters.versions.version_job import LifecycleConfig, Validation, VersionJob
