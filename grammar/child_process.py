@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -25,14 +25,20 @@ def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     return python_command("-m", module, *arguments)
 
 
-async def spawn_child(module: str, *arguments: str, environment: Mapping[str, str]) -> Process:
-    """Start a module as a program. A line of its output has at most `READ_AHEAD` bytes. Raises `OSError`."""
+async def spawn_child(
+    module: str, *arguments: str, environment: Mapping[str, str], descriptors: Collection[int] = ()
+) -> Process:
+    """Start a module as a program. A line of its output has at most `READ_AHEAD` bytes. Raises `OSError`.
+
+    The child inherits `descriptors`, under their numbers.
+    """
     return await asyncio.create_subprocess_exec(
         *module_command(module, *arguments),
         stdin=PIPE,
         stdout=PIPE,
         env=dict(environment),
         limit=READ_AHEAD,
+        pass_fds=tuple(descriptors),
         preexec_fn=os.setpgrp,  # uvloop has no `process_group`; `setpgrp` takes no lock between fork and exec
     )
 

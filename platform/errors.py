@@ -16,6 +16,7 @@ GatewayError
 ├── TooManyUnknownKeys        the address of the request presented too many keys that do not exist
 ├── ModelNotFound             base, adapter, alias or version that does not exist for this caller
 ├── Overloaded                the bounded number of requests in flight is reached
+│   └── WorkersUnavailable    no worker process runs a task now: it is down, or too many tasks wait
 ├── AdapterMismatch           the engine used other weights than the resolved ones: nothing is delivered
 ├── EngineFailed              a `Failed` event; its engine code selects the row
 └── ClientGone                the client closed the connection
@@ -117,6 +118,10 @@ class ModelNotFound(GatewayError):
 
 
 class Overloaded(GatewayError):
+    pass
+
+
+class WorkersUnavailable(Overloaded):
     pass
 
 

@@ -3,7 +3,9 @@
 import os
 import threading
 
-from loraplex.grammar.parent_death import PARENT_GONE_STATUS
+from loraplex.grammar.parent_death import PARENT_GONE_STATUS, die_with_parent
+
+__all__ = ["die_at_end_of_input", "die_with_parent"]
 
 READ_BYTES = 4096
 

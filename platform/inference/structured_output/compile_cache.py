@@ -6,7 +6,14 @@ from typing import Protocol
 from loraplex.grammar.errors import GrammarRefused, GrammarTooCostly, WorkersUnavailable
 from loraplex.grammar.spec import GrammarSpec
 from loraplex.platform.errors import UnsupportedParameter
-from loraplex.platform.inference.dependencies import CompileChecks
+
+
+class CompileChecks(Protocol):
+    """Compiles a grammar in a sandbox before an engine receives it."""
+
+    async def check(self, namespace: bytes, spec: GrammarSpec, *, param: str | None = None) -> None:
+        """Compile the grammar. Raises `GrammarRefused` naming `param`, or `WorkersUnavailable` when no check is possible."""
+        ...
 
 
 class CompileCheckRecorder(Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -28,8 +29,10 @@ from loraplex.platform.server.components import (
     compile_check_limits,
     open_compile_checks,
     open_lifecycle,
+    open_worker_pool,
     refused_by_engines,
 )
+from loraplex.platform.workers.pool import WorkerPool
 from loraplex.tenants.accounts.tenants import TenantRepository
 from loraplex.tenants.database import Database
 from loraplex.tenants.models import AdapterVersion
@@ -157,8 +160,14 @@ def namespace_of(tenant_id: UUID) -> bytes:
     return tenant_id.bytes * 2
 
 
+@pytest.fixture
+async def pool() -> AsyncIterator[WorkerPool]:
+    async with open_worker_pool() as pool:
+        yield pool
+
+
 async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, pool: WorkerPool
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
@@ -177,7 +186,7 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
         async with database.as_tenant(tenant_id) as session:
             return (await session.scalars(select(AdapterVersion))).one()
 
-    async with open_lifecycle(database, engines, Store(storage), root, namespace_of) as lifecycle:
+    async with open_lifecycle(database, engines, Store(storage), root, namespace_of, pool) as lifecycle:
         await lifecycle.begin(tenant_id, "voice", staged)
         await asyncio.wait_for(lifecycle.settled(), 60)
         ready = await version()
@@ -189,7 +198,9 @@ async def test_an_upload_becomes_ready_and_is_quarantined_with_its_engine(
         assert (await version()).state == "quarantined"
 
 
-async def test_without_the_models_configuration_uploads_wait(database: Database, tmp_path: Path) -> None:
+async def test_without_the_models_configuration_uploads_wait(
+    database: Database, tmp_path: Path, pool: WorkerPool
+) -> None:
     engines, root = EnginePool([Managed()]), tmp_path / "adapters"
     async with database.as_operator() as session:
         tenant_id = (await TenantRepository(session).create("acme")).id
@@ -198,7 +209,7 @@ async def test_without_the_models_configuration_uploads_wait(database: Database,
     with storage.staging() as staged:
         pass
     write_good(staged)
-    async with open_lifecycle(database, engines, Store(storage), root, namespace_of) as lifecycle:
+    async with open_lifecycle(database, engines, Store(storage), root, namespace_of, pool) as lifecycle:
         registered = await lifecycle.begin(tenant_id, "voice", staged)
         await asyncio.sleep(0.1)
     async with database.as_tenant(tenant_id) as session:

@@ -9,15 +9,21 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 from tests.grammar.process_table import alive, children, command_line
 
-from loraplex.grammar.errors import SchemaNotSatisfied, WorkersUnavailable
-from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
-from loraplex.grammar.judge.messages import ValidationRequest, ValueResult, encode
-from loraplex.grammar.judge.process import validate_value
+from loraplex.grammar.errors import SchemaNotSatisfied
+from loraplex.platform.errors import WorkersUnavailable
+from loraplex.platform.inference.structured_output.value_validation import (
+    ValueValidator,
+    value_validation_task,
+)
+from loraplex.platform.workers.messages import Failed
+from loraplex.platform.workers.pool import WorkerPool
+from loraplex.platform.workers.task import TaskSpec
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 UNIQUE = json.dumps({"type": "array", "uniqueItems": True})
@@ -33,17 +39,17 @@ def doubling(levels: int) -> str:
 
 def validation_processes() -> list[int]:
     """Return this process's validation processes."""
-    return [pid for pid in children(os.getpid()) if b"judge.process" in command_line(pid)]
+    return [pid for pid in children(os.getpid()) if b"value_validation" in command_line(pid)]
 
 
 @pytest.fixture
-async def validators() -> AsyncIterator[ValueValidators]:
-    validators = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=1.0))
-    yield validators
-    await validators.close()
+async def validators() -> AsyncIterator[ValueValidator]:
+    pool = WorkerPool()
+    yield ValueValidator(pool, value_validation_task(os.environ, deadline_s=1.0))
+    await pool.close()
 
 
-async def test_yes_and_no_with_keyword_and_place(validators: ValueValidators) -> None:
+async def test_yes_and_no_with_keyword_and_place(validators: ValueValidator) -> None:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     with pytest.raises(SchemaNotSatisfied, match="uniqueItems"):
         await validators.validate(ONE, UNIQUE, "[1, 1]")
@@ -53,7 +59,7 @@ async def test_yes_and_no_with_keyword_and_place(validators: ValueValidators) ->
     await validators.validate(ONE, UNIQUE, json.dumps(["é" * 200_000, "\u2028\n"]))
 
 
-async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators: ValueValidators) -> None:
+async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators: ValueValidator) -> None:
     begun = time.monotonic()
     with pytest.raises(SchemaNotSatisfied, match=r"within 1 s"):
         await validators.validate(ONE, doubling(30), "[1, 1]")
@@ -61,7 +67,7 @@ async def test_an_endless_validation_is_killed_and_the_next_one_runs(validators:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
 
 
-async def test_one_tenants_long_validations_leave_a_process_to_others(validators: ValueValidators) -> None:
+async def test_one_tenants_long_validations_leave_a_process_to_others(validators: ValueValidator) -> None:
     greedy = [asyncio.create_task(validators.validate(ONE, doubling(30), "[1, 1]")) for _ in range(4)]
     await asyncio.sleep(0.3)
     await validators.validate(OTHER, UNIQUE, "[1, 2]")
@@ -70,7 +76,7 @@ async def test_one_tenants_long_validations_leave_a_process_to_others(validators
     assert all(isinstance(each, SchemaNotSatisfied) for each in ended)
 
 
-async def test_a_cancelled_call_leaves_no_result_to_the_next(validators: ValueValidators) -> None:
+async def test_a_cancelled_call_leaves_no_result_to_the_next(validators: ValueValidator) -> None:
     leaving = asyncio.create_task(validators.validate(ONE, doubling(30), "[1, 1]"))
     await asyncio.sleep(0.4)
     leaving.cancel()
@@ -81,7 +87,7 @@ async def test_a_cancelled_call_leaves_no_result_to_the_next(validators: ValueVa
 
 
 async def test_an_idle_process_that_was_killed_is_replaced(
-    validators: ValueValidators,
+    validators: ValueValidator,
 ) -> None:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     [pid] = validation_processes()
@@ -91,7 +97,7 @@ async def test_an_idle_process_that_was_killed_is_replaced(
     assert validation_processes() != [pid]
 
 
-async def test_a_stop_signal_to_all_processes_does_not_end_a_validation(validators: ValueValidators) -> None:
+async def test_a_stop_signal_to_all_processes_does_not_end_a_validation(validators: ValueValidator) -> None:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     [pid] = validation_processes()
     for stop in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +107,7 @@ async def test_a_stop_signal_to_all_processes_does_not_end_a_validation(validato
     assert validation_processes() == [pid]
 
 
-async def test_validation_processes_have_low_priority(validators: ValueValidators) -> None:
+async def test_validation_processes_have_low_priority(validators: ValueValidator) -> None:
     await validators.validate(ONE, UNIQUE, "[1, 2]")
     [pid] = validation_processes()
     assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
@@ -109,9 +115,8 @@ async def test_validation_processes_have_low_priority(validators: ValueValidator
 
 
 async def test_no_wait_is_longer_than_queue_timeout_s() -> None:
-    validators = ValueValidators(
-        ValidatorPoolConfig(environment=os.environ, deadline_s=20.0, queue_timeout_s=1.0)
-    )
+    pool = WorkerPool()
+    validators = ValueValidator(pool, value_validation_task(os.environ, deadline_s=20.0, queue_timeout_s=1.0))
     try:
         await validators.validate(OTHER, UNIQUE, "[1, 2]")
         asked = [validators.validate(ONE, doubling(30), "[1, 1]") for _ in range(3)]
@@ -120,16 +125,20 @@ async def test_no_wait_is_longer_than_queue_timeout_s() -> None:
         assert time.monotonic() - begun < 15
         assert all(isinstance(each, WorkersUnavailable) for each in ended)
     finally:
-        await validators.close()
+        await pool.close()
     assert validation_processes() == []
 
 
 GATEWAY = """
 import asyncio, os, sys
-from loraplex.grammar.judge.judges import ValidatorPoolConfig, ValueValidators
+from loraplex.platform.inference.structured_output.value_validation import ValueValidator, value_validation_task
+from loraplex.platform.workers.pool import WorkerPool
 
-validators = ValueValidators(ValidatorPoolConfig(environment=os.environ, deadline_s=50))
-asyncio.run(validators.validate(b"a", sys.argv[1], "[1, 1]"))
+async def main():
+    validators = ValueValidator(WorkerPool(), value_validation_task(os.environ, deadline_s=50))
+    await validators.validate(b"a", sys.argv[1], "[1, 1]")
+
+asyncio.run(main())
 """
 
 
@@ -158,25 +167,17 @@ def is_ready(pid: int) -> bool:
 async def test_without_a_process_validation_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
     with pytest.raises(WorkersUnavailable) as raised:
-        await ValueValidators(ValidatorPoolConfig(environment={})).validate(ONE, UNIQUE, "[]")
+        await ValueValidator(WorkerPool(), value_validation_task({})).validate(ONE, UNIQUE, "[]")
     assert "/" not in str(raised.value)
 
 
-async def test_an_unexpected_error_is_an_invalid_value_and_is_logged_by_class(
-    validators: ValueValidators, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError("secret")
+class BrokenPool(WorkerPool):
+    async def run(self, task: TaskSpec[Any], *_: Any, **__: Any) -> Any:
+        return Failed("KeyError")
 
-    monkeypatch.setattr("loraplex.grammar.judge.process.Validator", fail)
-    result = validate_value(ValidationRequest(UNIQUE, "[]"))
-    assert result == ValueResult("the value could not be validated", "KeyError")
 
-    async def exchange(*_: object) -> bytes:
-        return encode(result)
-
-    await validators.validate(ONE, UNIQUE, "[1, 2]")
-    monkeypatch.setattr("loraplex.grammar.judge.judges._exchange", exchange)
+async def test_an_unexpected_error_is_an_invalid_value_and_is_logged_by_class() -> None:
+    validators = ValueValidator(BrokenPool(), value_validation_task({}))
     with capture_logs() as logs, pytest.raises(SchemaNotSatisfied, match="could not be validated"):
         await validators.validate(ONE, UNIQUE, "[1, 2]")
     assert [(line["event"], line["error"], line["count"]) for line in logs] == [

@@ -14,7 +14,7 @@ from loraplex.grammar.constraints import (
     Tool,
 )
 from loraplex.grammar.tools.call_syntax import ToolStyle
-from loraplex.platform.preparation.packed_form import pack_constraints, unpack_constraints
+from loraplex.platform.inference.structured_output.build_task import pack_constraints, unpack_constraints
 
 SCHEMA = {"maximum": 10**40, "multipleOf": 0.1, "const": "\u2028 \U0001f600 ä", "enum": [None, True, -0.0]}
 
