@@ -154,7 +154,7 @@ def check_uploads(settings: Settings) -> Check:
     try:
         result = asyncio.run(processes.validate(NO_TENANT, NO_FOLDER))
     except AdaptersError as error:
-        return Check("uploads", "warning", f"{error}: only `loraplex adapter push` adds adapters")
+        return Check("uploads", "warning", f"{error}: no adapter can be added")
     confined = isinstance(result, Rejected) and result.check == "files"
     if not confined:
         return Check("uploads", "warning", "the process that validates uploads does not work here")
