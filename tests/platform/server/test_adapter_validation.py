@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import uvloop
 from msgspec import structs
 from tests.adapters.validation.bad_folders import BAD_UPLOADS, BadUpload
 from tests.adapters.validation.good_folder import CONFIG, LIMITS, MODEL, WEIGHTS, write_good
@@ -168,6 +169,15 @@ async def test_what_the_process_may_not_do(pool: WorkerPool, tmp_path: Path) -> 
     assert outcomes["environment"] == {}
     assert len(outcomes["readable"]) == 2
     assert outcomes["torch"] is False
+
+
+def test_the_files_reach_it_from_the_event_loop_of_a_gateway(tmp_path: Path) -> None:
+    """uvloop starts processes by itself."""
+
+    async def validate() -> ValidationResult:
+        return await validation(WorkerPool()).validate(TENANT, good_folder(tmp_path))
+
+    assert isinstance(uvloop.run(validate()), Validated)
 
 
 async def test_what_the_process_has(pool: WorkerPool, tmp_path: Path) -> None:
