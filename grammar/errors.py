@@ -7,7 +7,6 @@ GrammarError
 │   ├── GrammarInvalid        not a schema, a regular expression or a grammar
 │   ├── AnalysisFailed        an unexpected error, of which only the class is named: a defect here or in a library
 │   └── GrammarTooCostly      the compile check exceeded its deadline, CPU time or memory
-├── WorkersUnavailable        a worker process is down or its queue is full
 ├── SchemaNotSatisfied        a finished value does not satisfy its schema
 └── MatcherFailed             a compiled grammar failed while decoding; only its own request ends
     └── MatcherTooCostly      its work limit is spent; a `TimeoutError` too, by which the engine recognises it
@@ -44,10 +43,6 @@ class AnalysisFailed(GrammarRefused):
 
 
 class GrammarTooCostly(GrammarRefused):
-    pass
-
-
-class WorkersUnavailable(GrammarError):
     pass
 
 

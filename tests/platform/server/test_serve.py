@@ -24,12 +24,12 @@ from tests.end_to_end.live_server import command_line
 from loraplex.engine.fake_engine import DEFAULT_INFO, FakeScript, Fault
 from loraplex.engine.messages import EngineRequest, Failed
 from loraplex.engine.sampling_params import SamplingParams
-from loraplex.grammar.child_process import python_command
 from loraplex.platform.config import PLAIN_HTTP, load_settings
 from loraplex.platform.datastores.embedded.orphans import executable
 from loraplex.platform.engines import startup
 from loraplex.platform.engines.event_buffer import EventBufferConfig
 from loraplex.platform.engines.remote_client import RemoteEngine
+from loraplex.platform.processes.child_process import python_command
 from loraplex.platform.server.serve import _serve_engine, _serve_gateway
 from loraplex.platform.server.uvicorn_server import Shutdown, bind
 from loraplex.platform.startup_errors import EngineStartFailed, PortTaken
@@ -485,7 +485,7 @@ def test_nothing_is_imported_from_the_working_directory(
     assert started == {
         "platform.engines.main",
         "platform.workers.main request_analysis",
-        "grammar.trial.process",
+        "platform.workers.main compile_check",
         "platform.workers.main value_validation",
     }
     assert not trace.exists(), trace.read_text()
